@@ -1,5 +1,80 @@
-"""Uncertainty in neural networks from the curvature of their loss."""
+"""Uncertainty in neural networks from the curvature of their loss.
+
+`import marquis as mq` costs next to nothing: torch and everything else is loaded when a name is first used
+(PEP 562), so the command line starts at once and a program pays only for what it touches.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
+    from marquis import curvature, data, errors, likelihoods, structures
+    from marquis.errors import (
+        DataError,
+        MarquisError,
+        MemoryBudgetError,
+        ModelMismatchError,
+        NumericalError,
+        UnsupportedOperationError,
+    )
+    from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood
+
 __version__ = "0.1.0"
+
+# Where each public name lives. A module's own name stands for the module itself.
+_HOMES = {
+    "curvature": "marquis.curvature",
+    "data": "marquis.data",
+    "errors": "marquis.errors",
+    "likelihoods": "marquis.likelihoods",
+    "structures": "marquis.structures",
+    "DataError": "marquis.errors",
+    "MarquisError": "marquis.errors",
+    "MemoryBudgetError": "marquis.errors",
+    "ModelMismatchError": "marquis.errors",
+    "NumericalError": "marquis.errors",
+    "UnsupportedOperationError": "marquis.errors",
+    "Bernoulli": "marquis.likelihoods",
+    "Categorical": "marquis.likelihoods",
+    "Gaussian": "marquis.likelihoods",
+    "Heteroscedastic": "marquis.likelihoods",
+    "Likelihood": "marquis.likelihoods",
+}
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "DataError",
+    "Gaussian",
+    "Heteroscedastic",
+    "Likelihood",
+    "MarquisError",
+    "MemoryBudgetError",
+    "ModelMismatchError",
+    "NumericalError",
+    "UnsupportedOperationError",
+    "__version__",
+    "curvature",
+    "data",
+    "errors",
+    "likelihoods",
+    "structures",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home on first use and keep it, so the second use is an ordinary lookup."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'marquis' has no attribute {name!r}; it offers: {', '.join(__all__)}")
+    home = _HOMES[name]
+    module = import_module(home)
+    value = module if home == f"marquis.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Names offered to completion, whether or not they are loaded yet."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,71 @@
+"""The root command, its options, and how errors become exit codes.
+
+Exit codes: 0 all went well; 1 a bug of ours (with a traceback, please report it); 2 wrong usage or a
+`MarquisError`, told in one line; 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from marquis import __version__
+from marquis.cli.lazy import lazy_group
+from marquis.errors import MarquisError
+
+USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
+
+# Command groups, each in a module of its own that exposes `app`; the sentence is what `--help` shows.
+GROUPS = {
+    "data": ("marquis.cli.data", "List, fetch and check data sets."),
+}
+
+app = typer.Typer(
+    name="marquis",
+    cls=lazy_group(GROUPS),
+    help="Uncertainty in neural networks from the curvature of their loss.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"marquis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and stop.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """Uncertainty in neural networks from the curvature of their loss."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with an exit code.
+
+    Args:
+        arguments: The words after `marquis`; those of the process if omitted.
+
+    Raises:
+        SystemExit: Always; its code is described at the top of this module.
+    """
+    try:
+        app(args=arguments, prog_name="marquis")
+    except MarquisError as error:
+        # One line, however the message was laid out, so that logs and scripts can read it.
+        _leave(f"marquis: error: {' '.join(str(error).split())}", USAGE_EXIT_CODE)
+    except KeyboardInterrupt:
+        _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)
