@@ -1,0 +1,80 @@
+"""The documentation's examples run, its pages are all reachable, and it needs nothing from the network."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$", re.MULTILINE | re.DOTALL
+)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def python_blocks(text: str) -> list[str]:
+    """The runnable blocks, each after so many empty lines that tracebacks show the page's line numbers."""
+    blocks = []
+    for match in FENCE.finditer(text):
+        if match["info"].strip() == "python":
+            line = text.count("\n", 0, match.start("code"))
+            blocks.append("\n" * line + textwrap.dedent(match["code"]))
+    return blocks
+
+
+def run_blocks(text: str, name: str) -> None:
+    """Run a page's blocks one after the other, as a reader would type them."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in python_blocks(text):
+        exec(compile(block, name, "exec"), namespace)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_blocks(page.read_text())], ids=lambda page: name_of(page)
+)
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    run_blocks(page.read_text(), name_of(page))
+
+
+def test_a_wrong_example_is_found_with_its_line():
+    page = "text\n\n```python\nx = 1\n```\n\n"
+    page += "```{.python .no-run}\nboom\n```\n\n    ```python\n    x / 0\n    ```\n"
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_blocks(page, "page.md")
+    assert caught.traceback[-1].lineno + 1 == 12  # pytest counts lines from 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_fences_that_the_site_would_not_render(page):
+    # "```python no-run" is no fence for mkdocs; write "```{.python .no-run}".
+    infos = [match["info"] for match in FENCE.finditer(page.read_text())]
+    assert not [info for info in infos if re.match(r"\w+ +[^=]+$", info)]
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
+    listed = set(re.findall(r"[\w/.-]+\.md", navigation))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert pages == listed
+
+
+def test_the_site_asks_nobody_else():
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "font: false" in settings
+    assert "http" not in settings
+
+
+def test_pictures_are_there_and_described():
+    for page in PAGES:
+        for description, target in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", page.read_text()):
+            assert description, f"{name_of(page)}: {target} has no description"
+            assert (page.parent / target).is_file(), f"{name_of(page)}: {target} is missing"
