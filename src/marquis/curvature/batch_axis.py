@@ -1,0 +1,135 @@
+"""Where the batch is inside a tensor.
+
+Usually it is dimension 0, but attention layers work on [length, batch, features] or on [length * batch, features].
+The symbolic shapes of the export say which dimension carries the batch; where it is merged with another one, or where
+the capture has no symbols, a gradient of one sample's output shows which entries belong to that sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.call import batch_size
+from marquis.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from marquis.curvature.graph import Network
+
+SymbolicShape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """Dimension `axis` holds the batch, with `inner` positions per sample merged into it.
+
+    Attributes:
+        axis: the dimension.
+        inner: how many entries of it belong to one sample.
+        major: whether the batch is the slow index of a merged dimension.
+    """
+
+    axis: int
+    inner: int = 1
+    major: bool = True
+
+    def to_front(self, tensor: Tensor, leading: int = 0) -> Tensor:
+        """Move the batch to dimension `leading`, behind as many extra leading dimensions.
+
+        A merged dimension leaves its positions behind where it was.
+        """
+        axis = self.axis + leading
+        if self.inner == 1:
+            return tensor if axis == leading else tensor.movedim(axis, leading)
+        size = tensor.shape[axis] // self.inner
+        if self.major:
+            return tensor.unflatten(axis, (size, self.inner)).movedim(axis, leading)
+        return tensor.unflatten(axis, (self.inner, size)).movedim(axis + 1, leading)
+
+
+def batch_axes(
+    network: Network, shapes: Mapping[int, SymbolicShape], params: Mapping[str, Tensor], x: Any
+) -> dict[int, BatchAxis]:
+    """Find the batch in every tensor of the network that depends on the input.
+
+    Args:
+        network: the captured network, its `axes` still empty.
+        shapes: symbolic shapes of its values; dimensions that depend on the batch are strings.
+        params: parameters, for the gradient where symbols do not decide.
+        x: a batch.
+    """
+    symbol = next(
+        (s for leaf in network.leaves for s in shapes.get(leaf, ())[:1] if isinstance(s, str)), None
+    )
+    axes: dict[int, BatchAxis] = {}
+    undecided: list[int] = []
+    for number in network.batched:
+        shape = shapes.get(number)
+        if shape is None:
+            continue
+        plain = [axis for axis, size in enumerate(shape) if size == symbol]
+        if symbol is not None and len(plain) == 1:
+            axes[number] = BatchAxis(plain[0])
+        elif symbol is None or any(isinstance(size, str) for size in shape):
+            undecided.append(number)
+    if symbol is None:
+        axes[network.output] = BatchAxis(0)
+        undecided = [n for n in undecided if n != network.output]
+    if undecided:
+        axes.update(_axes_by_gradient(network, undecided, params, x))
+    return axes
+
+
+def _axes_by_gradient(
+    network: Network, numbers: list[int], params: Mapping[str, Tensor], x: Any
+) -> dict[int, BatchAxis]:
+    size = batch_size(x)
+    if size == 1:
+        x = torch.utils._pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x)
+        size = 2
+    with torch.enable_grad():
+        leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
+        values = network.bind(leaves, x)
+        output = network.forward(values)
+        targets = [n for n in numbers if isinstance(values[n], Tensor) and values[n].requires_grad]
+        generator = torch.Generator(device=output.device).manual_seed(0)
+        weights = torch.randn(output[1].shape, dtype=output.dtype, device=output.device, generator=generator)
+        if not targets:
+            return {}
+        grads = torch.autograd.grad(
+            (output[1] * weights).sum(), [values[n] for n in targets], allow_unused=True
+        )
+    found: dict[int, BatchAxis] = {}
+    for number, grad in zip(targets, grads, strict=True):
+        if grad is not None and bool((grad != 0).any()):
+            axis = _matching_axis(grad != 0, size)
+            if axis is not None:
+                found[number] = axis
+    return found
+
+
+def _matching_axis(touched: Tensor, size: int) -> BatchAxis | None:
+    """The layout under which only sample 1 is touched."""
+    for axis, length in enumerate(touched.shape):
+        if length % size == 0:
+            for major in (True, False):
+                candidate = BatchAxis(axis, length // size, major)
+                others = candidate.to_front(touched).clone()
+                others[1] = False
+                if not bool(others.any()):
+                    return candidate
+    return None
+
+
+def require_axis(axes: Mapping[int, BatchAxis], number: int, where: str) -> BatchAxis:
+    """The batch axis of a value, or an error that says where it was lost."""
+    if number not in axes:
+        raise UnsupportedOperationError(
+            f"{where} mixes the samples of a batch or hides which entries belong to which sample, so there is no "
+            "curvature per sample. Keep samples apart along dimension 0 up to the output."
+        )
+    return axes[number]
