@@ -75,6 +75,6 @@ def linearised_samples(model: nn.Module, x: Tensor, posterior: Posterior, sample
 
     drawn = []
     for step in steps:
-        value, change = jvp(outputs, (centre,), (unflatten(model, step),))
+        value, change, *_ = jvp(outputs, (centre,), (unflatten(model, step),))
         drawn.append(value + change)
     return torch.stack(drawn)

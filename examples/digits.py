@@ -212,8 +212,9 @@ def main() -> None:
 
     page = Page("What does a digit classifier not know?")
     page.text(
-        "A network of three dense layers was trained on 8x8 digits. The curvature of its loss says how sharply "
-        "the data determine each weight; its inverse is the covariance of a distribution over weights."
+        "A network of three dense layers was trained on 8x8 digits. The curvature of its loss says how "
+        "sharply the data determine each weight; its inverse is the covariance of a distribution over "
+        "weights."
     )
     page.heading("Digits it knows, and pictures it cannot know")
     page.picture(digits, "Pictures, each with two predictions: network alone, averaged over weights")
@@ -227,8 +228,8 @@ def main() -> None:
     page.heading("Curvature, several ways")
     page.table(curvature_columns, curvature_rows)
     page.text(
-        "Exact: no error. Sketched: one random column instead of ten, unbiased, for the price of one backward "
-        "pass. Approximate: only the diagonal flows backwards, biased in all but the last layers."
+        "Exact: no error. Sketched: one random column instead of ten, unbiased, for the price of one "
+        "backward pass. Approximate: only the diagonal flows backwards, biased in all but the last layers."
     )
     page.write(options.out / "report.html")
     console.print(f"report: {options.out / 'report.html'}")
