@@ -1,0 +1,71 @@
+"""Likelihoods p(y|f): loss, gradient, output-Hessian square root, label sampling, predictive.
+
+`as_likelihood` turns whatever a user may pass, a name or an object, into one of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from marquis.errors import UnsupportedOperationError
+from marquis.likelihoods.base import Likelihood, Predictive
+from marquis.likelihoods.bernoulli import Bernoulli
+from marquis.likelihoods.categorical import Categorical
+from marquis.likelihoods.custom import REQUIRED, CustomLikelihood
+from marquis.likelihoods.gaussian import Gaussian
+from marquis.likelihoods.heteroscedastic import Heteroscedastic
+from marquis.likelihoods.pointwise import PointwiseLikelihood
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "CustomLikelihood",
+    "Gaussian",
+    "Heteroscedastic",
+    "Likelihood",
+    "PointwiseLikelihood",
+    "Predictive",
+    "as_likelihood",
+]
+
+NAMES: dict[str, type[Likelihood]] = {
+    "gaussian": Gaussian,
+    "bernoulli": Bernoulli,
+    "categorical": Categorical,
+    "heteroscedastic": Heteroscedastic,
+}
+
+
+def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
+    """The likelihood that a name or an object stands for.
+
+    Args:
+        spec: "gaussian", "bernoulli", "categorical" or "heteroscedastic" with default settings; a `Likelihood`, which
+            is returned as it is; or an object of one's own with `log_prob(f, y)`, `hessian_sqrt(f)`,
+            `sample(f, generator=None)` and `predictive(mean, variance)`.
+
+    Raises:
+        UnsupportedOperationError: None of these; the message lists what is accepted.
+    """
+    if isinstance(spec, Likelihood):
+        return spec
+    if isinstance(spec, str) and spec in NAMES:
+        return NAMES[spec]()
+    if not isinstance(spec, (str, type)) and all(callable(getattr(spec, name, None)) for name in REQUIRED):
+        return CustomLikelihood(spec)
+    raise UnsupportedOperationError(f"{_what_is_wrong(spec)} Accepted: {_accepted()}.")
+
+
+def _what_is_wrong(spec: object) -> str:
+    if isinstance(spec, str):
+        close = difflib.get_close_matches(spec.lower(), NAMES, n=1)
+        return f"no likelihood is called {spec!r}." + (f" Did you mean {close[0]!r}?" if close else "")
+    if isinstance(spec, type):
+        return f"a likelihood is an object, not a class: write {spec.__name__}() instead of {spec.__name__}."
+    lacking = [name for name in REQUIRED if not callable(getattr(spec, name, None))]
+    return f"{type(spec).__name__} is not a likelihood: it lacks {', '.join(lacking)}."
+
+
+def _accepted() -> str:
+    names = ", ".join(repr(name) for name in NAMES)
+    return f"{names}, a Likelihood object, or an object with {', '.join(REQUIRED)}"

@@ -1,0 +1,276 @@
+"""What every likelihood p(y|f) offers to the rest of Marquis.
+
+Letters: `B` data in the batch, `O` outputs per datum (flattened), `C` columns of a square root, `k` probes.
+`f` has shape `[B, *rest]`; `l = -log p(y|f)` is a sum over the outputs of one datum, never a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Prediction for new data; what does not apply is None.
+
+    Attributes:
+        mean: Mean of the outputs `f` (of the mean half, for the heteroscedastic Gaussian).
+        variance: Marginal variance of the same outputs that comes from not knowing the weights.
+        noise_variance: Variance of the label around `f`; apart from `variance`, because more data shrinks only that.
+        probs: Class or success probabilities, averaged over the uncertainty of `f`.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise_variance: Tensor | None = None
+    probs: Tensor | None = None
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of a new observation: `variance` plus `noise_variance` where there is one."""
+        return self.variance if self.noise_variance is None else self.variance + self.noise_variance
+
+
+class Likelihood:
+    """Base class, and at once the protocol, of all likelihoods.
+
+    One's own subclass writes `log_prob`, `sample`, `predictive`, and `hessian_sqrt` (or `root_shape` with
+    `apply_sqrt` where forming the root is too expensive). All else follows from those, exactly.
+
+    Attributes:
+        kind: Name under which `state_dict` stores the class.
+        coupling: None where the output Hessian L is diagonal; a dimension of `f` (counted with the batch, positive)
+            where L couples only the entries along it; "all" where L may be full.
+        constant_hessian: Whether L is the same for all `f` (as long as there is no mask).
+        label_independent: Whether the Hessian of `-log p(y|f)` in `f` is free of `y`, so that it *is* L. Where it is
+            not, L is the Fisher information, the mean of that Hessian over labels drawn from the model.
+    """
+
+    kind: ClassVar[str] = ""
+    coupling: int | Literal["all"] | None = "all"
+    constant_hessian: bool = False
+    label_independent: bool = False
+
+    _kinds: ClassVar[dict[str, type[Likelihood]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Remember the class by its kind, so that a saved one can be found again."""
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("kind"):
+            Likelihood._kinds[cls.kind] = cls
+
+    # What a likelihood has to say
+
+    def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalised log p(y|f), summed over outputs.
+
+        Args:
+            f: Outputs of the network, `[B, *rest]`.
+            y: Labels, of shape `target_shape(f)`.
+            mask: 1 or True where a label was observed; broadcasts (from the right, as in torch) to the labels. Labels
+                under 0 may be anything, NaN included.
+
+        Returns:
+            One number per datum, `[B]`.
+        """
+        raise self._missing("log_prob")
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Labels drawn from p(.|f); no gradient flows to `f`."""
+        raise self._missing("sample")
+
+    def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
+        """Prediction when the outputs are Gaussian with this mean and marginal variance, both shaped like `f`."""
+        raise self._missing("predictive")
+
+    def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.
+
+        Cost: `C * B * O` numbers with `C` the size of `root_shape(f)`; `apply_sqrt` needs no such memory.
+
+        Returns:
+            `[C, *f.shape]`.
+        """
+        if type(self).apply_sqrt is Likelihood.apply_sqrt:
+            raise self._missing("hessian_sqrt")
+        root = self.root_shape(f)
+        columns = math.prod(root)
+        unit = torch.eye(columns, dtype=f.dtype, device=f.device).reshape(columns, 1, *root)
+        return self.apply_sqrt(f, unit.expand(columns, f.shape[0], *root), mask)
+
+    # What follows from it
+
+    def root_shape(self, f: Tensor) -> torch.Size:
+        """Shape of one datum's coordinates in the square root: `S` maps `[*root_shape]` to `f.shape[1:]`."""
+        if self._only_columns():
+            return self.hessian_sqrt(f).shape[:1]
+        return f.shape[1:]
+
+    def apply_sqrt(self, f: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`S v` for `k` coefficient vectors, linear in `v`: if `E[v v^T] = I`, then `E[(S v)(S v)^T] = L`.
+
+        Args:
+            f: Outputs, `[B, *rest]`.
+            v: Coefficients, `[k, B, *root_shape(f)]`.
+            mask: As in `log_prob`.
+
+        Returns:
+            `[k, *f.shape]`.
+        """
+        if self.coupling is None:
+            return v * self.hessian_diagonal(f, mask).sqrt()
+        return torch.einsum("cn...,knc->kn...", self.hessian_sqrt(f, mask), v)
+
+    def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`r = d(-log p(y|f))/df`, shaped like `f`; by automatic differentiation unless there is a closed form."""
+        return torch.func.grad(lambda out: -self.log_prob(out, y, mask).sum())(f)
+
+    def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Exact output Hessian L (the Fisher information where `label_independent` is False).
+
+        Cost: `B * O * O` numbers, so for small outputs only.
+
+        Returns:
+            `[B, O, O]` with the outputs flattened row by row.
+        """
+        if self.coupling is None:
+            return torch.diag_embed(flatten_outputs(self.hessian_diagonal(f, mask)))
+        root = self.hessian_sqrt(f, mask)
+        root = root.reshape(*root.shape[:2], math.prod(f.shape[1:]))
+        return torch.einsum("cni,cnj->nij", root, root)
+
+    def hessian_diagonal(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Diagonal of L, shaped like `f`."""
+        return self.hessian_sqrt(f, mask).square().sum(0)
+
+    def fisher_column(self, f: Tensor, generator: torch.Generator | None = None, mask: Tensor | None = None) -> Tensor:
+        """Gradient at a label drawn from the model: mean 0, `E[r r^T] = L`; shaped like `f`."""
+        return self.gradient(f, self.sample(f, generator), mask)
+
+    def target_shape(self, f: Tensor) -> torch.Size:
+        """Shape of the labels that belong to outputs `f`."""
+        return f.shape
+
+    def observed(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Number of observed scalar labels per datum, `[B]`: what replaces `O` in every `N * O`."""
+        seen = torch.ones_like(y, dtype=torch.bool) if mask is None else as_mask(mask, y.shape)
+        return sum_outputs(seen.long())
+
+    def resolve(self, f: Tensor) -> Likelihood:
+        """The same likelihood with dimensions counted from the front, now that the number of dimensions is known."""
+        del f
+        return self
+
+    # Checks
+
+    def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """Refuse outputs, labels and masks that cannot be meant.
+
+        The other methods check shapes only, so that they stay free of branches on data; call this once per batch.
+
+        Raises:
+            DataError: Wrong shape or dtype, NaN or infinity in `f` or in an observed label, label out of range.
+        """
+        self._check_outputs(f)
+        if not bool(f.isfinite().all()):
+            raise DataError(
+                f"{self}: the network's outputs contain NaN or infinity "
+                f"({int((~f.isfinite()).sum())} of {f.numel()} values). Check the inputs, or whether training diverged."
+            )
+        if mask is not None:
+            as_mask(mask, self.target_shape(f))
+            if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+                raise DataError(f"{self}: a mask holds only 0 (missing) and 1 (observed); this one has other values.")
+        if y is not None:
+            self._check_target_shape(f, y)
+            self._check_labels(f, y if mask is None else y.masked_fill(~as_mask(mask, y.shape), 0))
+
+    def _check_outputs(self, f: Tensor) -> None:
+        if f.ndim == 0 or not f.is_floating_point():
+            raise DataError(
+                f"{self}: outputs must be floating point with the batch first, [B, ...]; got {describe(f)}."
+            )
+
+    def _check_target_shape(self, f: Tensor, y: Tensor) -> None:
+        self._check_outputs(f)
+        expected = self.target_shape(f)
+        if y.shape != expected:
+            raise DataError(
+                f"{self}: for outputs of shape {list(f.shape)} the labels must have shape {list(expected)}, "
+                f"got {list(y.shape)}. Reshape the labels (for instance y.reshape({list(expected)})): "
+                "broadcasting here would silently compare every label with every output."
+            )
+
+    def _check_labels(self, f: Tensor, y: Tensor) -> None:
+        del f
+        if y.is_floating_point() and not bool(y.isfinite().all()):
+            raise DataError(
+                f"{self}: observed labels contain NaN or infinity ({int((~y.isfinite()).sum())} of {y.numel()} values)."
+                " For missing labels pass mask=~y.isnan()."
+            )
+
+    def _check_moments(self, mean: Tensor, variance: Tensor) -> None:
+        if mean.shape != variance.shape:
+            raise DataError(
+                f"{self}: predictive needs the marginal variance of each output, shape {list(mean.shape)} like the "
+                f"mean; got {list(variance.shape)}. Of a covariance matrix pass the diagonal."
+            )
+
+    def _check_coefficients(self, f: Tensor, v: Tensor) -> None:
+        self._check_outputs(f)
+        expected = (f.shape[0], *self.root_shape(f))
+        if v.shape[1:] != expected:
+            raise DataError(
+                f"{self}: coefficients for outputs of shape {list(f.shape)} must have shape "
+                f"[k, {', '.join(map(str, expected))}], got {list(v.shape)}. See root_shape(f)."
+            )
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and JSON scalars from which `from_state_dict` builds the likelihood again."""
+        return {"kind": self.kind or type(self).__qualname__}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Likelihood:
+        """Inverse of `state_dict`, for whichever class the state names.
+
+        Raises:
+            ModelMismatchError: The state is of a class that is not known here, or not of the class it is called on.
+        """
+        found = Likelihood._kinds.get(state.get("kind", ""))
+        if found is None or not issubclass(found, cls):
+            raise ModelMismatchError(
+                f"a saved likelihood of kind {state.get('kind')!r} cannot be loaded as {cls.__name__}; known kinds: "
+                f"{', '.join(sorted(Likelihood._kinds))}. For a likelihood of your own, pass the object itself."
+            )
+        return found._from_state({key: value for key, value in state.items() if key != "kind"})
+
+    @classmethod
+    def _from_state(cls, state: Mapping[str, Any]) -> Likelihood:
+        return cls(**state)
+
+    def __repr__(self) -> str:
+        """Name and arguments."""
+        return f"{type(self).__name__}()"
+
+    def _only_columns(self) -> bool:
+        """Whether the class writes `hessian_sqrt` only, for an L that is not diagonal."""
+        own = type(self)
+        writes_columns = own.hessian_sqrt is not Likelihood.hessian_sqrt
+        return self.coupling is not None and writes_columns and own.apply_sqrt is Likelihood.apply_sqrt
+
+    def _missing(self, method: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"{type(self).__name__} has no {method}. A likelihood of one's own writes log_prob, sample, predictive and "
+            "hessian_sqrt (or apply_sqrt)."
+        )

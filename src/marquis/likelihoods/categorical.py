@@ -1,0 +1,173 @@
+"""Categorical labels: one class out of C, with the classes along any dimension of the outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods.base import Likelihood, Predictive
+from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.tools import describe, probit_scale
+
+
+class Categorical(PointwiseLikelihood):
+    """`y ~ Categorical(softmax(f))` at every position: `l = logsumexp(f) - f_y`, `L = diag(p) - p p^T`.
+
+    Source: methods.md 1.2. Outputs are logits `[B, C]`, or `[B, C, H, W]` for one label per pixel; labels are
+    integers of the same shape without the class dimension. `apply_sqrt` costs one pass over the outputs;
+    `hessian_sqrt` has `positions * (C - 1)` columns, so for images use the former.
+
+    Args:
+        dim: Dimension of `f` that holds the classes, counted with the batch; may be negative.
+    """
+
+    kind = "categorical"
+    label_independent = True
+
+    def __init__(self, dim: int = 1) -> None:
+        if dim == 0:
+            raise UnsupportedOperationError("Categorical(dim=0) would be the batch; class dimensions start at 1.")
+        self._dim = dim
+
+    @property
+    def dim(self) -> int:
+        """Class dimension, as given."""
+        return self._dim
+
+    @property
+    def coupling(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Class dimension, counted from the front.
+
+        Raises:
+            UnsupportedOperationError: It was given from the back, and only `resolve(f)` knows where the front is.
+        """
+        if self._dim < 0:
+            raise UnsupportedOperationError(f"{self}.coupling needs the number of dimensions: use resolve(f).coupling.")
+        return self._dim
+
+    def resolve(self, f: Tensor) -> Likelihood:  # noqa: D102
+        return Categorical(self._class_dim(f))
+
+    def target_shape(self, f: Tensor) -> torch.Size:  # noqa: D102
+        shape = list(f.shape)
+        del shape[self._dim]
+        return torch.Size(shape)
+
+    def root_shape(self, f: Tensor) -> torch.Size:
+        """One coordinate less than there are classes, as L has the null vector of equal shifts."""
+        shape = list(f.shape)
+        shape[self._dim] -= 1
+        return torch.Size(shape[1:])
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        probs = f.detach().movedim(self._class_dim(f), -1).softmax(-1)
+        drawn = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+        return drawn.reshape(probs.shape[:-1])
+
+    def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
+        """Logits' moments and `probs = softmax(m_c / sqrt(1 + pi v_c / 8))` (methods.md 4.1).
+
+        Drops the correlations between logits: only marginal variances enter.
+        """
+        self._check_moments(mean, variance)
+        return Predictive(mean, variance, probs=(mean * probit_scale(variance)).softmax(self._class_dim(mean)))
+
+    def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        dim = self._class_dim(f)
+        probs = f.softmax(dim).movedim(dim, 1).flatten(2) if f.ndim > 2 else f.softmax(dim).unsqueeze(-1)
+        batch, classes, positions = probs.shape
+        off_diagonal = -torch.einsum("ncp,ndp->ncdp", probs, probs)
+        blocks = torch.diag_embed(off_diagonal).transpose(2, 3)  # [n, c, p, d, q], zero unless p = q
+        matrix = blocks.reshape(batch, classes * positions, classes * positions)
+        # So far classes come first; reorder rows and columns to the order in which f is flattened.
+        order = torch.arange(classes * positions, device=f.device).reshape(f.shape[1:]).movedim(dim - 1, 0).flatten()
+        back = order.argsort()
+        matrix = matrix[:, back][:, :, back]
+        diagonal = self._hessian_diagonal(f).reshape(batch, classes * positions)
+        matrix = matrix.diagonal_scatter(diagonal, dim1=1, dim2=2)
+        if mask is None:
+            return matrix
+        seen = self._masked(torch.ones_like(f), f, mask).reshape(batch, classes * positions)
+        return matrix * seen.unsqueeze(1) * seen.unsqueeze(2)
+
+    def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
+        dim = self._class_dim(f)
+        return f.log_softmax(dim).gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
+
+    def _gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        dim = self._class_dim(f)
+        probs, others, _ = self._probabilities(f)
+        return torch.where(self._classes(f) == y.long().unsqueeze(dim), -others, probs)
+
+    def _hessian_diagonal(self, f: Tensor) -> Tensor:
+        probs, others, _ = self._probabilities(f)
+        return probs * others
+
+    def _apply_sqrt(self, f: Tensor, v: Tensor) -> Tensor:
+        """`diag(u) Q v` with `u = sqrt p` and the columns of Q an orthonormal basis of the complement of u.
+
+        Q consists of the columns, but the one of the likeliest class j, of the Householder reflection
+        `I - w w^T / (1 + u_j)`, `w = u + e_j`, which takes u to -e_j. As `1 + u_j >= 1` nothing is ever divided by a
+        small number, and with the likeliest class as pivot nothing cancels when p is almost one-hot.
+        """
+        dim = self._class_dim(f)
+        root = (0.5 * f.log_softmax(dim)).exp()
+        _, _, is_pivot = self._probabilities(f)
+        # Coordinates are numbered by class; the one that would be the pivot's stands for the last class instead.
+        missing = torch.zeros_like(v.narrow(dim + 1, 0, 1))
+        padded = torch.cat([v, missing], dim + 1)
+        displaced = (padded * is_pivot).sum(dim + 1, keepdim=True)
+        is_last = self._classes(f) == f.shape[dim] - 1
+        spread = torch.where(is_last, displaced, padded).masked_fill(is_pivot, 0)
+        share = (root * spread).sum(dim + 1, keepdim=True) / (1 + root.amax(dim, keepdim=True))
+        return root * (spread - (root + is_pivot) * share)
+
+    def _probabilities(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`p`, `1 - p` without cancellation for the likeliest class, and where that class is."""
+        dim = self._class_dim(f)
+        probs = f.softmax(dim)
+        is_pivot = self._classes(f) == f.argmax(dim, keepdim=True)
+        others = probs.masked_fill(is_pivot, 0).sum(dim, keepdim=True)
+        return probs, torch.where(is_pivot, others, 1 - probs), is_pivot
+
+    def _classes(self, f: Tensor) -> Tensor:
+        """Class numbers, along the class dimension of `f`."""
+        dim = self._class_dim(f)
+        shape = [1] * f.ndim
+        shape[dim] = f.shape[dim]
+        return torch.arange(f.shape[dim], device=f.device).reshape(shape)
+
+    def _class_dim(self, f: Tensor) -> int:
+        self._check_outputs(f)
+        return self._dim % f.ndim
+
+    def _spread_mask(self, f: Tensor, seen: Tensor) -> Tensor:
+        return seen.unsqueeze(self._class_dim(f)).expand_as(f)
+
+    def _check_outputs(self, f: Tensor) -> None:
+        super()._check_outputs(f)
+        if not -f.ndim < self._dim < f.ndim or f.shape[self._dim] < 2:
+            raise DataError(
+                f"{self}: outputs need at least two classes along dim {self._dim}, and that is not the batch; "
+                f"got {describe(f)}. With one logit per label, use Bernoulli()."
+            )
+
+    def _check_labels(self, f: Tensor, y: Tensor) -> None:
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise DataError(f"{self}: labels are class numbers, so of an integer dtype; got {y.dtype}. Use y.long().")
+        classes = f.shape[self._dim]
+        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
+            raise DataError(
+                f"{self}: labels must lie between 0 and {classes - 1}, found {int(y.min())} to {int(y.max())}. "
+                "For labels to ignore pass mask=(y != ignored)."
+            )
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "dim": self._dim}
+
+    def __repr__(self) -> str:
+        """Name and class dimension."""
+        return f"Categorical(dim={self._dim})"

@@ -1,0 +1,154 @@
+"""Lets an object that merely looks like a likelihood be used as one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.likelihoods.base import Likelihood, Predictive
+
+REQUIRED = ("log_prob", "hessian_sqrt", "sample", "predictive")
+
+
+class CustomLikelihood(Likelihood):
+    """A user's own object behind the full interface; what it does not offer is derived from what it does.
+
+    The object provides `log_prob(f, y)`, `hessian_sqrt(f)`, `sample(f, generator=None)`, `predictive(mean, variance)`.
+    It may provide any other method or attribute of `Likelihood`, which is then used. A `mask` is passed on to methods
+    that have such a parameter and refused otherwise, because nothing here could know what it means for them.
+
+    Args:
+        user: The object.
+    """
+
+    def __init__(self, user: object) -> None:
+        lacking = [name for name in REQUIRED if not callable(getattr(user, name, None))]
+        if lacking:
+            raise UnsupportedOperationError(f"{type(user).__name__} lacks {', '.join(lacking)} to be a likelihood.")
+        self.user = user
+        self.coupling = getattr(user, "coupling", "all")
+        self.constant_hessian = bool(getattr(user, "constant_hessian", False))
+        self.label_independent = bool(getattr(user, "label_independent", False))
+        if isinstance(self.coupling, int) and not self._has_own_root():
+            raise UnsupportedOperationError(
+                f"{type(user).__name__}.coupling = {self.coupling} promises a root with coordinates per position: "
+                "write apply_sqrt and root_shape too, or leave coupling out."
+            )
+
+    def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        value = self._call("log_prob", f, y, mask=mask)
+        return self._shaped("log_prob", value, f.shape[:1], "one number per datum, [B]")
+
+    def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        root = self._call("hessian_sqrt", f, mask=mask)
+        return self._shaped("hessian_sqrt", root, (*root.shape[:1], *f.shape), "columns first, [C, *f.shape]")
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        method = self._method("sample")
+        if generator is None:
+            return method(f)
+        if not _takes(method, "generator"):
+            raise UnsupportedOperationError(
+                f"{type(self.user).__name__}.sample takes no generator, so draws could not be repeated; "
+                "give it the signature sample(f, generator=None)."
+            )
+        return method(f, generator=generator)
+
+    def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:  # noqa: D102
+        result = self._method("predictive")(mean, variance)
+        if not isinstance(result, Predictive):
+            raise DataError(
+                f"{type(self.user).__name__}.predictive returned {type(result).__name__}; "
+                "return marquis.likelihoods.Predictive(mean, variance, ...)."
+            )
+        return result
+
+    def root_shape(self, f: Tensor) -> torch.Size:  # noqa: D102
+        if self._has_own_root():
+            return torch.Size(self._method("root_shape")(f))
+        return super().root_shape(f)
+
+    def apply_sqrt(self, f: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        self._check_coefficients(f, v)
+        if self._has_own_root():
+            product = self._call("apply_sqrt", f, v, mask=mask)
+            return self._shaped("apply_sqrt", product, (*v.shape[:1], *f.shape), "[k, *f.shape]")
+        return super().apply_sqrt(f, v, mask)
+
+    def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        if self._offers("gradient"):
+            return self._shaped("gradient", self._call("gradient", f, y, mask=mask), f.shape, "the shape of f")
+        return super().gradient(f, y, mask)
+
+    def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        if self._offers("hessian"):
+            return self._call("hessian", f, mask=mask)
+        return super().hessian(f, mask)
+
+    def hessian_diagonal(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        if self._offers("hessian_diagonal"):
+            diagonal = self._call("hessian_diagonal", f, mask=mask)
+            return self._shaped("hessian_diagonal", diagonal, f.shape, "the shape of f")
+        return super().hessian_diagonal(f, mask)
+
+    def target_shape(self, f: Tensor) -> torch.Size:  # noqa: D102
+        return torch.Size(self._method("target_shape")(f)) if self._offers("target_shape") else f.shape
+
+    def observed(self, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        return self._call("observed", y, mask=mask) if self._offers("observed") else super().observed(y, mask)
+
+    def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:  # noqa: D102
+        super().validate(f, y, mask)
+        if self._offers("validate"):
+            self._call("validate", f, y, mask=mask)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        raise ModelMismatchError(
+            f"{type(self.user).__name__} cannot be saved with the posterior, as it is not a class of Marquis. "
+            "Derive it from marquis.likelihoods.Likelihood with a `kind`, or pass the object again when loading."
+        )
+
+    def __repr__(self) -> str:
+        """The object's class."""
+        return f"CustomLikelihood({type(self.user).__name__})"
+
+    def _has_own_root(self) -> bool:
+        return self._offers("apply_sqrt") and self._offers("root_shape")
+
+    def _only_columns(self) -> bool:
+        return self.coupling is not None and not self._has_own_root()
+
+    def _offers(self, name: str) -> bool:
+        return callable(getattr(self.user, name, None))
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        return getattr(self.user, name)
+
+    def _call(self, name: str, *arguments: Any, mask: Tensor | None) -> Any:
+        method = self._method(name)
+        if mask is None:
+            return method(*arguments)
+        if not _takes(method, "mask"):
+            raise UnsupportedOperationError(
+                f"{type(self.user).__name__}.{name} takes no mask, so missing labels cannot be left out. "
+                "Give the method a parameter mask=None, or drop the incomplete data."
+            )
+        return method(*arguments, mask=mask)
+
+    def _shaped(self, name: str, value: Tensor, shape: tuple[int, ...], meaning: str) -> Tensor:
+        if value.shape != torch.Size(shape):
+            raise DataError(
+                f"{type(self.user).__name__}.{name} returned shape {list(value.shape)}, "
+                f"expected {list(shape)}: {meaning}."
+            )
+        return value
+
+
+def _takes(method: Callable[..., Any], parameter: str) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(p.name == parameter or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,261 @@
+"""Gaussian noise around the outputs: one precision, one per output, or a full precision matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.likelihoods.base import Predictive
+from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.tools import describe, flatten_outputs
+
+
+class Gaussian(PointwiseLikelihood):
+    """`y ~ N(f, noise)` with fixed noise: `l = 1/2 (y-f)^T B (y-f) - 1/2 log det(B / 2 pi)`, `L = B`.
+
+    Source: methods.md 1.2; MacKay (1992) for the noise precision as a quantity to learn. Immutable: `with_noise`
+    returns a new object. Cost: one pass over the outputs, or `B * O * O` with a full matrix.
+
+    Warning:
+        With a full matrix, masks are refused: the likelihood of the observed entries alone has the inverse of a
+        sub-block of `B^-1` as its precision, not a sub-block of `B`.
+
+    Args:
+        noise_precision: `1 / variance`: a number, a tensor that broadcasts to `f.shape[1:]` (one per output), or
+            "learnt", which starts at 1 and asks whoever fits to replace it by `with_noise`.
+        precision_matrix: Full `O x O` matrix over the flattened outputs, symmetric positive definite.
+    """
+
+    kind = "gaussian"
+    constant_hessian = True
+    label_independent = True
+
+    def __init__(
+        self,
+        noise_precision: float | Tensor | Literal["learnt"] = 1.0,
+        *,
+        precision_matrix: Tensor | None = None,
+    ) -> None:
+        self._learnt = isinstance(noise_precision, str) and noise_precision == "learnt"
+        if precision_matrix is not None:
+            if isinstance(noise_precision, (str, Tensor)) or noise_precision != 1.0:
+                raise UnsupportedOperationError(
+                    "Gaussian takes a noise_precision or a precision_matrix, not both. Scale the matrix instead."
+                )
+            self._noise: _EntrywiseNoise | _MatrixNoise = _MatrixNoise(precision_matrix)
+            self.coupling = "all"
+        else:
+            self._noise = _EntrywiseNoise(1.0 if self._learnt else noise_precision)
+            self.coupling = None
+
+    @property
+    def noise_precision(self) -> Tensor | None:
+        """Number (as a tensor without dimensions) or one per output; None with a full matrix."""
+        return self._noise.precision if isinstance(self._noise, _EntrywiseNoise) else None
+
+    @property
+    def precision_matrix(self) -> Tensor | None:
+        """The full matrix, if that is what was given."""
+        return self._noise.matrix if isinstance(self._noise, _MatrixNoise) else None
+
+    @property
+    def learnt(self) -> bool:
+        """Whether fitting may replace the noise precision."""
+        return self._learnt
+
+    def with_noise(self, noise_precision: float | Tensor) -> Gaussian:
+        """The same likelihood with another noise precision, number or per output.
+
+        Gradients flow back to a tensor that requires them.
+        """
+        if isinstance(self._noise, _MatrixNoise):
+            raise UnsupportedOperationError(
+                "with_noise replaces a noise precision, but this Gaussian has a full matrix. "
+                "Build Gaussian(precision_matrix=...) anew."
+            )
+        new = Gaussian(noise_precision)
+        new._learnt = self._learnt
+        return new
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        self._check_outputs(f)
+        return f.detach() + self._noise.inverse_root_transposed(_normal_like(f, generator)).detach()
+
+    def fisher_column(  # noqa: D102
+        self, f: Tensor, generator: torch.Generator | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        # B (f - y) at y = f + S^-T eps is -S eps; said directly, no digits are lost in the difference.
+        self._check_outputs(f)
+        return -self._masked(self._noise.root(_normal_like(f, generator)), f, mask)
+
+    def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
+        """Mean and variance as they are, and the noise next to them (exact; methods.md 4.1)."""
+        self._check_moments(mean, variance)
+        return Predictive(mean, variance, noise_variance=self._noise.variance(mean).expand_as(mean))
+
+    def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        if isinstance(self._noise, _MatrixNoise):
+            self._check_outputs(f)
+            if mask is not None:
+                self._spread_mask(f, mask)
+            matrix = self._noise.matrix_like(f)
+            return matrix.expand(f.shape[0], *matrix.shape)
+        return super().hessian(f, mask)
+
+    def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
+        # With a full matrix the summands mean nothing one by one; their sum over outputs is the log density.
+        error = y.to(f.dtype) - f
+        return 0.5 * (self._noise.log_det_share(f) - math.log(2 * math.pi) - error * self._noise.multiply(error))
+
+    def _gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        return self._noise.multiply(f - y.to(f.dtype))
+
+    def _hessian_diagonal(self, f: Tensor) -> Tensor:
+        return self._noise.diagonal(f).expand_as(f)
+
+    def _apply_sqrt(self, f: Tensor, v: Tensor) -> Tensor:
+        del f
+        return self._noise.root(v, leading=2)
+
+    def _spread_mask(self, f: Tensor, seen: Tensor) -> Tensor:
+        if isinstance(self._noise, _MatrixNoise):
+            raise UnsupportedOperationError(
+                "Gaussian(precision_matrix=...) has no mask: the observed entries alone follow another matrix. "
+                "Use a noise precision per output, or leave out incomplete data."
+            )
+        return super()._spread_mask(f, seen)
+
+    def _check_outputs(self, f: Tensor) -> None:
+        super()._check_outputs(f)
+        self._noise.check(f)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        if isinstance(self._noise, _MatrixNoise):
+            return {"kind": self.kind, "precision_matrix": self._noise.matrix.detach().clone()}
+        return {
+            "kind": self.kind,
+            "noise_precision": self._noise.precision.detach().clone(),
+            "learnt": self._learnt,
+        }
+
+    @classmethod
+    def _from_state(cls, state: Mapping[str, Any]) -> Gaussian:
+        if "precision_matrix" in state:
+            return cls(precision_matrix=state["precision_matrix"])
+        new = cls(state["noise_precision"])
+        new._learnt = bool(state["learnt"])
+        return new
+
+    def __repr__(self) -> str:
+        """Noise as a number, else its shape."""
+        if isinstance(self._noise, _MatrixNoise):
+            return f"Gaussian(precision_matrix={list(self._noise.matrix.shape)})"
+        precision = self._noise.precision
+        shown = f"{precision.item():.6g}" if precision.ndim == 0 else f"<per output {list(precision.shape)}>"
+        return f"Gaussian({shown}{', learnt' if self._learnt else ''})"
+
+
+class _EntrywiseNoise:
+    """Diagonal precision: a number or a tensor that broadcasts to one datum's outputs."""
+
+    def __init__(self, precision: float | Tensor | str) -> None:
+        if isinstance(precision, str):
+            raise UnsupportedOperationError(
+                f"noise_precision={precision!r} is not known; give a number, a tensor per output, or 'learnt'."
+            )
+        # float64 for numbers: a float32 copy would already be wrong in the eighth digit for float64 networks.
+        given = precision.clone() if isinstance(precision, Tensor) else torch.tensor(precision, dtype=torch.float64)
+        self.precision = given if given.is_floating_point() else given.double()
+        if not bool((self.precision.isfinite() & (self.precision > 0)).all()):
+            raise DataError(f"noise precision must be positive and finite (1 / variance), got {precision}.")
+
+    def check(self, f: Tensor) -> None:
+        try:
+            self.precision.expand(f.shape[1:])
+        except RuntimeError:
+            raise DataError(
+                f"Gaussian: a noise precision of shape {list(self.precision.shape)} does not broadcast to the outputs "
+                f"of one datum, {list(f.shape[1:])}. Full matrices are given as precision_matrix=."
+            ) from None
+
+    def diagonal(self, f: Tensor) -> Tensor:
+        return self.precision.to(dtype=f.dtype, device=f.device)
+
+    def multiply(self, t: Tensor) -> Tensor:
+        return t * self.diagonal(t)
+
+    def root(self, v: Tensor, leading: int = 1) -> Tensor:
+        del leading
+        return v * self.diagonal(v).sqrt()
+
+    def inverse_root_transposed(self, t: Tensor) -> Tensor:
+        return t * self.diagonal(t).rsqrt()
+
+    def log_det_share(self, f: Tensor) -> Tensor:
+        """Each entry's summand of `log det`."""
+        return self.diagonal(f).log()
+
+    def variance(self, f: Tensor) -> Tensor:
+        return self.diagonal(f).reciprocal()
+
+
+class _MatrixNoise:
+    """Full precision `B = R R^T` over the flattened outputs of one datum."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():
+            raise DataError(f"precision_matrix must be a floating-point O x O matrix, got {describe(matrix)}.")
+        rounding = 100 * torch.finfo(matrix.dtype).eps * float(matrix.detach().abs().max())
+        if not bool(((matrix - matrix.T).abs() <= rounding).all()):
+            raise DataError("precision_matrix is not symmetric. Pass (B + B.T) / 2 if that is what you mean.")
+        self.matrix = (matrix + matrix.T) / 2
+        self.factor, failed = torch.linalg.cholesky_ex(self.matrix)
+        if bool(failed):
+            raise NumericalError(
+                "precision_matrix is not positive definite. Pass the inverse of the noise covariance, "
+                "and add a little to its diagonal if that is singular."
+            )
+
+    def check(self, f: Tensor) -> None:
+        if math.prod(f.shape[1:]) != self.matrix.shape[0]:
+            raise DataError(
+                f"Gaussian: a precision matrix of shape {list(self.matrix.shape)} needs {self.matrix.shape[0]} outputs "
+                f"per datum, got outputs of shape {list(f.shape)}."
+            )
+
+    def matrix_like(self, f: Tensor) -> Tensor:
+        return self.matrix.to(dtype=f.dtype, device=f.device)
+
+    def _factor_like(self, f: Tensor) -> Tensor:
+        return self.factor.to(dtype=f.dtype, device=f.device)
+
+    def diagonal(self, f: Tensor) -> Tensor:
+        return self.matrix_like(f).diagonal().reshape(f.shape[1:])
+
+    def multiply(self, t: Tensor) -> Tensor:
+        return (flatten_outputs(t) @ self.matrix_like(t)).reshape(t.shape)
+
+    def root(self, v: Tensor, leading: int = 1) -> Tensor:
+        """`R v`, with `leading` dimensions before the outputs."""
+        flat = v.reshape(*v.shape[:leading], self.matrix.shape[0])
+        return (flat @ self._factor_like(v).T).reshape(v.shape)
+
+    def inverse_root_transposed(self, t: Tensor) -> Tensor:
+        """`R^-T t`, of covariance `B^-1` for white `t`."""
+        solved = torch.linalg.solve_triangular(self._factor_like(t).T, flatten_outputs(t).T, upper=True)
+        return solved.T.reshape(t.shape)
+
+    def log_det_share(self, f: Tensor) -> Tensor:
+        return 2 * self._factor_like(f).diagonal().log().mean()
+
+    def variance(self, f: Tensor) -> Tensor:
+        return torch.cholesky_inverse(self._factor_like(f)).diagonal().reshape(f.shape[1:])
+
+
+def _normal_like(f: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)

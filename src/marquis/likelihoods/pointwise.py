@@ -1,0 +1,62 @@
+"""Likelihoods that are a product over their labels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from marquis.likelihoods.base import Likelihood
+from marquis.likelihoods.tools import as_mask, sum_outputs
+
+
+class PointwiseLikelihood(Likelihood):
+    """A likelihood that is a product over its labels, so that a mask simply leaves factors out.
+
+    Subclasses write the four methods with a leading underscore for complete data; masks are dealt with here, once.
+    """
+
+    def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        self._check_target_shape(f, y)
+        if mask is None:
+            return sum_outputs(self._log_density(f, y))
+        seen = as_mask(mask, y.shape)
+        # Both arguments are replaced *before* any arithmetic: 0 * NaN is NaN, in the value and in the gradient.
+        f = f.masked_fill(~self._spread_mask(f, seen), 0)
+        return sum_outputs(self._log_density(f, y.masked_fill(~seen, 0)).masked_fill(~seen, 0))
+
+    def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        self._check_target_shape(f, y)
+        if mask is not None:
+            y = y.masked_fill(~as_mask(mask, y.shape), 0)
+        return self._masked(self._gradient(f, y), f, mask)
+
+    def apply_sqrt(self, f: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        self._check_coefficients(f, v)
+        return self._masked(self._apply_sqrt(f, v), f, mask)
+
+    def hessian_diagonal(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        self._check_outputs(f)
+        return self._masked(self._hessian_diagonal(f), f, mask)
+
+    def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log density of every label, shaped like `y`."""
+        raise NotImplementedError
+
+    def _gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _hessian_diagonal(self, f: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _apply_sqrt(self, f: Tensor, v: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _spread_mask(self, f: Tensor, seen: Tensor) -> Tensor:
+        """From a mask over labels to one over the outputs that they depend on."""
+        del f
+        return seen
+
+    def _masked(self, value: Tensor, f: Tensor, mask: Tensor | None) -> Tensor:
+        """Zero where `value` (shaped like `f`, possibly with a leading axis) belongs to a missing label."""
+        if mask is None:
+            return value
+        return value.masked_fill(~self._spread_mask(f, as_mask(mask, self.target_shape(f))), 0)

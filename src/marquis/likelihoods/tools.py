@@ -1,0 +1,46 @@
+"""Small tensor helpers that the likelihoods share: masks, sums per datum, the probit factor."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+
+
+def as_mask(mask: Tensor, shape: torch.Size) -> Tensor:
+    """The mask as booleans of the labels' shape.
+
+    Raises:
+        DataError: It does not broadcast to that shape.
+    """
+    try:
+        return mask.to(torch.bool).expand(shape)
+    except RuntimeError:
+        raise DataError(
+            f"a mask of shape {list(mask.shape)} does not broadcast to labels of shape {list(shape)}. "
+            "It is aligned from the right: to mask whole data, give it trailing dimensions of size 1."
+        ) from None
+
+
+def sum_outputs(t: Tensor) -> Tensor:
+    """Sum over all but the batch dimension, `[B, *rest]` to `[B]`."""
+    # Asked to sum over no dimension at all, torch would sum over every one.
+    return t.sum(dim=tuple(range(1, t.ndim))) if t.ndim > 1 else t
+
+
+def flatten_outputs(t: Tensor) -> Tensor:
+    """`[B, *rest]` as `[B, O]`, also for an empty batch and for no rest at all."""
+    return t.reshape(t.shape[0], math.prod(t.shape[1:]))
+
+
+def probit_scale(variance: Tensor) -> Tensor:
+    """`1 / sqrt(1 + pi v / 8)`, by which MacKay's approximation shrinks a logit of variance `v`."""
+    return torch.rsqrt(1 + math.pi / 8 * variance)
+
+
+def describe(t: Tensor) -> str:
+    """Shape and dtype, for messages."""
+    return f"shape {list(t.shape)}, {t.dtype}"
