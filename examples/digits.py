@@ -228,7 +228,7 @@ def main() -> None:
     page.heading("Curvature, several ways")
     page.table(curvature_columns, curvature_rows)
     page.text(
-        "Exact: no error. Sketched: one random column instead of ten, unbiased, for the price of one "
+        "Exact: no error. Sketched: one random column instead of nine, unbiased, for the price of one "
         "backward pass. Approximate: only the diagonal flows backwards, biased in all but the last layers."
     )
     page.write(options.out / "report.html")

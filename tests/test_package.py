@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
-from importlib.metadata import metadata, requires, version
+from importlib.metadata import metadata, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
 
 import marquis as mq
 
+# Imported only behind a check or an extra: a parquet file without pyarrow is told what to install.
+OPTIONAL = {"pyarrow"}
 HEAVY = ["torch", "numpy", "lightning", "matplotlib", "fastapi", "sklearn", "pandas", "PIL", "rich", "typer"]
 
 
@@ -79,6 +82,24 @@ def test_constraints_pin_every_dependency_exactly(repository):
     assert needed <= pinned
     assert "torch==2.13.0" in pins
     assert "torchvision" not in pinned
+
+
+def test_only_declared_dependencies_are_imported(repository):
+    needed = [text for text in requires("marquis") or [] if "extra ==" not in text]
+    declared = {re.split(r"[\[<>=; ]", text)[0].lower() for text in needed}
+    homes = packages_distributions()
+    for path in (repository / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            for name in {name.split(".")[0] for name in names}:
+                if name in sys.stdlib_module_names or name in {"marquis", *OPTIONAL}:
+                    continue
+                known = {home.lower().replace("_", "-") for home in homes.get(name, [])}
+                assert known & declared, f"{path.name} imports {name}, which pyproject.toml does not declare"
 
 
 def test_no_registry_host_in_the_set_up_files(repository):
