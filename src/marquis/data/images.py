@@ -1,0 +1,156 @@
+"""Folders of images, and the decoding that CelebA shares."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marquis.data.value import Data, held_out_rows
+from marquis.errors import DataError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+_GREY = frozenset({"1", "L", "LA", "La"})
+_EIGHT_BITS = _GREY | {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+
+
+def load_image_folder(folder: Path, split: str, *, size: int | None = None, limit: int | None = None) -> Data:
+    """A folder of images: flat, or one sub-folder per class.
+
+    With sub-folders `train` and `test` these are the splits; otherwise `"train"` and `"test"` hold out one
+    image in five with seed 42, and `"all"` is everything. Files are taken in the order of their names.
+    Images are grey (one channel) if all files are, else RGB; transparency is dropped.
+
+    Args:
+        folder: The folder.
+        split: `"train"`, `"test"` or `"all"`.
+        size: Crop the largest centred square and resize it to this many pixels. Without it, all images must
+            have the same size.
+        limit: Read only the first so many images of the split.
+    """
+    name = str(folder)
+    own_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
+    if own_splits and split == "all":
+        raise DataError(f"{folder} has sub-folders train and test: ask for one of these splits")
+    files, labels, classes = _list_images(folder / split if own_splits else folder)
+    rows = np.arange(len(files))
+    if not own_splits and split != "all":
+        train, test = held_out_rows(len(files), len(files) // 5)
+        rows = train if split == "train" else test
+    rows = rows[:limit]
+    if len(rows) == 0:
+        raise DataError(f"{folder}: split {split!r} of {len(files)} images has none; at least five are needed to split")
+    stored = decode_images([files[i] for i in rows], [str(files[i]) for i in rows], size=size)
+    y = torch.tensor([labels[i] for i in rows]) if classes else None
+    return Data(stored, y, name, split, target_names=classes or None, source=name)
+
+
+def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
+    """Image files, their class indices, and the classes' names (empty for a flat folder)."""
+    flat = _images_in(folder)
+    per_class = [(sub, _images_in(sub)) for sub in sorted(folder.iterdir()) if sub.is_dir()]
+    per_class = [(sub, files) for sub, files in per_class if files]
+    if flat and per_class:
+        raise DataError(
+            f"{folder} has images of its own and sub-folders with images ({per_class[0][0].name}, ...); "
+            "keep one or the other"
+        )
+    if not flat and not per_class:
+        raise DataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}), nor have its sub-folders")
+    if flat:
+        return flat, [], ()
+    files = [file for _, group in per_class for file in group]
+    labels = [index for index, (_, group) in enumerate(per_class) for _ in group]
+    return files, labels, tuple(sub.name for sub, _ in per_class)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """Image files directly in a folder, by name; hidden files are not data."""
+    return sorted(
+        f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith(".") and f.is_file()
+    )
+
+
+def decode_images(
+    sources: Sequence[Path | bytes],
+    names: Sequence[str],
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+    crop: int | None = None,
+) -> Tensor:
+    """Decode images into one uint8 tensor `[N, C, H, W]`, on all cores (pillow decodes without the GIL).
+
+    Args:
+        sources: Paths, or encoded bytes.
+        names: What to call each in an error message.
+        size: Edge length after a centred square crop; None keeps the images as they are.
+        channels: 1 or 3; None looks at all images first.
+        crop: Edge of the centred square before resizing; None takes the largest that fits.
+    """
+    workers = ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
+    with workers:
+        if channels is None:
+            grey = workers.map(_is_grey, sources, names)
+            channels = 1 if all(list(grey)) else 3
+        first = _decode(sources[0], names[0], size, channels, crop)
+        result = np.empty((len(sources), *first.shape), np.uint8)
+
+        def put(index: int) -> None:
+            image = _decode(sources[index], names[index], size, first.shape[0], crop)
+            if image.shape != first.shape:
+                raise DataError(
+                    f"{names[index]} has {image.shape[2]}x{image.shape[1]} pixels, but {names[0]} has "
+                    f"{first.shape[2]}x{first.shape[1]}; give `size` to bring them to one size"
+                )
+            result[index] = image
+
+        for _ in workers.map(put, range(len(sources))):
+            pass
+    return torch.from_numpy(result)
+
+
+def _is_grey(source: Path | bytes, name: str) -> bool:
+    """Whether an image has one channel; reads the header only."""
+    return _with_image(source, name, lambda image: image.mode in _GREY)
+
+
+def _decode(source: Path | bytes, name: str, size: int | None, channels: int, crop: int | None) -> np.ndarray:
+    """One image as uint8 `[C, H, W]`, upright, cropped and resized."""
+
+    def pixels(image) -> np.ndarray:  # noqa: ANN001 - pillow is imported late
+        from PIL import Image, ImageOps
+
+        if image.mode not in _EIGHT_BITS:
+            raise DataError(f"{name} has pixels of kind {image.mode!r}; only images of 8 bits per channel are read")
+        image = ImageOps.exif_transpose(image)
+        image = image.convert("L" if channels == 1 else "RGB")
+        if size is not None:
+            edge = min(image.size) if crop is None else crop
+            left, top = (image.width - edge) // 2, (image.height - edge) // 2
+            box = (left, top, left + edge, top + edge)
+            if (image.size, box) != ((size, size), (0, 0, size, size)):
+                image = image.crop(box).resize((size, size), Image.Resampling.LANCZOS)
+        array = np.asarray(image)
+        return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+    return _with_image(source, name, pixels)
+
+
+def _with_image(source: Path | bytes, name: str, use: Callable) -> ...:
+    """Open an image, use it, and name the file in whatever goes wrong."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            return use(image)
+    except UnidentifiedImageError as problem:
+        raise DataError(f"{name} is not an image that pillow can read") from problem
+    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
+        raise DataError(f"{name} is truncated or corrupt: {problem}") from problem

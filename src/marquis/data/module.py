@@ -1,0 +1,165 @@
+"""A Lightning data module over `load`: training, validation and test loaders that repeat exactly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from marquis.data import load
+from marquis.data.value import Data, held_out_rows
+from marquis.errors import DataError
+
+DEFAULT_VALIDATION_ROWS = 5000
+_Loader = DataLoader[tuple[Tensor, ...]]
+
+
+class EpochShuffle(Sampler[int]):
+    """A new order every epoch, a function of seed and epoch only.
+
+    Lightning calls `set_epoch`, so that training resumed at epoch 7 sees what an uninterrupted run would have seen;
+    without Lightning each pass counts as an epoch. The draws come from a generator of their own.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        """Orders of `range(count)`."""
+        self.count, self.seed, self.epoch = count, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        """One epoch."""
+        # Far apart, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        yield from torch.randperm(self.count, generator=generator).tolist()
+
+
+class DataModule(LightningDataModule):
+    """Loaders for training on a data set.
+
+    Validation rows are drawn from the training rows with `seed`; CelebA has an official validation split, which is
+    used unless `validation` is given. Test rows are those of `load(name, "test")`, never used for anything else.
+
+    Args:
+        data: A name or path for `load`, or training rows that are already there.
+        batch_size: Rows per batch.
+        validation: How many training rows to validate on (an integer), which share of them (a float below 1), or 0
+            for none. By default 5000 of 50000 or more, a tenth of fewer.
+        seed: Chooses the validation rows and the order of training.
+        test: Test rows, where `data` is `Data`.
+        data_dir: As in `load`.
+        num_workers: Processes that load batches. The data are in memory; 0 is fastest for most sets.
+        **options: Passed on to `load`: `fold`, `kind`, `target`, `size`, `limit`, `download`, ...
+
+    Attributes:
+        train: Training rows; after `setup`.
+        validation: Validation rows, or None.
+        test: Test rows, or None.
+    """
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | Data,
+        *,
+        batch_size: int = 128,
+        validation: int | float | None = None,
+        seed: int = 42,
+        test: Data | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        """See the class."""
+        super().__init__()
+        if batch_size < 1:
+            raise DataError(f"batch_size must be at least 1, not {batch_size}")
+        if not isinstance(data, Data) and test is not None:
+            raise DataError("test rows can only be given with training rows; a name brings its own")
+        if isinstance(data, Data) and (options or data_dir is not None):
+            given = sorted([*options, *(["data_dir"] if data_dir is not None else [])])
+            raise DataError(f"{', '.join(given)} cannot apply: the training rows are loaded already")
+        self._data, self._test, self._data_dir, self._options = data, test, data_dir, options
+        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        self._validation = validation
+        self._is_set_up = False
+        self.train: Data
+        self.validation: Data | None = None
+        self.test: Data | None = None
+
+    def prepare_data(self) -> None:
+        """Download what is missing, in one process only."""
+        if isinstance(self._data, Data):
+            return
+        from marquis.data.download import find_or_download
+        from marquis.data.registry import SETS
+
+        named = SETS.get(str(self._data))
+        if named is not None and named.addresses:
+            find_or_download(named, "all", self._data_dir, download=self._options.get("download", True))
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the rows and set the validation rows apart; the same rows each time."""
+        if self._is_set_up:
+            return
+        if isinstance(self._data, Data):
+            rows, self.test = self._data, self._test
+        else:
+            rows, self.test = self._load("train"), self._load("test")
+        if self._data == "celeba" and self._validation is None:
+            self.train, self.validation = rows, self._load("validation")
+        else:
+            held_out = self._validation_rows(len(rows))
+            kept, chosen = held_out_rows(len(rows), held_out, self.seed)
+            self.train = rows[kept]
+            self.validation = rows[chosen] if held_out else None
+        self._is_set_up = True
+
+    def train_dataloader(self) -> _Loader:
+        """Shuffled training batches; the order is a function of seed and epoch."""
+        self.setup()
+        return self._loader(self.train, EpochShuffle(len(self.train), self.seed))
+
+    def val_dataloader(self) -> _Loader | list[_Loader]:
+        """Validation batches in order; an empty list if there are none."""
+        self.setup()
+        return self._loader(self.validation) if self.validation is not None else []
+
+    def test_dataloader(self) -> _Loader | list[_Loader]:
+        """Test batches in order; an empty list if there are none."""
+        self.setup()
+        return self._loader(self.test) if self.test is not None else []
+
+    def _load(self, split: str) -> Data:
+        assert not isinstance(self._data, Data)
+        return load(self._data, split, self._data_dir, **self._options)
+
+    def _validation_rows(self, count: int) -> int:
+        """The number of validation rows that was asked for, checked."""
+        wanted = self._validation
+        if wanted is None:
+            wanted = DEFAULT_VALIDATION_ROWS if count >= 10 * DEFAULT_VALIDATION_ROWS else 0.1
+        rows = round(wanted * count) if isinstance(wanted, float) else wanted
+        if not 0 <= rows < count or (isinstance(wanted, float) and not 0 <= wanted < 1):
+            raise DataError(f"validation={wanted} of {count} training rows leaves none to train on, or is negative")
+        return rows
+
+    def _loader(self, data: Data, sampler: EpochShuffle | None = None) -> _Loader:
+        return DataLoader(
+            data.tensor_dataset(),
+            batch_size=self.batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )

@@ -1,0 +1,132 @@
+"""The value that `load` returns: rows, targets, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from marquis.errors import DataError
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Data:
+    """Rows of a data set, their targets, and where they came from. Never changed after it is made.
+
+    Images are kept as bytes (a quarter of the memory); `x` is made of them when first asked for.
+    `data[:100]`, `data[[3, 5]]` and `data[mask]` are again `Data`, and `data[:100].x` converts only those.
+
+    Attributes:
+        stored: The rows as kept: uint8 images `[N, C, H, W]`, or a float table `[N, ...]` (NaN = missing).
+        y: Targets, or None. Class labels are int64 `[N]`; regression targets are floats `[N, K]`, so that
+            they have the shape of a network's output and never broadcast against it by accident.
+        name: What was asked for: `"mnist"`, `"uci/boston"`, a path.
+        split: `"train"`, `"validation"`, `"test"` or `"all"`.
+        feature_names: Names of a table's columns, where it has them.
+        target_names: Names of the classes, or of the columns of `y`.
+        source: The file or folder that was read.
+        dtype: The floating type of `x`.
+    """
+
+    stored: Tensor
+    y: Tensor | None
+    name: str
+    split: str
+    feature_names: tuple[str, ...] | None = None
+    target_names: tuple[str, ...] | None = None
+    source: str = ""
+    dtype: torch.dtype = field(default=torch.float32)
+
+    def __post_init__(self) -> None:
+        """Refuse rows and targets that do not belong together."""
+        if self.stored.ndim < 2 or len(self.stored) == 0:
+            raise DataError(
+                f"{self.name} (split {self.split!r}): no rows in an array of shape {tuple(self.stored.shape)}; "
+                "at least one row and one column are needed"
+            )
+        if self.y is not None and len(self.y) != len(self.stored):
+            raise DataError(
+                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.y)} targets in {self.source}"
+            )
+
+    @cached_property
+    def x(self) -> Tensor:
+        """All rows as floats; images in [0, 1]. Made once; costs 4 bytes per pixel (float32)."""
+        return as_floats(self.stored, self.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `x`, without making it."""
+        return tuple(self.stored.shape)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.stored)
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | Sequence[bool] | Tensor | np.ndarray) -> Data:
+        """A subset, as `Data`. An integer gives one row and keeps the row axis."""
+        picked = rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        if isinstance(picked, Tensor) and picked.ndim == 0:
+            row = int(picked)
+            if not -len(self) <= row < len(self):
+                raise IndexError(f"row {row} of {self.name}, which has {len(self)} rows")
+            picked = slice(row, row + 1 or None)
+        return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked])
+
+    def tensor_dataset(self) -> RowDataset:
+        """A map-style dataset of `(x, y)`, or `(x,)` where there are no targets, for any `DataLoader`.
+
+        Bytes become floats batch by batch, so that the whole set is never held as floats.
+        """
+        return RowDataset(self)
+
+    def __repr__(self) -> str:
+        """One line: name, split, shapes, source."""
+        targets = "" if self.y is None else f", y {tuple(self.y.shape)}"
+        return f"Data({self.name!r}, split={self.split!r}, x {self.shape}{targets}, from {self.source})"
+
+
+class RowDataset(Dataset[tuple[Tensor, ...]]):
+    """`Data` as PyTorch's `DataLoader` wants it; works like `TensorDataset`."""
+
+    def __init__(self, data: Data) -> None:
+        """Wrap `data` without copying it."""
+        self.data = data
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """One row and its target."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {self.data.name}, which has {len(self)} rows")
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """A batch of rows at once: one conversion from bytes instead of one per row."""
+        rows = torch.as_tensor(indices)
+        x = as_floats(self.data.stored[rows], self.data.dtype)
+        if self.data.y is None:
+            return [(row,) for row in x]
+        return list(zip(x, self.data.y[rows], strict=True))
+
+
+def as_floats(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes become floats in [0, 1]; floats change type only."""
+    return stored.to(dtype).div_(255) if stored.dtype == torch.uint8 else stored.to(dtype)
+
+
+def held_out_rows(count: int, held_out: int, seed: int = 42) -> tuple[np.ndarray, np.ndarray]:
+    """Split `range(count)` into (kept, held out), each in ascending order.
+
+    NumPy's legacy generator is frozen by promise, so that a split is the same in every version of
+    everything; `torch.randperm` makes no such promise.
+    """
+    order = np.random.RandomState(seed).permutation(count)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
