@@ -24,11 +24,12 @@ def list_sets(data_dir: DataDir = None) -> None:
     from marquis.data.registry import SETS
     from marquis.data.status import statuses
 
-    table = Table("name", "contents", "split", "where, or how to get it", "licence")
+    table = Table("name", "contents")
+    table.add_column("where, or how to get it", overflow="fold")  # a path cut short is of no use
     for status in statuses(data_dir=data_dir):
-        named = SETS[status.name]
+        split = "" if status.split == "all" else f" ({status.split})"
         where = status.found or f"absent: {status.advice}"
-        table.add_row(status.name, named.contents, status.split, where, named.licence)
+        table.add_row(status.name + split, SETS[status.name].contents, where)
     Console().print(table)
 
 

@@ -14,8 +14,8 @@ def load_digits(split: str) -> Data:
     """
     from sklearn.datasets import load_digits as from_package
 
-    bunch = from_package()
-    images, labels = bunch["images"], bunch["target"]
+    pixels, labels = from_package(return_X_y=True)
+    images = pixels.reshape(-1, 8, 8)
     train, test = held_out_rows(len(labels), len(labels) // 5)
     rows = {"train": train, "test": test, "all": slice(None)}[split]
     # Levels 0..16 do not fit 0..255 evenly, so these few are kept as floats.

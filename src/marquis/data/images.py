@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from torch import Tensor
 from marquis.data.value import Data, held_out_rows
 from marquis.errors import DataError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+Result = TypeVar("Result")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 _GREY = frozenset({"1", "L", "LA", "La"})
 _EIGHT_BITS = _GREY | {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
@@ -124,7 +129,7 @@ def _is_grey(source: Path | bytes, name: str) -> bool:
 def _decode(source: Path | bytes, name: str, size: int | None, channels: int, crop: int | None) -> np.ndarray:
     """One image as uint8 `[C, H, W]`, upright, cropped and resized."""
 
-    def pixels(image) -> np.ndarray:  # noqa: ANN001 - pillow is imported late
+    def pixels(image: Image.Image) -> np.ndarray:
         from PIL import Image, ImageOps
 
         if image.mode not in _EIGHT_BITS:
@@ -143,7 +148,7 @@ def _decode(source: Path | bytes, name: str, size: int | None, channels: int, cr
     return _with_image(source, name, pixels)
 
 
-def _with_image(source: Path | bytes, name: str, use: Callable) -> ...:
+def _with_image(source: Path | bytes, name: str, use: Callable[[Image.Image], Result]) -> Result:
     """Open an image, use it, and name the file in whatever goes wrong."""
     from PIL import Image, UnidentifiedImageError
 

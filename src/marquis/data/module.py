@@ -88,8 +88,8 @@ class DataModule(LightningDataModule):
         if not isinstance(data, Data) and test is not None:
             raise DataError("test rows can only be given with training rows; a name brings its own")
         if isinstance(data, Data) and (options or data_dir is not None):
-            given = sorted([*options, *(["data_dir"] if data_dir is not None else [])])
-            raise DataError(f"{', '.join(given)} cannot apply: the training rows are loaded already")
+            given = ", ".join([*options, "data_dir"] if data_dir is not None else options)
+            raise DataError(f"{given} cannot apply: the training rows are loaded already")
         self._data, self._test, self._data_dir, self._options = data, test, data_dir, options
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self._validation = validation

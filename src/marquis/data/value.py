@@ -51,7 +51,8 @@ class Data:
             )
         if self.y is not None and len(self.y) != len(self.stored):
             raise DataError(
-                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.y)} targets in {self.source}"
+                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.y)} targets "
+                f"in {self.source}"
             )
 
     @cached_property
