@@ -106,9 +106,7 @@ def select(
     hint = ""
     if isinstance(parameters, str) and tensors:
         matching = [name for name in tensors if fnmatch.fnmatchcase(name, parameters)]
-        hint = (
-            f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"
-        )
+        hint = f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"
     elif tensors and not trainable:
         hint = "; all of them are frozen (requires_grad=False)"
     raise SelectionError(f"{asked} selects none of the model's {len(tensors)} parameters{hint}.")
