@@ -1,0 +1,306 @@
+"""What every structure can do: one symmetric positive semi-definite matrix over named parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.linalg import check_factor
+from marquis.structures.operators import Operator
+from marquis.structures.state import pack
+
+Part = tuple[tuple[str, ...], Operator]
+"""Some parameters and the matrix over them, in that order."""
+
+
+class Structure(ABC):
+    """A symmetric positive semi-definite matrix A over a flattened parameter vector; an immutable value.
+
+    Arithmetic returns new values and never writes into old ones; tensors are not copied, so do not write
+    into those you passed in. `solve`, `logdet`, `sample`, `quadratic` and `inverse_diagonal` need A to be
+    positive *definite*: add a prior with `add_diagonal` first, or they raise `NumericalError`.
+    Factorisations are computed when first needed and kept. Gradients flow from results to the scalars
+    of `*` and the diagonals of `add_diagonal`, for tuning by evidence.
+
+    A new structure writes `_make_parts` (the linear algebra), arithmetic, and its accumulators.
+    """
+
+    kind: ClassVar[str]
+    reduction: ClassVar[Literal["sum", "gather"]] = "sum"
+    """How processes combine: "sum" all-reduces `tensors()`; "gather" concatenates values with `+`."""
+    __array_ufunc__: ClassVar[None] = None  # NumPy scalars leave `scalar * structure` to us
+    layout: Layout
+
+    # --- what a structure writes -------------------------------------------------------------------
+
+    @abstractmethod
+    def _make_parts(self) -> Sequence[Part]:
+        """The matrix as a direct sum; every parameter in exactly one part. Asked for once."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """The accumulators. Where `reduction` is "sum", their sum over processes is the sum `+`."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """The same kind of value with other accumulators, in the order of `tensors()`."""
+
+    @abstractmethod
+    def add_diagonal(self, diagonal: DiagonalLike) -> Self:
+        """A + diag(d); d a scalar, a vector `[P]`, or a scalar or tensor per parameter name."""
+
+    @abstractmethod
+    def by_parameter(self) -> dict[str, Any]:
+        """Every parameter's own piece of the matrix."""
+
+    @abstractmethod
+    def _plus(self, other: Any) -> Self:
+        """The sum with a value of the same kind and layout, which `+` has checked."""
+
+    @abstractmethod
+    def _times(self, factor: Scalar) -> Self:
+        """The product with a checked scalar."""
+
+    @abstractmethod
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What JSON can hold, and tensors."""
+
+    @classmethod
+    @abstractmethod
+    def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """The inverse of `_state`."""
+
+    # --- where and how big -------------------------------------------------------------------------
+
+    @cached_property
+    def _parts(self) -> Sequence[Part]:
+        return self._make_parts()
+
+    @cached_property
+    def _like(self) -> Tensor:
+        """A tensor of this value's dtype and device."""
+        tensors = self.tensors()
+        return tensors[0] if tensors else torch.zeros(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or float64."""
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the accumulators are."""
+        return self._like.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulators, factorisations not counted."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """The same matrix in another dtype or on another device."""
+        dtype = self.dtype if dtype is None else dtype
+        device = self.device if device is None else device
+        return self.with_tensors([tensor.to(dtype=dtype, device=device) for tensor in self.tensors()])
+
+    # --- the matrix --------------------------------------------------------------------------------
+
+    def to_dense(self) -> Tensor:
+        """The matrix `[P, P]`, written out."""
+        dense = self._like.new_zeros(self.layout.total, self.layout.total)
+        for names, operator in self._parts:
+            index = self._index(names)
+            dense[index.unsqueeze(1), index] = operator.to_dense()
+        return dense
+
+    def diagonal(self) -> Tensor:
+        """The diagonal `[P]` of A."""
+        return self._assemble(lambda operator: operator.diagonal())
+
+    def trace(self) -> Tensor:
+        """The sum of the diagonal."""
+        return self.diagonal().sum()
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """A v for `v [..., P]`; also written `structure @ v`."""
+        return self._map(lambda operator, piece: operator.matvec(piece), self._prepared(v, "vector"))
+
+    # --- its inverse -------------------------------------------------------------------------------
+
+    def logdet(self) -> Tensor:
+        """The logarithm of det A."""
+        terms = [operator.logdet() for _, operator in self._parts]
+        return torch.stack(terms).sum() if terms else self._like.new_zeros(())
+
+    def solve(self, v: Tensor) -> Tensor:
+        """A^-1 v for `v [..., P]`."""
+        return self._map(lambda operator, piece: operator.solve(piece), self._prepared(v, "vector"))
+
+    @property
+    def noise_dim(self) -> int:
+        """K, how many standard normal numbers one sample takes."""
+        return sum(operator.noise_dim for _, operator in self._parts)
+
+    def sample_from(self, z: Tensor) -> Tensor:
+        """The linear map behind `sample`: `z [..., K]` to `[..., P]`, with covariance A^-1 for normal z."""
+        z = self._cast(z, "noise")
+        if z.dim() == 0 or z.shape[-1] != self.noise_dim:
+            raise DataError(f"noise has shape {tuple(z.shape)}; its last axis has to have noise_dim = {self.noise_dim}")
+        pieces = iter(torch.split(z, [operator.noise_dim for _, operator in self._parts], dim=-1))
+        return self._assemble(lambda operator: operator.sample_from(next(pieces)), z.shape[:-1])
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """`n` draws `[n, P]` from N(0, A^-1): A is read as a precision."""
+        device = self.device if generator is None else generator.device
+        z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
+        return self.sample_from(z.to(self.device))
+
+    def quadratic(self, jacobian: Tensor, diagonal_only: bool = False) -> Tensor:
+        """J A^-1 J^T `[..., O, O]` for `J [..., O, P]`; only its diagonal `[..., O]` on request.
+
+        The diagonal is computed without the O x O matrix. Neither can be negative.
+        """
+        if jacobian.dim() < 2:
+            raise DataError(f"jacobian has shape {tuple(jacobian.shape)}; expected [..., outputs, {self.layout.total}]")
+        jacobian = self._prepared(jacobian, "jacobian")
+        outputs = jacobian.shape[-2]
+        total = jacobian.new_zeros(*jacobian.shape[:-1], *(() if diagonal_only else (outputs,)))
+        for names, operator in self._parts:
+            total = total + operator.quadratic(self._gather(jacobian, names), diagonal_only)
+        return total
+
+    def inverse_diagonal(self) -> Tensor:
+        """diag(A^-1) `[P]`: the marginal variances."""
+        return self._assemble(lambda operator: operator.inverse_diagonal())
+
+    def effective_dimension(self, diagonal: DiagonalLike) -> Tensor:
+        """diag(A (A + D)^-1) = 1 - d diag((A + D)^-1), a vector `[P]` to be summed per group.
+
+        `self` is the curvature *without* the prior and d the prior precision (methods.md 5.2). Every entry is
+        in [0, 1]; the sum is the number of effective parameters.
+        """
+        spread = self._spread(diagonal)
+
+        def gamma(names: tuple[str, ...], operator: Operator) -> Tensor:
+            d = spread[names[0]] if len(names) == 1 else self.layout.join(spread, names, self._like)
+            return operator.effective_dimension(d)
+
+        values = iter([gamma(names, operator) for names, operator in self._parts])
+        return self._assemble(lambda operator: next(values))
+
+    # --- arithmetic --------------------------------------------------------------------------------
+
+    def decay(self, factor: Scalar) -> Self:
+        """Forgetting: the same matrix, weighted by `factor` against what is added later."""
+        return self._times(check_factor(factor, "decay factor"))
+
+    def __add__(self, other: object) -> Self:
+        """The sum of two values of one kind; 0 is neutral, so that `sum()` works."""
+        if isinstance(other, (int, float)) and other == 0:
+            return self
+        if not isinstance(other, Structure):
+            return NotImplemented
+        if not isinstance(other, type(self)):
+            raise UnsupportedOperationError(
+                f"cannot add {type(self).__name__} and {type(other).__name__}: structures of one kind only"
+                " (write both out with to_dense() into Full if they are small)"
+            )
+        self.layout.require_same(other.layout)
+        return self._plus(other)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: object) -> Self:
+        """The product with a non-negative scalar."""
+        if isinstance(factor, Structure):
+            return NotImplemented
+        return self._times(check_factor(factor, "scalar factor"))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> Self:
+        """Division by a positive scalar, as for a temperature."""
+        scalar = check_factor(divisor, "divisor")
+        if float(scalar) == 0:
+            raise DataError("cannot divide a structure by 0")
+        return self._times(1 / scalar)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """A v for `v [..., P]`."""
+        return self.matvec(v)
+
+    # --- saving ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A flat dictionary of contiguous tensors (layout and kind among them), ready for safetensors."""
+        meta, tensors = self._state()
+        return pack(self.kind, self.layout, meta, tensors)
+
+    def _summary(self) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        """Kind, size, dtype and device."""
+        where = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+        extra = self._summary()
+        inside = f"P={self.layout.total} in {len(self.layout.names)} parameters"
+        return f"{type(self).__name__}({inside}{', ' + extra if extra else ''}, {where})"
+
+    # --- between the whole vector and its parts ------------------------------------------------------
+
+    def _spread(self, diagonal: DiagonalLike) -> dict[str, Tensor]:
+        return self.layout.spread(diagonal, self._like)
+
+    @cached_property
+    def _contiguous(self) -> bool:
+        """Whether the parts, one after the other, already are the flat vector."""
+        return tuple(name for names, _ in self._parts for name in names) == self.layout.names
+
+    def _index(self, names: Sequence[str]) -> Tensor:
+        places = [torch.arange(s.start, s.stop, device=self.device) for s in map(self.layout.slice, names)]
+        return torch.cat(places) if places else torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def _gather(self, v: Tensor, names: tuple[str, ...]) -> Tensor:
+        if names == self.layout.names:
+            return v
+        pieces = [v[..., self.layout.slice(name)] for name in names]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+    def _assemble(self, make: Callable[[Operator], Tensor], batch: Sequence[int] = ()) -> Tensor:
+        """Concatenate what each part makes, `[..., n]`, in the order of the layout."""
+        made = [make(operator) for _, operator in self._parts]
+        if not made:
+            return self._like.new_zeros(*batch, 0)
+        if self._contiguous:
+            return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+        pieces: dict[str, Tensor] = {}
+        for (names, _), whole in zip(self._parts, made, strict=True):
+            split = torch.split(whole, [self.layout.sizes[name] for name in names], dim=-1)
+            pieces.update(zip(names, split, strict=True))
+        return torch.cat([pieces[name] for name in self.layout.names], dim=-1)
+
+    def _map(self, function: Callable[[Operator, Tensor], Tensor], v: Tensor) -> Tensor:
+        inputs = iter([self._gather(v, names) for names, _ in self._parts])
+        return self._assemble(lambda operator: function(operator, next(inputs)), v.shape[:-1])
+
+    def _cast(self, tensor: Tensor, what: str) -> Tensor:
+        if tensor.dtype != self.dtype and torch.promote_types(tensor.dtype, self.dtype) != self.dtype:
+            raise DataError(
+                f"{what} is {tensor.dtype}, the structure {self.dtype}: convert one of them"
+                " (structure.to(dtype=...)) instead of losing digits unnoticed"
+            )
+        return tensor.to(self.dtype)
+
+    def _prepared(self, tensor: Tensor, what: str) -> Tensor:
+        tensor = self._cast(tensor, what)
+        self.layout.check_length(tensor, what)
+        self.layout.check_finite(tensor, what)
+        return tensor

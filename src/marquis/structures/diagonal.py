@@ -1,0 +1,92 @@
+"""Only the diagonal: one number per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from marquis.errors import DataError
+from marquis.structures.base import Part, Structure
+from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.linalg import require_consistent
+from marquis.structures.operators import DiagonalOperator, require_positive
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagonal(Structure):
+    """A = diag(values) (methods.md 2.5, 3.1). Everything costs O(P), `quadratic` O(O P) or O(O^2 P).
+
+    Args:
+        layout: Names and shapes of the parameters.
+        values: The diagonal `[P]`.
+    """
+
+    kind: ClassVar[str] = "diagonal"
+    layout: Layout
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        """Check shape and finiteness."""
+        require_consistent([self.values], "diagonal")
+        if tuple(self.values.shape) != (self.layout.total,):
+            raise DataError(f"values have shape {tuple(self.values.shape)}, expected ({self.layout.total},)")
+        self.layout.check_finite(self.values, "diagonal")
+
+    def _make_parts(self) -> Sequence[Part]:
+        return ((self.layout.names, _NamedDiagonal(self.values, "the diagonal", self.layout)),)
+
+    def tensors(self) -> list[Tensor]:
+        """The values."""
+        return [self.values]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """The same layout with other values."""
+        (values,) = tensors
+        return type(self)(self.layout, values)
+
+    def add_diagonal(self, diagonal: DiagonalLike) -> Self:
+        """diag(values + d), O(P)."""
+        return type(self)(self.layout, self.values + self.layout.vector(diagonal, self.values))
+
+    def by_parameter(self) -> dict[str, Tensor]:
+        """Name to the diagonal in the shape of the parameter."""
+        return self.layout.unflatten(self.values)
+
+    def _plus(self, other: Any) -> Self:
+        return type(self)(self.layout, self.values + other.values)
+
+    def _times(self, factor: Scalar) -> Self:
+        return type(self)(self.layout, self.values * factor)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {}, {"values": self.values}
+
+    @classmethod
+    def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        return cls(layout, tensors["values"])
+
+
+@dataclass(frozen=True, eq=False)
+class _NamedDiagonal(DiagonalOperator):
+    """One diagonal over all parameters that can say which parameter is singular."""
+
+    layout: Layout
+
+    @cached_property
+    def _positive(self) -> Tensor:
+        return self._checked(self.values)
+
+    def _checked(self, values: Tensor) -> Tensor:
+        if values.numel():
+            worst = self.layout.locate(int(values.detach().argmin()))
+            require_positive(values, f"{self.name} at parameter {worst!r}")
+        return values
+
+    def effective_dimension(self, d: Tensor) -> Tensor:
+        """The ratio values / (values + d)."""
+        return self.values / self._checked(self.values + d)

@@ -1,0 +1,217 @@
+"""What a Kronecker structure keeps for one parameter: a pair of factors, a dense block or a diagonal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.structures.kronecker_operator import Eigen, KroneckerOperator
+from marquis.structures.layout import Scalar
+from marquis.structures.linalg import check_factor, eigh_psd, require_finite, require_symmetric
+from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator
+
+
+class KroneckerFactors(NamedTuple):
+    """One parameter's matrix is `left (x) right + shift I` per group, scale and count already inside left."""
+
+    left: Tensor
+    right: Tensor
+    shift: Tensor
+
+
+class Piece(ABC):
+    """One parameter's accumulators; `+` is the joint batch, `weighted` is forgetting."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """The accumulators; their element-wise sum is the sum of two pieces."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """The same kind of piece with other accumulators."""
+
+    @abstractmethod
+    def check(self, name: str, size: int) -> None:
+        """Raise, naming the parameter, unless this fits a parameter of `size` weights."""
+
+    @abstractmethod
+    def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
+        """The matrix scale * piece + diag(shift)."""
+
+    def accept(self, name: str, diagonal: Tensor) -> Tensor:
+        """The diagonal in the form this piece can add, or an error."""
+        return diagonal
+
+    def plus(self, other: Piece, name: str) -> Self:
+        """Accumulators added."""
+        mine, theirs = self.tensors(), other.tensors()
+        if type(other) is not type(self) or [t.shape for t in mine] != [t.shape for t in theirs]:
+            raise ModelMismatchError(
+                f"parameter {name!r} is kept as {self.kind} {[tuple(t.shape) for t in mine]} and as"
+                f" {other.kind} {[tuple(t.shape) for t in theirs]}: the two were computed differently"
+            )
+        return self.with_tensors([a + b for a, b in zip(mine, theirs, strict=True)])
+
+    def weighted(self, factor: Scalar) -> Self:
+        """Every accumulator times a factor."""
+        return self.with_tensors([tensor * factor for tensor in self.tensors()])
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerPiece(Piece):
+    """Per group `left (x) right / count`, for a parameter that is row-major `[g, r, s]` (methods.md 2.4).
+
+    A linear layer has one group, r outputs, s inputs; left is the sum of output curvatures, right the sum
+    of input products, count the number of terms. A count of 0 is the empty batch: a zero matrix.
+
+    Args:
+        left: `[g, r, r]`.
+        right: `[g, s, s]`.
+        count: Number of terms in the sums.
+    """
+
+    kind: ClassVar[str] = "kronecker"
+    left: Tensor
+    right: Tensor
+    count: float
+
+    def __post_init__(self) -> None:
+        """Keep the count as a plain number."""
+        object.__setattr__(self, "count", float(check_factor(self.count, "count")))
+
+    def tensors(self) -> list[Tensor]:
+        """left, right and count; the count in float64 where the device has it."""
+        wide = torch.float32 if self.left.device.type == "mps" else torch.float64
+        return [self.left, self.right, torch.tensor(self.count, dtype=wide, device=self.left.device)]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Another triple."""
+        left, right, count = tensors
+        return type(self)(left, right, float(count))
+
+    def check(self, name: str, size: int) -> None:
+        """Shapes, symmetry and finiteness."""
+        what = f"Kronecker factors of parameter {name!r}"
+        left, right = tuple(self.left.shape), tuple(self.right.shape)
+        if len(left) != 3 or len(right) != 3 or left[0] != right[0] or left[0] * left[1] * right[1] != size:
+            raise DataError(
+                f"{what} have shapes {left} and {right}; expected [g, r, r] and [g, s, s] with g r s = {size}"
+            )
+        for factor in (self.left, self.right):
+            require_finite(factor, what)
+            require_symmetric(factor, what)
+
+    @cached_property
+    def _eigen(self) -> dict[str, Eigen]:
+        return {}
+
+    def eigen(self, name: str) -> tuple[Eigen, Eigen]:
+        """Eigen-decompositions of both factors, computed once however often scale and diagonal change.
+
+        Not a plain cached property because the parameter's name is needed for the error message.
+        """
+        for side, factor in (("left", self.left), ("right", self.right)):
+            if side not in self._eigen:
+                self._eigen[side] = eigh_psd(factor, f"the {side} Kronecker factor of parameter {name!r}")
+        return self._eigen["left"], self._eigen["right"]
+
+    def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
+        """The eigen-decomposed block."""
+        factor = scale / self.count if self.count else 0.0
+        eigen = partial(self.eigen, name)
+        return KroneckerOperator(self.left, self.right, eigen, factor, shift, f"parameter {name!r}")
+
+    def accept(self, name: str, diagonal: Tensor) -> Tensor:
+        """A constant; anything else would not share the eigenvectors."""
+        if diagonal.dim() == 0 or diagonal.numel() == 0:
+            return diagonal if diagonal.dim() == 0 else diagonal.new_zeros(())
+        lowest, highest = diagonal.detach().aminmax()
+        if float(lowest) != float(highest):
+            raise UnsupportedOperationError(
+                f"the diagonal varies within parameter {name!r}, which is kept as Kronecker factors: their"
+                " eigenvectors diagonalise A + d I only for constant d. Give one value per parameter, or use"
+                " the structure 'diagonal', 'block', 'lowrank' or 'full'"
+            )
+        return diagonal[0]
+
+    def damped(self, scale: Scalar, d: Tensor) -> Self:
+        """(G + sqrt(d) I) (x) (A + sqrt(d) I), scale and 1/count shared equally by G and A."""
+        share = torch.as_tensor(scale / self.count if self.count else 0.0).to(self.left).sqrt()
+
+        def shifted(factor: Tensor) -> Tensor:
+            identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+            return share * factor + d.sqrt() * identity
+
+        return type(self)(shifted(self.left), shifted(self.right), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class DensePiece(Piece):
+    """A dense `[size, size]` block: biases and other small parameters."""
+
+    kind: ClassVar[str] = "dense"
+    matrix: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """The matrix."""
+        return [self.matrix]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Another matrix."""
+        (matrix,) = tensors
+        return type(self)(matrix)
+
+    def check(self, name: str, size: int) -> None:
+        """Shape, symmetry and finiteness."""
+        what = f"dense block of parameter {name!r}"
+        if tuple(self.matrix.shape) != (size, size):
+            raise DataError(f"{what} has shape {tuple(self.matrix.shape)}, expected ({size}, {size})")
+        require_finite(self.matrix, what)
+        require_symmetric(self.matrix, what)
+
+    def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
+        """The block with its diagonal."""
+        matrix = self.matrix * scale
+        return DenseOperator(matrix + torch.diag(shift.expand(matrix.shape[0])), f"parameter {name!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalPiece(Piece):
+    """Only a diagonal `[size]`: normalisation scales, embeddings."""
+
+    kind: ClassVar[str] = "diagonal"
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        """Accept the parameter's own shape as well."""
+        object.__setattr__(self, "values", self.values.reshape(self.values.numel()))
+
+    def tensors(self) -> list[Tensor]:
+        """The values."""
+        return [self.values]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Other values."""
+        (values,) = tensors
+        return type(self)(values)
+
+    def check(self, name: str, size: int) -> None:
+        """Shape and finiteness."""
+        what = f"diagonal of parameter {name!r}"
+        if self.values.numel() != size:
+            raise DataError(f"{what} has {self.values.numel()} entries, expected {size}")
+        require_finite(self.values, what)
+
+    def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
+        """The values with the extra diagonal."""
+        return DiagonalOperator(self.values * scale + shift, f"parameter {name!r}")
