@@ -19,6 +19,7 @@ import marquis as mq
 from marquis.curvature.call import SelectionError
 from marquis.curvature.operator import CurvatureOperator, operator
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, NumericalError, UnsupportedOperationError
+from marquis.structures import Diagonal
 
 N = 20
 
@@ -448,12 +449,9 @@ def test_preconditioned_solve_is_the_same_solution():
     v = randn(op.size)
     diagonal = dense_ggn(case).diagonal() + 0.1
 
-    class Jacobi:
-        def solve(self, v: Tensor) -> Tensor:
-            return v / diagonal
-
+    structure = Diagonal(op.layout, diagonal)
     expected = op.solve(v, shift=0.1, tol=1e-12)
-    close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=Jacobi()), expected, 1e-9)
+    close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=structure), expected, 1e-9)
     close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=lambda r: r / diagonal), expected, 1e-9)
 
 
@@ -714,7 +712,7 @@ def _share(rank: int, folder: str) -> None:
         loader = batches(case.x[rows], case.y[rows], 5)
         op = operator(case.model, loader, "categorical")
         v = randn(2, op.size, seed=3)
-        fisher = operator(case.model, [case.x[:4]], "categorical", "fisher", generator=generator(0))
+        fisher = operator(case.model, [case.x[:4]], "gaussian", "fisher", generator=generator(0))
         found = {
             "product": op @ v,
             "trace": op.trace(4, generator=generator(rank)).value,  # the probes are the first process's
