@@ -126,6 +126,7 @@ class Likelihood:
         Returns:
             `[k, *f.shape]`.
         """
+        self._check_coefficients(f, v)
         if self.coupling is None:
             return v * self.hessian_diagonal(f, mask).sqrt()
         return torch.einsum("cn...,knc->kn...", self.hessian_sqrt(f, mask), v)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
+from marquis.likelihoods.tools import as_mask
 
 REQUIRED = ("log_prob", "hessian_sqrt", "sample", "predictive")
 
@@ -19,8 +20,9 @@ class CustomLikelihood(Likelihood):
     """A user's own object behind the full interface; what it does not offer is derived from what it does.
 
     The object provides `log_prob(f, y)`, `hessian_sqrt(f)`, `sample(f, generator=None)`, `predictive(mean, variance)`.
-    It may provide any other method or attribute of `Likelihood`, which is then used. A `mask` is passed on to methods
-    that have such a parameter and refused otherwise, because nothing here could know what it means for them.
+    It may provide any other method or attribute of `Likelihood`, which is then used. A `mask` is passed on, as booleans
+    of the labels' shape, to methods that have such a parameter, and refused otherwise, because nothing here could know
+    what it means for them.
 
     Args:
         user: The object.
@@ -74,8 +76,8 @@ class CustomLikelihood(Likelihood):
         return super().root_shape(f)
 
     def apply_sqrt(self, f: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
-        self._check_coefficients(f, v)
         if self._has_own_root():
+            self._check_coefficients(f, v)
             product = self._call("apply_sqrt", f, v, mask=mask)
             return self._shaped("apply_sqrt", product, (*v.shape[:1], *f.shape), "[k, *f.shape]")
         return super().apply_sqrt(f, v, mask)
@@ -100,7 +102,7 @@ class CustomLikelihood(Likelihood):
         return torch.Size(self._method("target_shape")(f)) if self._offers("target_shape") else f.shape
 
     def observed(self, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
-        return self._call("observed", y, mask=mask) if self._offers("observed") else super().observed(y, mask)
+        return self._method("observed")(y, mask) if self._offers("observed") else super().observed(y, mask)
 
     def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:  # noqa: D102
         super().validate(f, y, mask)
@@ -129,16 +131,16 @@ class CustomLikelihood(Likelihood):
     def _method(self, name: str) -> Callable[..., Any]:
         return getattr(self.user, name)
 
-    def _call(self, name: str, *arguments: Any, mask: Tensor | None) -> Any:
+    def _call(self, name: str, f: Tensor, *others: Any, mask: Tensor | None) -> Any:
         method = self._method(name)
         if mask is None:
-            return method(*arguments)
+            return method(f, *others)
         if not _takes(method, "mask"):
             raise UnsupportedOperationError(
                 f"{type(self.user).__name__}.{name} takes no mask, so missing labels cannot be left out. "
                 "Give the method a parameter mask=None, or drop the incomplete data."
             )
-        return method(*arguments, mask=mask)
+        return method(f, *others, mask=as_mask(mask, self.target_shape(f)))
 
     def _shaped(self, name: str, value: Tensor, shape: tuple[int, ...], meaning: str) -> Tensor:
         if value.shape != torch.Size(shape):
