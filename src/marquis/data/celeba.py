@@ -80,8 +80,8 @@ def _from_folder(folder: Path, split: str, limit: int | None) -> Data:
     attributes = np.zeros((len(files), len(names)), np.float32)
     for row, file in enumerate(files):
         values = signs.get(file, [])
-        if len(values) != len(names) or not set(values) <= {"-1", "1"}:
-            raise DataError(f"{attribute_path} is corrupt: no {len(names)} values of -1 or 1 for {file}")
+        if not names or len(values) != len(names) or not set(values) <= {"-1", "1"}:
+            raise DataError(f"{attribute_path} is corrupt: no {len(names) or 40} values of -1 or 1 for {file}")
         attributes[row] = [value == "1" for value in values]
     paths = [folder / _IMAGES / file for file in files]
     images = decode_images(paths, [str(p) for p in paths], size=SIZE, channels=3, crop=CROP)

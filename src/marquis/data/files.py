@@ -17,7 +17,8 @@ from marquis.data.registry import KnownFile
 from marquis.errors import DataError
 
 Parsed = TypeVar("Parsed")
-GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC, NPY_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"\x93NUMPY", b"PK\x03\x04"
+_NUMPY_COMPLAINTS = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -71,26 +72,23 @@ def read_known(path: Path, known: KnownFile, parse: Callable[[bytes, object], Pa
 
 def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickled objects are refused, because loading them runs code."""
+    if content.startswith(NPY_MAGIC):
+        raise DataError(f"{where} is not an npz file: it holds a single array; call it .npy")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{where} is not an npz file: it holds a single array; call it .npy")
             return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
-        if isinstance(problem, DataError):
-            raise
+    except _NUMPY_COMPLAINTS as problem:
         raise DataError(f"{where} cannot be read as npz: {_why(problem)}") from problem
 
 
 def read_npy(content: bytes, where: object) -> np.ndarray:
     """The array of an npy file; pickled objects are refused, because loading them runs code."""
-    try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
-        raise DataError(f"{where} cannot be read as npy: {_why(problem)}") from problem
-    if not isinstance(array, np.ndarray):
+    if content.startswith(ZIP_MAGIC):
         raise DataError(f"{where} is not an npy file: it holds several arrays; call it .npz")
-    return array
+    try:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    except _NUMPY_COMPLAINTS as problem:
+        raise DataError(f"{where} cannot be read as npy: {_why(problem)}") from problem
 
 
 def _why(problem: Exception) -> str:
