@@ -1,0 +1,45 @@
+"""Gradients of parameters, one rule per parametric operation.
+
+`gradients_of` finds the rule for one use of a parameter: registered, elementwise, or the exact fall-back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from marquis.curvature.factor import Factor
+from marquis.curvature.gradients import Form, RankOne
+from marquis.curvature.graph import Step, references
+from marquis.curvature.pullbacks.elementwise import is_pointwise
+from marquis.curvature.pullbacks.registry import Context, Cotangent
+from marquis.curvature.rules import convolution, elementwise, embedding, fallback, linear, normalisation
+from marquis.curvature.rules.registry import RULES
+
+__all__ = ["RULES", "convolution", "elementwise", "embedding", "gradients_of", "linear", "normalisation"]
+
+
+def gradients_of(context: Context, step: Step, cotangent: Cotangent, number: int, name: str) -> Form:
+    """Per-sample gradients of parameter `name` through its use (as batch-free value `number`) in one step."""
+    form = _local(context, step, cotangent, number)
+    source = context.network.parameters[name]
+    if number == source:
+        return form
+    if isinstance(form, RankOne) and fallback.is_transpose_of(context.network, number) == source:
+        return replace(form, swapped=not form.swapped)
+    return fallback.derived(context, form, number, name, tuple(context.values[source].shape))
+
+
+def _local(context: Context, step: Step, cotangent: Cotangent, number: int) -> Form:
+    """Gradients of the batch-free value itself."""
+    form: Form | None = None
+    if isinstance(cotangent, Factor) and _appears_once(step, number):
+        entry = RULES.get(step.name)
+        if entry is not None:
+            form = entry.rule(context, step, cotangent, number)
+        elif is_pointwise(step):
+            form = elementwise.pointwise(context, step, cotangent, number)
+    return form if form is not None else fallback.masked(context, step, cotangent, number)
+
+
+def _appears_once(step: Step, number: int) -> bool:
+    return sum(ref.value == number for ref in references((step.args, step.kwargs))) == 1

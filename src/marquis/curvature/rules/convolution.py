@@ -1,0 +1,169 @@
+"""Gradients of convolution kernels: outer products of unfolded pictures and cotangents, over the factor's window only.
+
+`unfold` would be the bottleneck; a strided view of the padded picture with channels last is copied instead, a few
+samples at a time. For a transposed convolution the roles are swapped: the cotangent is unfolded.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from marquis.curvature.factor import Factor, Window
+from marquis.curvature.gradients import Explicit, Form, Outer
+from marquis.curvature.graph import Step
+from marquis.curvature.pullbacks.convolution import padding_of, pairs
+from marquis.curvature.pullbacks.registry import Context
+from marquis.curvature.rules.registry import parametric
+
+Pads = list[tuple[int, int]]
+
+
+@parametric(
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    layer="Conv1d, Conv2d, Conv3d (stride, padding, padding mode, dilation, groups)",
+    kronecker="kronecker",
+)
+def convolution(context: Context, step: Step, factor: Factor, number: int) -> Form | None:
+    """Kernel [O, I/q, *k]: G = sum_t g_t (patch at t)ᵀ for each group q."""
+    source = step.reference("input")
+    weight_number = step.reference("weight")
+    if source is None or weight_number is None or source not in context.network.batched:
+        return None
+    weight: Tensor = context.values[weight_number]
+    dims = weight.dim() - 2
+    if len(factor.shape) != dims + 2 or not factor.batch_first:
+        return None
+    factor = _boxed(factor)
+    window = factor.window
+    assert window is not None
+    columns = factor.product()
+    if step.reference("bias") == number:
+        return Explicit(columns.flatten(3).sum(-1), factor.shape[0], as_block=True)
+    groups = step.argument("groups", context.values)
+    stride = pairs(step.argument("stride", context.values), dims)
+    dilation = pairs(step.argument("dilation", context.values), dims)
+    padding = padding_of(step, context)
+    assert padding is not None
+    picture: Tensor = context.values[source]
+    kernel = tuple(weight.shape[2:])
+    boxes = window.ranges[1:]
+
+    def patches(start: int, stop: int) -> Tensor:
+        return unfold(picture[start:stop], kernel, stride, dilation, padding, boxes, groups)
+
+    c, n = columns.shape[:2]
+    g = columns.reshape(c, n, groups, -1, prod(columns.shape[3:])).transpose(-1, -2)
+    channels = weight.shape[1]
+
+    def arrange(G: Tensor) -> Tensor:
+        split = G.reshape(*G.shape[:-1], *kernel, channels).movedim(-1, -1 - dims)
+        return split.flatten(-3 - dims, -2 - dims)
+
+    sizes = (groups, g.shape[3], prod(kernel) * channels)
+    return Outer(patches, g, factor.shape[0], sizes, tuple(weight.shape), arrange)
+
+
+@parametric(
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    layer="ConvTranspose1d, 2d, 3d (all options)",
+    kronecker="kronecker",
+)
+def transposed_convolution(context: Context, step: Step, factor: Factor, number: int) -> Form | None:
+    """Kernel [I, O/q, *k]: G = sum_t x_t (patch of the cotangent at t)ᵀ for each group q."""
+    source = step.reference("input")
+    weight_number = step.reference("weight")
+    if source is None or weight_number is None or source not in context.network.batched:
+        return None
+    weight: Tensor = context.values[weight_number]
+    dims = weight.dim() - 2
+    if len(factor.shape) != dims + 2 or not factor.batch_first:
+        return None
+    columns = factor.dense()
+    c, n = columns.shape[:2]
+    if step.reference("bias") == number:
+        return Explicit(columns.flatten(3).sum(-1), n, as_block=True)
+    groups = step.argument("groups", context.values)
+    stride, padding, dilation = (
+        pairs(step.argument(name, context.values), dims) for name in ("stride", "padding", "dilation")
+    )
+    picture: Tensor = context.values[source]
+    kernel = tuple(weight.shape[2:])
+    boxes = tuple((0, size) for size in picture.shape[2:])
+    pads = [
+        (p, max(0, _reach(size, s, k, d) - p - out))
+        for size, s, k, d, p, out in zip(
+            picture.shape[2:], stride, kernel, dilation, padding, columns.shape[3:], strict=True
+        )
+    ]
+    folded = columns.reshape(c * n, *columns.shape[2:])
+    unfolded = unfold(folded, kernel, stride, dilation, pads, boxes, groups)  # [c * n, q, t, k * O/q]
+    g = unfolded.reshape(c, n, *unfolded.shape[1:])
+    inputs = picture.reshape(n, groups, -1, g.shape[3]).transpose(-1, -2)  # [n, q, t, I/q]
+    channels = weight.shape[1]
+
+    def arrange(G: Tensor) -> Tensor:  # [..., q, k * O/q, I/q] -> [..., I, O/q, *k]
+        split = G.transpose(-1, -2)
+        split = split.reshape(*split.shape[:-1], *kernel, channels).movedim(-1, -1 - dims)
+        return split.flatten(-3 - dims, -2 - dims)
+
+    sizes = (groups, inputs.shape[2], inputs.shape[3])
+    return Outer(lambda start, stop: inputs[start:stop], g, n, sizes, tuple(weight.shape), arrange, swapped=True)
+
+
+def _reach(size: int, stride: int, kernel: int, dilation: int) -> int:
+    return (size - 1) * stride + dilation * (kernel - 1) + 1
+
+
+def _boxed(factor: Factor) -> Factor:
+    """The factor with a window, if only the trivial one."""
+    if factor.window is not None and factor.window.full == factor.shape[1:]:
+        return factor
+    factor = factor.unwindowed()
+    window = Window(factor.shape[1:], tuple((0, size) for size in factor.shape[1:]))
+    return Factor(factor.columns, factor.shape, factor.scale, window)
+
+
+def unfold(
+    picture: Tensor,
+    kernel: tuple[int, ...],
+    stride: list[int],
+    dilation: list[int],
+    padding: Pads,
+    boxes: tuple[tuple[int, int], ...],
+    groups: int,
+) -> Tensor:
+    """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
+    dims = len(kernel)
+    n, channels = picture.shape[:2]
+    index, pads = [], []
+    for axis, (first, last) in enumerate(boxes):
+        low = first * stride[axis] - padding[axis][0]
+        high = (last - 1) * stride[axis] - padding[axis][0] + dilation[axis] * (kernel[axis] - 1) + 1
+        size = picture.shape[2 + axis]
+        index.append(slice(max(0, low), min(size, high)))
+        pads.append((max(0, -low), max(0, high - size)))
+    cut = picture[(slice(None), slice(None), *index)]
+    if any(any(pad) for pad in pads):
+        cut = F.pad(cut, [p for pad in reversed(pads) for p in pad])
+    last = cut.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, so its strides are its own
+    steps = last.stride()
+    counts = [stop - start for start, stop in boxes]
+    grouped = (groups, channels // groups)
+    view = last.as_strided(
+        (n, grouped[0], *counts, *kernel, grouped[1]),
+        (
+            steps[0],
+            grouped[1] * steps[-1],
+            *(steps[1 + axis] * stride[axis] for axis in range(dims)),
+            *(steps[1 + axis] * dilation[axis] for axis in range(dims)),
+            steps[-1],
+        ),
+    )
+    return view.reshape(n, groups, prod(counts), prod(kernel) * grouped[1])
