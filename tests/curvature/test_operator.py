@@ -172,6 +172,7 @@ class Case:
             self.y = randn(size, 2, seed=2)
 
     def operator(self, kind: str = "ggn", batch: int = 7, **options: Any) -> CurvatureOperator:
+        options.setdefault("vectors_per_pass", 64)  # networks here are tiny
         return operator(self.model, batches(self.x, self.y, batch), self.likelihood, kind, **options)
 
 
@@ -377,7 +378,9 @@ def test_attention_layers_can_be_differentiated_twice():
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2).double()).eval()
     x = randn(3, 3, 4)
     J = jacobian(model, x)
-    close(operator(model, [x], "gaussian").to_dense(), torch.einsum("nop,noq->pq", J, J))
+    for vectors_per_pass in (1, 64):
+        op = operator(model, [x], "gaussian", vectors_per_pass=vectors_per_pass)
+        close(op.to_dense(), torch.einsum("nop,noq->pq", J, J))
 
 
 def test_recurrent_layers():
@@ -457,7 +460,7 @@ def test_preconditioned_solve_is_the_same_solution():
 
 def test_solve_refuses_what_it_cannot_do():
     case = Case("categorical")
-    op = case.operator()
+    op = case.operator(batch=N)
     with pytest.raises(NumericalError):  # singular: N (C - 1) = 40 < P = 43
         op.solve(randn(op.size))
     with pytest.raises(NumericalError, match="after 1 iterations"):
@@ -470,7 +473,7 @@ def test_solve_refuses_what_it_cannot_do():
 
 def test_trace_diagonal_and_logdet_with_exact_probes():
     case = Case("categorical")
-    op, dense = case.operator(batch=N, vectors_per_pass=64), dense_ggn(case)
+    op, dense = case.operator(batch=N), dense_ggn(case)
     probes = op.size**0.5 * torch.eye(op.size, dtype=torch.float64)
     close(op.trace(probes).value, dense.trace())
     close(op.diagonal(probes).value, dense.diagonal())
@@ -494,10 +497,10 @@ def test_random_probes_are_seeded_and_report_their_error():
 def test_logdet_refuses_a_singular_matrix_and_a_shift_that_is_too_small():
     case = Case("categorical")
     with pytest.raises(NumericalError, match="shift"):
-        case.operator().logdet(steps=100, generator=generator(1))
+        case.operator(batch=N).logdet(steps=100, generator=generator(1))
     assert torch.linalg.eigvalsh(dense_hessian(case))[0] < -0.01
     with pytest.raises(NumericalError, match="shift"):
-        case.operator("hessian").logdet(steps=100, shift=1e-6, generator=generator(1))
+        case.operator("hessian", batch=N).logdet(steps=100, shift=1e-6, generator=generator(1))
     with pytest.raises(DataError, match="shift"):
         case.operator().logdet(shift=torch.zeros(43))
 
@@ -564,8 +567,11 @@ def test_gradient_mode_around_the_call_does_not_matter():
     with torch.no_grad():
         op = case.operator()
         quiet = op @ torch.ones(op.size).double()
+    with torch.inference_mode():
+        inside = case.operator() @ torch.ones(op.size).double()
     loud = op @ torch.ones(op.size).double()
     assert torch.equal(quiet, loud)
+    assert torch.equal(inside, loud)
     assert not loud.requires_grad
 
 
@@ -592,6 +598,19 @@ def test_dropout_is_refused_by_name_and_found_where_it_has_none():
 
     with pytest.raises(UnsupportedOperationError, match="differ"):
         operator(noisy, [randn(4, 4)], "gaussian", params={"w": randn(4, 3)})
+
+
+def test_data_that_influence_each_other_are_refused():
+    def batch_statistics(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        return F.batch_norm(x @ p["w"], None, None, training=True)
+
+    with pytest.raises(UnsupportedOperationError, match="rest of its batch"):
+        operator(batch_statistics, [randn(8, 4)], "gaussian", params={"w": randn(4, 3)})
+
+    def one_batch_size_only(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        return x.reshape(8, 4) @ p["w"]
+
+    operator(one_batch_size_only, [randn(8, 4)], "gaussian", params={"w": randn(4, 3)})
 
 
 def test_loaders_that_cannot_be_iterated_again():

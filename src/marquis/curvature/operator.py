@@ -12,7 +12,7 @@ from torch import distributed as dist
 from marquis.curvature.call import Model, Selection, batch_size, check_finite, describe, split_batch
 from marquis.curvature.iterative import rademacher
 from marquis.curvature.linear_operator import LinearOperator
-from marquis.curvature.products import KINDS, FrozenNetwork, batch_product
+from marquis.curvature.products import KINDS, FrozenNetwork, batch_product, refuse_coupled_data
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods import as_likelihood
 from marquis.structures.layout import Layout
@@ -31,7 +31,7 @@ def operator(
     parameters: Selection = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
-    vectors_per_pass: int = 8,
+    vectors_per_pass: int = 1,
     distributed: bool = True,
     check: bool = True,
     progress: bool = False,
@@ -53,7 +53,8 @@ def operator(
         parameters: which parameters: `None` for all that are trainable, a pattern, a predicate, or names.
         generator: seeds the labels of `kind="fisher"`.
         dtype: compute in this type (parameters and floating data are converted); by default as they are.
-        vectors_per_pass: vectors that go through a batch together; less saves memory, 1 avoids `vmap`.
+        vectors_per_pass: vectors that go through a batch together, by `vmap`; more than 1 pays for tiny networks
+            only, and costs memory.
         distributed: if a process group is up, each process's loader is its share and products are summed over
             all (vectors must be the same in all processes; random probes are the first process's).
         check: two products at the start, to find dropout, loaders that change, NaN in the data.
@@ -94,7 +95,7 @@ class CurvatureOperator(LinearOperator):
         *,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
-        vectors_per_pass: int = 8,
+        vectors_per_pass: int = 1,
         distributed: bool = True,
         check: bool = True,
         progress: bool = False,
@@ -127,7 +128,7 @@ class CurvatureOperator(LinearOperator):
         return f"CurvatureOperator(kind={self.kind!r}, P={self.size}, model={model}, num_data={self.num_data})"
 
     def _product(self, rows: Tensor) -> Tensor:
-        with self._untouched_rng():
+        with self._untouched_rng(), torch.inference_mode(False):
             return self._pass(rows)
 
     def _pass(self, rows: Tensor, *, inspect: bool = False) -> Tensor:
@@ -162,8 +163,10 @@ class CurvatureOperator(LinearOperator):
             if inspect:
                 check_finite(x, "x")
                 check_finite(y, "y")
-            seen += count
             x, y = (self._network.prepare(part, self._data_dtype) for part in (x, y))
+            if inspect and seen == 0:
+                refuse_coupled_data(self._network, x)
+            seen += count
             product = batch_product(self._network, self._likelihood, self.kind, x, y, self._label_generator(index))
             for start in range(0, rows.shape[0], self._vectors_per_pass):
                 part = slice(start, start + self._vectors_per_pass)
@@ -203,14 +206,13 @@ class CurvatureOperator(LinearOperator):
 
     def _untouched_rng(self) -> Any:
         """A pass may draw from the global generators (a DataLoader does); they are put back afterwards."""
-        cuda = self.device.type == "cuda"
-        return torch.random.fork_rng(devices=[self.device] if cuda else [])
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     def _check(self) -> None:
         """Two products must agree; both inside one RNG scope, or dropout would draw the same mask twice."""
         seeded = torch.Generator().manual_seed(0)
         probe = rademacher(1, self.size, generator=seeded, device=self.device, dtype=self.dtype)
-        with self._untouched_rng():
+        with self._untouched_rng(), torch.inference_mode(False):
             first = self._pass(probe, inspect=True)
             second = self._pass(probe)
         allowed = torch.finfo(self.dtype).eps ** 0.5 * float(first.norm())

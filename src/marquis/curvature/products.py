@@ -55,8 +55,9 @@ class FrozenNetwork:
         def copy(tensor: Tensor) -> Tensor:
             return tensor.detach().to(dtype=dtype if tensor.is_floating_point() else None, copy=True)
 
-        frozen = {name: copy(tensor) for name, tensor in own.items()}
-        buffers = {name: copy(tensor) for name, tensor in buffers_of(model).items()}
+        with torch.inference_mode(False):  # a copy made in inference mode could never be differentiated
+            frozen = {name: copy(tensor) for name, tensor in own.items()}
+            buffers = {name: copy(tensor) for name, tensor in buffers_of(model).items()}
         return FrozenNetwork(model, frozen, buffers, names)
 
     @property
@@ -119,6 +120,28 @@ def refuse_training_mode(model: Model) -> None:
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise UnsupportedOperationError(f"{where} drops units at random; call model.eval() first.")
+
+
+def refuse_coupled_data(network: FrozenNetwork, x: Any) -> None:
+    """Raise if half of a batch has other outputs alone than in company: its curvature is no sum over the data."""
+    half = batch_size(x) // 2
+    if half == 0:
+        return
+    with torch.no_grad():
+        together = network.outputs(network.leaves(), x)
+        try:
+            part = pytree.tree_map(lambda leaf: leaf[:half] if isinstance(leaf, Tensor) else leaf, x)
+            alone = network.outputs(network.leaves(), part)
+        except Exception:  # a model written for one batch size; nothing can be said, and nothing is wrong yet
+            return
+    if alone.shape != (half, *together.shape[1:]):
+        return  # the batch is not in front, which is refused elsewhere
+    difference = float((together[:half] - alone).abs().max()) if alone.numel() else 0.0
+    if difference > torch.finfo(alone.dtype).eps ** 0.5 * float(together.abs().max()):
+        raise UnsupportedOperationError(
+            f"the outputs for a datum depend on the rest of its batch (they differ by {difference:.2g} when half of it "
+            "is left out), so there is no sum over the data; look for batch statistics in the model."
+        )
 
 
 def batch_product(
