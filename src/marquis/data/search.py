@@ -39,7 +39,7 @@ def find_file(named: NamedSet, known: KnownFile, data_dir: str | os.PathLike[str
     """The first place that has the file, or None. Only looks; the reader checks what is inside."""
     for folder in places(named, data_dir):
         for name in known.names_on_disk:
-            if (folder / name).is_file():
+            if os.path.isfile(folder / name):  # unlike Path.is_file, False where we may not look
                 return folder / name
     return None
 
