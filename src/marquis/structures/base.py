@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import check_factor
+from marquis.structures.linalg import as_number, check_factor
 from marquis.structures.operators import Operator
 from marquis.structures.state import pack
 
@@ -200,7 +200,7 @@ class Structure(ABC):
 
     def decay(self, factor: Scalar) -> Self:
         """Forgetting: the same matrix, weighted by `factor` against what is added later."""
-        return self._times(check_factor(factor, "decay factor"))
+        return self._times(check_factor(factor, "decay factor", self._like))
 
     def __add__(self, other: object) -> Self:
         """The sum of two values of one kind; 0 is neutral, so that `sum()` works."""
@@ -222,14 +222,14 @@ class Structure(ABC):
         """The product with a non-negative scalar."""
         if isinstance(factor, Structure):
             return NotImplemented
-        return self._times(check_factor(factor, "scalar factor"))
+        return self._times(check_factor(factor, "scalar factor", self._like))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: object) -> Self:
         """Division by a positive scalar, as for a temperature."""
-        scalar = check_factor(divisor, "divisor")
-        if float(scalar) == 0:
+        scalar = check_factor(divisor, "divisor", self._like)
+        if as_number(scalar) == 0:
             raise DataError("cannot divide a structure by 0")
         return self._times(1 / scalar)
 
@@ -292,6 +292,8 @@ class Structure(ABC):
         return self._assemble(lambda operator: function(operator, next(inputs)), v.shape[:-1])
 
     def _cast(self, tensor: Tensor, what: str) -> Tensor:
+        if not self.tensors():  # nothing kept, so no dtype either
+            return tensor
         if tensor.dtype != self.dtype and torch.promote_types(tensor.dtype, self.dtype) != self.dtype:
             raise DataError(
                 f"{what} is {tensor.dtype}, the structure {self.dtype}: convert one of them"

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.structures.base import Part, Structure
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import check_factor, require_consistent
+from marquis.structures.linalg import as_number, check_factor, require_consistent
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 
 
@@ -59,11 +59,13 @@ class Kronecker(Structure):
             raise ModelMismatchError(f"one piece per parameter: missing {missing}, unknown {extra}")
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "pieces", {name: pieces[name] for name in layout.names})
-        object.__setattr__(self, "scale", check_factor(scale, "scale"))
+        object.__setattr__(self, "shift", None)
+        object.__setattr__(self, "scale", check_factor(scale, "scale", self._like))
         require_consistent(self._matrices(), "pieces")
         for name, piece in self.pieces.items():
             piece.check(name, layout.sizes[name])
-        object.__setattr__(self, "shift", None if diagonal is None else self._spread(diagonal))
+        if diagonal is not None:
+            object.__setattr__(self, "shift", self._spread(diagonal))
 
     def report(self) -> dict[str, str]:
         """How each parameter is kept: "kronecker", "dense" or "diagonal"."""
@@ -157,7 +159,7 @@ class Kronecker(Structure):
 
     def decay(self, factor: Scalar) -> Self:
         """Forgetting: left, right and count (and all else) times `factor`; as a matrix `factor * self`."""
-        factor = check_factor(factor, "decay factor")
+        factor = check_factor(factor, "decay factor", self._like)
         pieces = {name: piece.weighted(factor) for name, piece in self.pieces.items()}
         return type(self)(self.layout, pieces, self.scale, self._scaled_shift(factor))
 
@@ -165,9 +167,9 @@ class Kronecker(Structure):
         return None if self.shift is None else {name: d * factor for name, d in self.shift.items()}
 
     def _plus(self, other: Any) -> Self:
-        if float(self.scale) != float(other.scale):
+        if as_number(self.scale) != as_number(other.scale):
             raise UnsupportedOperationError(
-                f"cannot add Kronecker structures with scales {float(self.scale)} and {float(other.scale)}:"
+                f"cannot add Kronecker structures with scales {as_number(self.scale)} and {as_number(other.scale)}:"
                 " the sum is that of the joint batch, so multiply after adding, or use decay() to weigh data"
             )
         pieces = {name: piece.plus(other.pieces[name], name) for name, piece in self.pieces.items()}
@@ -181,7 +183,7 @@ class Kronecker(Structure):
         return type(self)(self.layout, self.pieces, self.scale * factor, self._scaled_shift(factor))
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        meta: dict[str, Any] = {"scale": float(self.scale), "pieces": self.report(), "counts": {}}
+        meta: dict[str, Any] = {"scale": as_number(self.scale), "pieces": self.report(), "counts": {}}
         meta["shifted"] = self.shift is not None
         tensors: dict[str, Tensor] = {}
         for name, piece in self.pieces.items():

@@ -142,7 +142,7 @@ class Layout:
             self._check_names(diagonal)
             spread = {name: self._one(name, diagonal[name], like) for name in self.names}
         else:
-            tensor = torch.as_tensor(diagonal).to(dtype=like.dtype, device=like.device)
+            tensor = torch.as_tensor(diagonal, dtype=like.dtype, device=like.device)
             if tensor.dim() == 0:
                 spread = {name: tensor for name in self.names}
             else:
@@ -195,7 +195,7 @@ class Layout:
             raise ModelMismatchError(f"names do not match the parameters: missing {missing}, unknown {extra}")
 
     def _one(self, name: str, value: float | Tensor, like: Tensor) -> Tensor:
-        tensor = torch.as_tensor(value).to(dtype=like.dtype, device=like.device)
+        tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         if tensor.dim() == 0:
             return tensor
         if tuple(tensor.shape) not in (self.shapes[name], (self.sizes[name],)):

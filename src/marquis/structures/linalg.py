@@ -65,17 +65,28 @@ def require_symmetric(matrix: Tensor, what: str) -> None:
             raise DataError(f"{what} is not symmetric; pass (M + M.T) / 2 if it should be")
 
 
-def check_factor(factor: object, what: str) -> Scalar:
-    """A finite, non-negative scalar; a tensor keeps its gradient."""
+def check_factor(factor: object, what: str, like: Tensor | None = None) -> Scalar:
+    """A finite, non-negative scalar; a tensor keeps its gradient and takes the dtype and device of `like`."""
     if isinstance(factor, Tensor) and factor.numel() == 1:
-        scalar: Scalar = factor.reshape(())
+        # Before any arithmetic: a float32 scalar divided by a count would keep seven digits only.
+        scalar: Scalar = factor.reshape(()) if like is None else factor.reshape(()).to(like)
     elif isinstance(factor, Real):
         scalar = float(factor)
     else:
         raise DataError(f"{what} has to be one number, not {type(factor).__name__}")
-    if not math.isfinite(float(scalar)) or float(scalar) < 0:
-        raise DataError(f"{what} has to be finite and not negative, got {float(scalar)}")
+    if not 0 <= as_number(scalar) < math.inf:
+        raise DataError(f"{what} has to be finite and not negative, got {as_number(scalar)}")
     return scalar
+
+
+def as_number(scalar: Scalar) -> float:
+    """The value of a scalar, without its gradient."""
+    return float(scalar.detach()) if isinstance(scalar, Tensor) else float(scalar)
+
+
+def square_root(scalar: Scalar, like: Tensor) -> Tensor:
+    """Square root of a scalar in the dtype of `like`: a plain number must not pass through float32."""
+    return torch.as_tensor(scalar, dtype=like.dtype, device=like.device).sqrt()
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from marquis.errors import DataError, NumericalError
 from marquis.structures.base import Part, Structure
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import check_factor, cholesky, eigh_psd, require_consistent
+from marquis.structures.linalg import as_number, check_factor, cholesky, eigh_psd, require_consistent, square_root
 from marquis.structures.operators import DenseOperator, Operator, as_rows, gram
 
 
@@ -59,7 +59,7 @@ class LowRank(Structure):
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "shift", None if diagonal is None else layout.vector(diagonal, columns))
-        object.__setattr__(self, "scale", check_factor(scale, "scale"))
+        object.__setattr__(self, "scale", check_factor(scale, "scale", columns))
 
     @property
     def rank(self) -> int:
@@ -121,7 +121,7 @@ class LowRank(Structure):
             diagonal = self.shift + other.shift
         if self.scale is other.scale or (_plain(self.scale, other.scale) and self.scale == other.scale):
             return type(self)(self.layout, torch.cat([self.columns, other.columns], 1), diagonal, self.scale)
-        columns = [value.columns * torch.as_tensor(value.scale).to(value.columns).sqrt() for value in (self, other)]
+        columns = [value.columns * square_root(value.scale, value.columns) for value in (self, other)]
         return type(self)(self.layout, torch.cat(columns, 1), diagonal)
 
     def _times(self, factor: Scalar) -> Self:
@@ -130,11 +130,12 @@ class LowRank(Structure):
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {"columns": self.columns} | ({} if self.shift is None else {"shift": self.shift})
-        return {"scale": float(self.scale)}, tensors
+        return {"scale": as_number(self.scale), "shifted": self.shift is not None}, tensors
 
     @classmethod
     def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        return cls(layout, tensors["columns"], tensors.get("shift"), meta["scale"])
+        diagonal = tensors["shift"] if meta["shifted"] else None
+        return cls(layout, tensors["columns"], diagonal, meta["scale"])
 
     def _summary(self) -> str:
         return f"rank {self.rank}{'' if self.shift is None else ' + diagonal'}"
@@ -220,13 +221,13 @@ class LowRankOperator(Operator):
     def sample_from(self, z: Tensor) -> Tensor:
         """Matheron's rule: draw from the diagonal, then correct by what the columns would have seen."""
         prior = z[..., : self.size] / self._diagonal.sqrt()
-        root = torch.as_tensor(self.factor).to(z).sqrt()
+        root = square_root(self.factor, z)
         seen = root * (prior @ self.columns) + z[..., self.size :]
         return prior - root * (self._weights(seen) @ self.columns.mT) / self._diagonal
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
         """(J M)(J M)^T with Matheron's map M: a sum of squares, where the difference could turn negative."""
-        root = torch.as_tensor(self.factor).to(jacobian).sqrt()
+        root = square_root(self.factor, jacobian)
         gain = self._weights(root * ((jacobian / self._diagonal) @ self.columns))
         rest = (jacobian - root * (gain @ self.columns.mT)) / self._diagonal.sqrt()
         return gram(rest, diagonal_only) + gram(gain, diagonal_only)

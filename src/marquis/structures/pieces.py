@@ -15,7 +15,7 @@ from typing_extensions import Self
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures.kronecker_operator import Eigen, KroneckerOperator
 from marquis.structures.layout import Scalar
-from marquis.structures.linalg import check_factor, eigh_psd, require_finite, require_symmetric
+from marquis.structures.linalg import as_number, check_factor, eigh_psd, require_finite, require_symmetric, square_root
 from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator
 
 
@@ -87,7 +87,7 @@ class KroneckerPiece(Piece):
 
     def __post_init__(self) -> None:
         """Keep the count as a plain number."""
-        object.__setattr__(self, "count", float(check_factor(self.count, "count")))
+        object.__setattr__(self, "count", as_number(check_factor(self.count, "count")))
 
     def tensors(self) -> list[Tensor]:
         """left, right and count; the count in float64 where the device has it."""
@@ -97,7 +97,7 @@ class KroneckerPiece(Piece):
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Another triple."""
         left, right, count = tensors
-        return type(self)(left, right, float(count))
+        return type(self)(left, right, as_number(count))
 
     def check(self, name: str, size: int) -> None:
         """Shapes, symmetry and finiteness."""
@@ -146,7 +146,7 @@ class KroneckerPiece(Piece):
 
     def damped(self, scale: Scalar, d: Tensor) -> Self:
         """(G + sqrt(d) I) (x) (A + sqrt(d) I), scale and 1/count shared equally by G and A."""
-        share = torch.as_tensor(scale / self.count if self.count else 0.0).to(self.left).sqrt()
+        share = square_root(scale / self.count if self.count else 0.0, self.left)
 
         def shifted(factor: Tensor) -> Tensor:
             identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
