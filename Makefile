@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## curvature and uncertainty on real digits; writes runs/demo/report.html
-	OMP_NUM_THREADS=2 $(BIN)/python examples/digits.py --out runs/demo
+	$(BIN)/python examples/digits.py --out runs/demo
 
 test: $(STAMP)  ## the fast suite, two workers
 	$(BIN)/python -m pytest -n 2

@@ -44,9 +44,7 @@ class Page:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Add a table of text cells."""
         head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-        )
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         self.parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
     def picture(self, figure: Figure, description: str) -> None:

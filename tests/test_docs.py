@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -78,3 +80,14 @@ def test_pictures_are_there_and_described():
         for description, target in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", page.read_text()):
             assert description, f"{name_of(page)}: {target} has no description"
             assert (page.parent / target).is_file(), f"{name_of(page)}: {target} is missing"
+
+
+def test_demo_writes_a_report_that_needs_no_other_file(tmp_path):
+    command = [sys.executable, str(ROOT / "examples/digits.py"), "--epochs", "2", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kronecker, exact" in done.stdout
+    report = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert report.count("data:image/png;base64,") == 2
+    assert not re.search(r'(src|href)="(?!data:)', report)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "digits.png", "entropy.png"}
