@@ -58,7 +58,7 @@ def pictures() -> tuple[Tensor, Tensor, Questions]:
     x = test.x.double()
     order = torch.rand(x.shape[0], 64, generator=generator).argsort(1)
     shuffled = x.flatten(1).gather(1, order).view_as(x)
-    unknown = {"on their side": x.rot90(1, (-2, -1)), "shuffled": shuffled}
+    unknown = {"sideways": x.rot90(1, (-2, -1)), "shuffled": shuffled}
     return train.x.double(), train.y, Questions(x, test.y, unknown)
 
 
@@ -160,7 +160,7 @@ def show(console: Console, title: str, columns: list[str], rows: list[list[str]]
     """Print a table."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
     for row in rows:
         table.add_row(*row)
     console.print(table)

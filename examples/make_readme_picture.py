@@ -57,7 +57,7 @@ def sideways() -> tuple[Tensor, Tensor, Tensor]:
     log_likelihood = float(likelihood.log_prob(model(x), y).sum().detach())
     posterior = tune(model, mq.curvature.ggn(model, x, likelihood, "full", "exact"), log_likelihood)
     first = [int((questions.labels == label).nonzero()[0]) for label in (0, 2, 3, 5, 7, 9)]
-    pictures = questions.unknown["on their side"][first]
+    pictures = questions.unknown["sideways"][first]
     return pictures, digits.plain(model)(pictures), digits.averaged(model, posterior)(pictures)
 
 
