@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -136,14 +137,15 @@ class Factor:
             )
         return Factor(one, self.shape, None if scale is None else scale.dense()[0])
 
-    def square_sum(self) -> Tensor:
+    @cached_property
+    def squares(self) -> Tensor:
         """diag(M) = sum over columns of the squares, cropped: [n or 1, *box]."""
         total = sum_of_squares(self.columns)
         return total if self.scale is None else total * self.scale.square()
 
     def add_square_sum_(self, total: Tensor) -> None:
         """Add diag(M) to a tensor of the value's shape."""
-        squares = self.square_sum()
+        squares = self.squares
         if self.window is not None:
             grid = total.view(total.shape[0], *self.window.full)
             grid[(slice(None), *self.window.slices)] += squares

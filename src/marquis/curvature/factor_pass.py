@@ -16,12 +16,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from marquis.curvature.cuts import Cut, backward_steps, choose_cuts, find_cuts, step_costs
+from marquis.curvature.cuts import Cut, choose_cuts, find_cuts, step_costs
 from marquis.curvature.factor import Factor, Window
 from marquis.curvature.gradients import Form, combine
-from marquis.curvature.graph import Network, Step
+from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks import Context, Cotangent, add, pull
+from marquis.curvature.pullbacks.elementwise import is_pointwise
 from marquis.curvature.roots import Root, Written
+from marquis.curvature.route import Route
 from marquis.curvature.rules import gradients_of
 from marquis.curvature.sinks import Sink
 from marquis.errors import NumericalError
@@ -30,83 +32,38 @@ CHUNK_BYTES = 2**24
 """Target size of one chunk of columns at the widest tensor."""
 
 
-@dataclass(frozen=True, eq=False)
-class Uses:
-    """Which steps use which selected parameter, through which batch-free value."""
-
-    by_step: dict[int, list[tuple[int, str]]]
-    counts: dict[str, int]
-
-    @staticmethod
-    def of(network: Network, steps: list[Step], selected: Mapping[str, int]) -> Uses:
-        """Find all uses among the backward steps."""
-        sources: dict[int, list[str]] = {number: [name] for name, number in selected.items()}
-        for step in network.steps:
-            if step.value not in network.batched:
-                names = [name for number in step.inputs for name in sources.get(number, [])]
-                if names:
-                    sources[step.value] = list(dict.fromkeys(names))
-        by_step: dict[int, list[tuple[int, str]]] = {}
-        counts: dict[str, int] = {}
-        for step in steps:
-            for number in step.inputs:
-                if number not in network.batched:
-                    for name in sources.get(number, []):
-                        by_step.setdefault(step.value, []).append((number, name))
-                        counts[name] = counts.get(name, 0) + 1
-        return Uses(by_step, counts)
-
-
 @dataclass(eq=False)
 class FactorPass:
     """One backward walk with a given root and sink.
 
     Attributes:
-        context: network, values and active set.
-        shapes: shapes of all values.
-        selected: value number of each selected parameter.
+        route: the steps to visit and the uses of parameters along them.
+        context: the network's values on this batch.
         sink: receives the gradients.
         chunk_bytes: target size of a chunk of columns.
     """
 
+    route: Route
     context: Context
-    shapes: Mapping[int, tuple[int, ...]]
-    selected: Mapping[str, int]
     sink: Sink
     chunk_bytes: int = CHUNK_BYTES
 
     def run(self, root: Root) -> None:
         """Walk from the output to the first parameters, in segments between the chosen cuts."""
-        network = self.context.network
-        self.steps = backward_steps(network, self.context.active)
-        self.uses = Uses.of(network, self.steps, self.selected)
-        for name, count in self.uses.counts.items():
+        for name, count in self.route.counts.items():
             if count > 1:
                 self.sink.refuse_shared(name, count)
-        cuts = self._cuts(root)
+        cuts = planned_cuts(self.route, self.context.shapes, self.sink, root.count, root.shared, self.context.size)
         start = 0
         for cut in [*cuts, None]:
-            stop = len(self.steps) if cut is None else cut.position
+            stop = len(self.route.steps) if cut is None else cut.position
             root = self._segment(root, start, stop, cut)
             start = stop
 
-    def _cuts(self, root: Root) -> list[Cut]:
-        if not self.sink.recompresses:
-            return []
-        positions: dict[str, list[int]] = {}
-        for position, step in enumerate(self.steps):
-            for _, name in self.uses.by_step.get(step.value, ()):
-                positions.setdefault(name, []).append(position)
-        groups = [[p for name in names for p in positions.get(name, ())] for names in self.sink.groups()]
-        network, active = self.context.network, self.context.active
-        found = find_cuts(network, self.steps, active, self.shapes, groups, root.shared)
-        costs = step_costs(network, self.steps, active, self.shapes, self.context.size)
-        return choose_cuts(found, root.count, costs, self.context.size)
-
     def _segment(self, root: Root, start: int, stop: int, cut: Cut | None) -> Root:
         """Pull all columns through steps [start, stop); returns the recompressed root at the cut."""
-        steps = self.steps[start:stop]
-        source = self.context.network.output if start == 0 else self.steps[start].value
+        steps = self.route.steps[start:stop]
+        source = self.context.network.output if start == 0 else self.route.steps[start].value
         chunks = root.chunks(self._columns_per_chunk(steps))
         gram: Tensor | None = None
         self.context.caching = len(chunks) > 1
@@ -119,14 +76,14 @@ class FactorPass:
         self.context.cache.clear()
         if cut is None:
             return root
-        shape = self.shapes[cut.value]
+        shape = self.context.shapes[cut.value]
         if gram is None:  # nothing arrived: the output does not depend on what lies below
             gram = torch.zeros(1, cut.width, cut.width, dtype=self.sink.like.dtype, device=self.sink.like.device)
         return Triangular(square_root(gram, self.context.network.producers[cut.value].where), tuple(shape))
 
     def _columns_per_chunk(self, steps: list[Step]) -> int:
         item = self.sink.like.element_size()
-        widest = max((prod(self.shapes.get(step.value, (1,))) for step in steps), default=1)
+        widest = max((prod(self.context.shapes.get(step.value, (1,))) for step in steps), default=1)
         return max(1, self.chunk_bytes // max(1, widest * item))
 
     def _walk(self, steps: list[Step], source: int, start: Factor, cut: Cut | None) -> Factor | None:
@@ -136,10 +93,12 @@ class FactorPass:
             cotangent = pending.pop(step.value, None)
             if cotangent is None:
                 continue
-            for number, name in self.uses.by_step.get(step.value, ()):
+            if isinstance(cotangent, Factor) and not cotangent.has_shared_columns and not is_pointwise(step):
+                cotangent = cotangent.materialised()  # once for the rules of this step together
+            for number, name in self.route.uses.get(step.value, ()):
                 forms = collected.setdefault(name, [])
                 forms.append(gradients_of(self.context, step, cotangent, number, name))
-                if len(forms) == self.uses.counts[name]:
+                if len(forms) == self.route.counts[name]:
                     self.sink.add(name, combine(collected.pop(name)))
             for number, part in pull(self.context, step, cotangent).items():
                 pending[number] = add(pending[number], part) if number in pending else part
@@ -150,6 +109,27 @@ class FactorPass:
         left = pending.get(cut.value)
         assert left is None or isinstance(left, Factor)
         return left
+
+
+def planned_cuts(
+    route: Route, shapes: Mapping[int, tuple[int, ...]], sink: Sink, columns: int, shared: bool, samples: int
+) -> list[Cut]:
+    """The bottlenecks at which the factor is recompressed; none where all columns have to stay what they are."""
+    if not sink.recompresses:
+        return []
+    groups = tuple(sink.groups())
+    key = ("cuts", tuple(route.selected), groups, columns, shared, samples)
+    memo = route.network.memo
+    if key not in memo:
+        positions: dict[str, list[int]] = {}
+        for position, step in enumerate(route.steps):
+            for _, name in route.uses.get(step.value, ()):
+                positions.setdefault(name, []).append(position)
+        together = [[p for name in names for p in positions.get(name, ())] for names in groups]
+        found = find_cuts(route.network, route.steps, route.active, shapes, together, shared)
+        costs = step_costs(route.network, route.steps, route.active, shapes, samples)
+        memo[key] = choose_cuts(found, columns, costs, samples)
+    return memo[key]
 
 
 @dataclass(eq=False)

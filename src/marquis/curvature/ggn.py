@@ -13,6 +13,7 @@ from marquis.curvature.call import Model, Selection, batch_size, check_finite, p
 from marquis.curvature.factor_pass import CHUNK_BYTES, FactorPass
 from marquis.curvature.graph import Network, Step
 from marquis.curvature.pullbacks import Context
+from marquis.curvature.route import Route
 from marquis.curvature.roots import Root, empirical_root, exact_root, fisher_root, sketched_root
 from marquis.curvature.sinks import BlockSink, DiagonalSink, FullSink, KroneckerSink, LowRankSink, Sink
 from marquis.errors import DataError, UnsupportedOperationError
@@ -54,18 +55,17 @@ def _factor(model, x, likelihood, structure, params, parameters, make_root):
     n = batch_size(x)
     network = network_of(model, everything, x)
     layout = Layout.of(chosen)
-    selected = {name: network.parameters[name] for name in chosen if name in network.parameters}
-    active = network.dependents(selected.values())
+    route = Route.of(network, tuple(chosen))
     with torch.no_grad():
         values = network.bind(everything, x)
-        outputs = network.forward(values)
-        shapes = {number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)}
+        shapes = {}
+        outputs = network.forward(values, route.needed, shapes)
         likelihood = likelihood.resolve(outputs)
         like = next(iter(chosen.values())).detach()
         sink = make_sink(structure, layout, like, n)
         picture = picture_of(network, shapes)
         root = make_root(likelihood, outputs, picture)
-        FactorPass(Context(network, values, active, n), shapes, selected, sink).run(root)
+        FactorPass(route, Context(network, values, shapes, route.active, n), sink).run(root)
         return sink.finish()
 
 

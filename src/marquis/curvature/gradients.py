@@ -22,6 +22,9 @@ from marquis.curvature.factor import Factor
 CHUNK_BYTES = 2**21
 """Size of temporaries: about 2 MB stay in the cache, and page faults dominate above it."""
 
+SMALL = 2048
+"""Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
+
 
 class Form(ABC):
     """Gradients `G[c, n, *shape]` of one batch-free tensor."""
@@ -118,7 +121,7 @@ class Entrywise(Form):
         return self.factor.dense()[:, start:stop]
 
     def add_diagonal_(self, total: Tensor) -> None:
-        squares = self.factor.square_sum()
+        squares = self.factor.squares
         summed = squares.sum(0) * (self.samples // squares.shape[0])
         if self.factor.window is None:
             total += summed
@@ -236,6 +239,9 @@ class Outer(Form):
         squares = total.new_zeros(q, o * i)
         for start, stop in self.sample_ranges():
             products = self.products(start, stop).view(-1, q, self.columns, o * i)
+            if o * i < SMALL:
+                squares += products.square_().sum(dim=(0, 2))
+                continue
             for sample in products:
                 for column in sample.unbind(1):
                     squares.addcmul_(column, column)

@@ -8,7 +8,7 @@ from. `capture.py` makes one; everything else in this package walks the list, fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,22 +47,31 @@ class Step:
         """For messages: operation and module path."""
         return f"operation `{self.name}` in module '{self.path or '(top level)'}'"
 
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        """Arguments by their names in the operation's schema, defaults filled in."""
+        formals = self.op._schema.arguments
+        given = {formal.name: formal.default_value for formal in formals if formal.has_default_value()}
+        given.update(zip((formal.name for formal in formals), self.args, strict=False))
+        given.update(self.kwargs)
+        return given
+
     def argument(self, name: str, values: Mapping[int, Any]) -> Any:
-        """The value of an argument by its name in the operation's schema, defaults filled in."""
-        for position, formal in enumerate(self.op._schema.arguments):
-            if formal.name == name:
-                if position < len(self.args):
-                    return resolve(self.args[position], values)
-                return resolve(self.kwargs.get(name, formal.default_value), values)
-        raise KeyError(name)
+        """The value of an argument by its name in the operation's schema."""
+        return resolve(self._given[name], values)
 
     def reference(self, name: str) -> int | None:
         """The value number behind an argument, or None where it is a constant or absent."""
-        for position, formal in enumerate(self.op._schema.arguments):
-            if formal.name == name:
-                given = self.args[position] if position < len(self.args) else self.kwargs.get(name)
-                return given.value if isinstance(given, Ref) else None
-        raise KeyError(name)
+        given = self._given.get(name)
+        return given.value if isinstance(given, Ref) else None
+
+    @cached_property
+    def occurrences(self) -> dict[int, int]:
+        """How often each value occurs among the arguments."""
+        counts: dict[int, int] = {}
+        for ref in references((self.args, self.kwargs)):
+            counts[ref.value] = counts.get(ref.value, 0) + 1
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +87,7 @@ class Network:
         batched: values that depend on the input.
         axes: where the batch is in each tensor of `batched` for which that is known.
         fixed_batch: the batch size that this capture is limited to, or None for any.
+        memo: facts derived from the above, computed once.
     """
 
     steps: tuple[Step, ...]
@@ -88,6 +98,7 @@ class Network:
     batched: frozenset[int]
     axes: dict[int, BatchAxis]
     fixed_batch: int | None = None
+    memo: dict[Any, Any] = field(default_factory=dict)
 
     def bind(self, params: Mapping[str, Tensor], x: Any) -> dict[int, Any]:
         """The values that are known before the first step: parameters, constants and inputs."""
@@ -96,16 +107,26 @@ class Network:
         values.update(zip(self.leaves, pytree.tree_leaves(x), strict=True))
         return values
 
-    def forward(self, values: dict[int, Any], keep: Iterable[int] | None = None) -> Tensor:
+    def forward(
+        self,
+        values: dict[int, Any],
+        keep: Iterable[int] | None = None,
+        shapes: dict[int, tuple[int, ...]] | None = None,
+    ) -> Tensor:
         """Run all steps, adding their results to `values`.
 
         Args:
             values: from `bind`; extended in place.
             keep: value numbers to retain; others are dropped after their last use (None retains everything).
+            shapes: receives the shape of every tensor, also of those that are dropped.
         """
         kept = None if keep is None else {*keep, self.output}
+        if shapes is not None:
+            shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
-            values[step.value] = run(step, values)
+            result = values[step.value] = run(step, values)
+            if shapes is not None and isinstance(result, Tensor):
+                shapes[step.value] = tuple(result.shape)
             if kept is not None:
                 for number in self._released[step.value]:
                     if number not in kept:

@@ -75,8 +75,12 @@ class Sink(ABC):
 class DiagonalSink(Sink):
     """Sums of squares. For dense layers diag(M) is gathered over the chunks and meets the inputs once, at the end."""
 
-    totals: dict[str, Tensor] = field(default_factory=dict)
     waiting: dict[str, tuple[RankOne, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Allocate the result once; every parameter's total is a view of it."""
+        self.vector = torch.zeros(self.layout.total, dtype=self.like.dtype, device=self.like.device)
+        self.totals = self.layout.unflatten(self.vector)
 
     def add(self, name: str, form: Form) -> None:
         """Square and sum."""
@@ -84,23 +88,20 @@ class DiagonalSink(Sink):
             if name not in self.waiting:
                 self.waiting[name] = (form, form.factor.columns.new_zeros(form.factor.shape))
             form.factor.add_square_sum_(self.waiting[name][1])
-            return
-        if name not in self.totals:
-            self.totals[name] = self.like.new_zeros(self.layout.shapes[name])
-        form.add_diagonal_(self.totals[name])
+        else:
+            form.add_diagonal_(self.totals[name])
 
     def end_segment(self) -> None:
         """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""
         for name, (form, squares) in self.waiting.items():
-            product = squares.t() @ form.inputs.square()
-            self.totals[name] = product.t() if form.swapped else product
+            inputs = form.inputs.square()
+            left, right = (inputs, squares) if form.swapped else (squares, inputs)
+            torch.mm(left.t(), right, out=self.totals[name])
         self.waiting.clear()
 
     def finish(self) -> Diagonal:
         """The diagonal; parameters that the output does not depend on have zeros."""
-        self.end_segment()
-        zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items()}
-        return Diagonal(self.layout, self.layout.flatten({**zeros, **self.totals}))
+        return Diagonal(self.layout, self.vector)
 
 
 @dataclass(eq=False)

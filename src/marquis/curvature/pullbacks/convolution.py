@@ -36,7 +36,7 @@ def padding_of(step: Step, context: Context) -> list[tuple[int, int]] | None:
     return [(p, p) for p in pairs(given, dims)]
 
 
-@pullback("conv1d", "conv2d", "conv3d")
+@pullback("conv1d", "conv2d", "conv3d", needs="nothing")
 def convolution(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """The adjoint convolution, per column; a window grows by the kernel and stays inside the picture."""
     number, weight_number = step.reference("input"), step.reference("weight")
@@ -71,7 +71,7 @@ def convolution(context: Context, step: Step, factor: Factor) -> dict[int, Facto
 
 def spatial_sizes(context: Context, number: int, dims: int) -> list[int]:
     """Spatial shape of a convolution's input."""
-    return list(context.values[number].shape[-dims:])
+    return list(context.shapes[number][-dims:])
 
 
 def _adjoint_extent(
@@ -123,7 +123,7 @@ def _adjoint(
     return spread
 
 
-@pullback("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@pullback("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", needs="nothing")
 def transposed_convolution(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """The adjoint of a transposed convolution is the convolution with the same kernel."""
     number, weight_number = step.reference("input"), step.reference("weight")

@@ -29,24 +29,32 @@ def is_pointwise(step: Step) -> bool:
     return isinstance(step.op, torch._ops.OpOverload) and torch.Tag.pointwise in step.op.tags
 
 
-@pullback("dropout", "alpha_dropout", "feature_dropout", "contiguous", "clone", "alias", "lift_fresh_copy", "identity")
+@pullback(
+    "dropout",
+    "alpha_dropout",
+    "feature_dropout",
+    "contiguous",
+    "clone",
+    "alias",
+    "lift_fresh_copy",
+    "identity",
+    needs="nothing",
+)
 def same(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
     """The identity (dropout is refused in training mode before it comes to this)."""
     return {number: factor for number in context.targets(step)}
 
 
-@pullback("detach", "detach_copy")
+@pullback("detach", "detach_copy", needs="nothing")
 def nothing(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
     """A detached value passes nothing back."""
     return {}
 
 
-@pullback("add", "sub")
+@pullback("add", "sub", needs="nothing")
 def addition(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Sums and differences pass the factor on to both sides, with a sign or a constant factor."""
     left, right = step.reference("self"), step.reference("other")
-    if "other" not in {a.name for a in step.op._schema.arguments}:
-        return None
     alpha = step.argument("alpha", context.values)
     if step.name == "sub":
         alpha = -alpha
@@ -62,6 +70,8 @@ def addition(context: Context, step: Step, factor: Factor) -> dict[int, Factor] 
 
 def pointwise(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
     """Any pointwise operation: multiply by its elementwise derivatives."""
+    if step.value in context.folded:
+        return {number: factor for number in context.targets(step)}
     factors: dict[int, Factor] = {}
     derivatives = context.cached(step, "derivatives", lambda: elementwise_derivatives(context, step))
     for number, derivative in derivatives.items():
@@ -87,7 +97,7 @@ def elementwise_derivatives(context: Context, step: Step) -> dict[int, Tensor]:
 
 def reduce_to(context: Context, factor: Factor, number: int) -> Factor:
     """Sum a factor over the dimensions that were broadcast, down to the shape of an input."""
-    shape = tuple(context.values[number].shape) if number in context.values else factor.shape
+    shape = context.shapes[number]
     if shape == factor.shape:
         return factor
     return context.factor(sum_to_shape(factor.dense(), shape, leading=1), number)

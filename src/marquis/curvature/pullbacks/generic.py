@@ -15,7 +15,7 @@ from marquis.curvature.pullbacks.registry import Context, Cotangent
 
 def generic(context: Context, step: Step, cotangent: Cotangent) -> dict[int, Factor]:
     """Pull back through any differentiable operation. Cost: one forward of it and c backward passes, batched."""
-    targets = [n for n in context.targets(step) if is_differentiable(context.values[n])]
+    targets = [n for n in context.targets(step) if is_differentiable(context.value(n))]
     grads = local_gradients(context, step, cotangent, targets)
     return {n: context.factor(grad, n) for n, grad in zip(targets, grads, strict=True) if grad is not None}
 
@@ -30,7 +30,7 @@ def local_gradients(context: Context, step: Step, cotangent: Cotangent, targets:
     if not targets:
         return []
     with torch.enable_grad():
-        values = {n: context.values[n] for n in step.inputs}
+        values = {n: context.value(n) for n in step.inputs}
         for number in targets:
             values[number] = values[number].detach().requires_grad_()
         result = run(step, values)

@@ -9,7 +9,7 @@ from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.registry import Context, pullback
 
 
-@pullback("linear")
+@pullback("linear", needs="nothing")
 def linear(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = x Wᵀ + b."""
     number, weight = step.reference("input"), step.reference("weight")
@@ -18,7 +18,7 @@ def linear(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | 
     return _through(context, number, factor, context.values[weight]) if context.is_target(number) else {}
 
 
-@pullback("matmul", "mm")
+@pullback("matmul", "mm", needs="nothing")
 def matmul(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = x W with a batch-free matrix W."""
     number, weight = (ref.value for ref in step.args[:2])
@@ -27,7 +27,7 @@ def matmul(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | 
     return _through(context, number, factor, context.values[weight].t()) if context.is_target(number) else {}
 
 
-@pullback("addmm")
+@pullback("addmm", needs="nothing")
 def addmm(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = b + x W, as decompositions write a dense layer."""
     number, weight = step.reference("mat1"), step.reference("mat2")

@@ -11,14 +11,15 @@ from torch.nn import functional as F
 from marquis.curvature.factor import Factor, Window
 from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.convolution import pairs
+from marquis.curvature.pullbacks.elementwise import elementwise_derivatives, is_pointwise
 from marquis.curvature.pullbacks.registry import Context, pullback
 
 
 @pullback("max_pool2d")
 def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
-    """Non-overlapping windows: copy to the window and keep only its maximum, lazily, as a scale of zeros and ones.
+    """Non-overlapping windows: copy to the window and keep only its maximum.
 
-    A following activation then multiplies the scale, not every column.
+    The derivative of an activation in front of the pooling is folded into the same multiplication, at no cost per column.
     """
     number = step.inputs[0]
     if not context.is_target(number):
@@ -36,14 +37,32 @@ def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor] 
     )
     if not plain:
         return None
-    mask = context.cached(step, "mask", lambda: _argmax_mask(value, kernel))
-    factor = factor.materialised()
-    spread = _repeat(factor.columns, kernel)
+    mask = context.cached(step, "mask", lambda: _selection(context, number, value, kernel))
+    columns = factor.product()
     window = factor.window
     if window is not None:
         ranges = [(a * k, b * k) for (a, b), k in zip(window.ranges[1:], kernel, strict=True)]
         window = Window(tuple(value.shape[1:]), (window.ranges[0], *ranges))
-    return {number: Factor(spread, tuple(value.shape), None, window).multiply(mask)}
+        mask = window.crop(mask)
+    high, wide = columns.shape[-2:]
+    tiles = mask.reshape(*mask.shape[:2], high, kernel[0], wide, kernel[1])
+    spread = columns[..., :, None, :, None] * tiles
+    spread = spread.view(*spread.shape[:3], high * kernel[0], wide * kernel[1])
+    return {number: Factor(spread, tuple(value.shape), None, window)}
+
+
+def _selection(context: Context, number: int, value: Tensor, kernel: list[int]) -> Tensor:
+    """One at each maximum, times the derivative of an activation whose only reader is the pooling."""
+    mask = _argmax_mask(value, kernel)
+    source = context.network.producers.get(number)
+    if source is None or not is_pointwise(source) or len(context.network.uses[number]) > 1:
+        return mask
+    derivatives = elementwise_derivatives(context, source)
+    targets = context.targets(source)
+    if len(targets) != 1 or list(derivatives) != targets or context.shapes[targets[0]] != tuple(value.shape):
+        return mask
+    context.folded.add(source.value)
+    return mask.mul_(derivatives[targets[0]])
 
 
 def _argmax_mask(value: Tensor, kernel: list[int]) -> Tensor:
@@ -53,22 +72,15 @@ def _argmax_mask(value: Tensor, kernel: list[int]) -> Tensor:
     return mask
 
 
-def _repeat(columns: Tensor, kernel: list[int]) -> Tensor:
-    """Copy every entry to its pooling window."""
-    high, wide = columns.shape[-2:]
-    view = columns[..., :, None, :, None].expand(*columns.shape[:-2], high, kernel[0], wide, kernel[1])
-    return view.reshape(*columns.shape[:-2], high * kernel[0], wide * kernel[1])
-
-
-@pullback("upsample_nearest2d")
+@pullback("upsample_nearest2d", needs="nothing")
 def upsample_nearest(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Sum over the copies of each entry; whole factors only."""
     number = step.inputs[0]
     if not context.is_target(number):
         return {}
-    value: Tensor = context.values[number]
-    ratios = [big // small for big, small in zip(factor.shape[2:], value.shape[2:], strict=True)]
-    exact = all(big == small * r for big, small, r in zip(factor.shape[2:], value.shape[2:], ratios, strict=True))
+    shape = context.shapes[number]
+    ratios = [big // small for big, small in zip(factor.shape[2:], shape[2:], strict=True)]
+    exact = all(big == small * r for big, small, r in zip(factor.shape[2:], shape[2:], ratios, strict=True))
     if not exact or not factor.batch_first:
         return None
     columns = factor.product()
@@ -81,13 +93,13 @@ def upsample_nearest(context: Context, step: Step, factor: Factor) -> dict[int, 
             pads.append((start - low * ratio, high * ratio - stop))
         if any(any(pad) for pad in pads):
             columns = F.pad(columns, [*pads[1], *pads[0]])
-        window = Window(tuple(value.shape[1:]), (window.ranges[0], *inner))
+        window = Window(shape[1:], (window.ranges[0], *inner))
     high, wide = (s // r for s, r in zip(columns.shape[-2:], ratios, strict=True))
     columns = columns.reshape(*columns.shape[:-2], high, ratios[0], wide, ratios[1]).sum(dim=(-3, -1))
-    return {number: Factor(columns, tuple(value.shape), None, window)}
+    return {number: Factor(columns, shape, None, window)}
 
 
-@pullback("batch_norm")
+@pullback("batch_norm", needs="nothing")
 def batch_norm(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Eval mode: a fixed scale per channel."""
     number = step.reference("input")

@@ -23,6 +23,10 @@ Pullback = Callable[["Context", Step, Factor], "Mapping[int, Cotangent] | None"]
 
 PULLBACKS: dict[str, Pullback] = {}
 
+NEEDS: dict[str, str] = {}
+"""What the pull-back of an operation reads from the forward pass: "nothing" (of what depends on the data), "output" or
+"inputs" (the default)."""
+
 
 @dataclass(eq=False)
 class Context:
@@ -30,17 +34,21 @@ class Context:
 
     Attributes:
         network: the captured network.
-        values: forward values that the rules may need.
+        values: forward values that the rules need.
+        shapes: shapes of all values, also of those that were dropped.
         active: values through which a selected parameter is reached backwards.
         size: number of samples in the batch.
+        folded: elementwise steps whose derivative an earlier rule has already multiplied in.
         caching: whether there is a next chunk that could use what is cached.
         cache: anything computed from `values` that the next column chunk can use again, by (step, what).
     """
 
     network: Network
     values: dict[int, Any]
+    shapes: Mapping[int, tuple[int, ...]]
     active: frozenset[int]
     size: int
+    folded: set[int] = field(default_factory=set)
     caching: bool = True
     cache: dict[tuple[int, str], Any] = field(default_factory=dict)
 
@@ -51,6 +59,13 @@ class Context:
     def is_target(self, number: int | None) -> bool:
         """Whether a value needs a factor."""
         return number is not None and number in self.active and number in self.network.batched
+
+    def value(self, number: int) -> Any:
+        """A forward value; zeros of its shape where it was dropped because only linear operations read it."""
+        if number in self.values:
+            return self.values[number]
+        like = next(v for v in self.values.values() if isinstance(v, Tensor) and v.is_floating_point())
+        return like.new_zeros(()).expand(self.shapes[number])
 
     def batch_first(self, number: int) -> bool:
         """Whether dimension 0 of a value is exactly the batch."""
@@ -71,12 +86,13 @@ class Context:
         return Factor(columns, tuple(columns.shape[1:]), batch_first=self.batch_first(number))
 
 
-def pullback(*names: str) -> Callable[[Pullback], Pullback]:
-    """Register a rule for the operations with these names."""
+def pullback(*names: str, needs: str = "inputs") -> Callable[[Pullback], Pullback]:
+    """Register a rule for the operations with these names; `needs` as in `NEEDS`."""
 
     def register(rule: Pullback) -> Pullback:
         for name in names:
             PULLBACKS[name] = rule
+            NEEDS[name] = needs
         return rule
 
     return register

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from marquis.curvature.factor import Factor, Window
 from marquis.curvature.graph import Ref, Step
 from marquis.curvature.pullbacks.registry import Context, Cotangent, pullback
 
 
-@pullback("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "_unsafe_view", "view_copy", "ravel")
+@pullback(
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "unsqueeze",
+    "squeeze",
+    "_unsafe_view",
+    "view_copy",
+    "ravel",
+    needs="nothing",
+)
 def reshaped(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Same entries in the same order: give the columns the input's shape."""
     number = step.inputs[0]
-    value = context.values.get(number)
     if not context.is_target(number):
         return {}
-    shape = tuple(value.shape) if isinstance(value, Tensor) else context.cache[(number, "shape")]
+    shape = context.shapes[number]
     if not (factor.batch_first and context.batch_first(number)):
         return {number: context.factor(factor.dense().reshape(factor.count, *shape), number)}
     if factor.window is not None:
@@ -34,7 +42,7 @@ def reshaped(context: Context, step: Step, factor: Factor) -> dict[int, Factor] 
     return {number: Factor(columns, shape, scale)}
 
 
-@pullback("permute", "transpose", "t", "movedim", "swapaxes")
+@pullback("permute", "transpose", "t", "movedim", "swapaxes", needs="nothing")
 def permuted(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Apply the inverse permutation."""
     number = step.inputs[0]
@@ -60,7 +68,7 @@ def permuted(context: Context, step: Step, factor: Factor) -> dict[int, Factor] 
     return {number: Factor(columns, tuple(factor.shape[d] for d in inverse), scale)}
 
 
-@pullback("cat", "concat", "concatenate")
+@pullback("cat", "concat", "concatenate", needs="nothing")
 def concatenated(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Each part gets its slice of the columns."""
     parts = step.args[0]
@@ -72,7 +80,7 @@ def concatenated(context: Context, step: Step, factor: Factor) -> dict[int, Fact
     for part in parts:
         if not isinstance(part, Ref):
             return None
-        size = context.values[part.value].shape[dim]
+        size = context.shapes[part.value][dim]
         if context.is_target(part.value):
             piece = _slice(context, factor, part.value, dim, start, size)
             factors[part.value] = factors[part.value].plus(piece) if part.value in factors else piece
@@ -105,14 +113,14 @@ def getitem(context: Context, step: Step, factor: Factor) -> dict[int, Cotangent
     return {number: {index: factor}} if context.is_target(number) else {}
 
 
-@pullback("select", "slice", "narrow")
+@pullback("select", "slice", "narrow", needs="nothing")
 def selected(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
     """A slice: zeros elsewhere."""
     number = step.inputs[0]
     if not context.is_target(number):
         return {}
     columns = factor.dense()
-    shape = tuple(context.values[number].shape)
+    shape = context.shapes[number]
     index: list[slice | int] = [slice(None)] * (len(shape) + 1)
     dim = step.argument("dim", context.values) % len(shape)
     if step.name == "select":

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from marquis.curvature.factor import Factor
 from marquis.curvature.gradients import Form, RankOne
-from marquis.curvature.graph import Step, references
+from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.elementwise import is_pointwise
 from marquis.curvature.pullbacks.registry import Context, Cotangent
 from marquis.curvature.rules import convolution, elementwise, embedding, fallback, linear, normalisation
@@ -32,14 +32,10 @@ def gradients_of(context: Context, step: Step, cotangent: Cotangent, number: int
 def _local(context: Context, step: Step, cotangent: Cotangent, number: int) -> Form:
     """Gradients of the batch-free value itself."""
     form: Form | None = None
-    if isinstance(cotangent, Factor) and _appears_once(step, number):
+    if isinstance(cotangent, Factor) and step.occurrences[number] == 1:
         entry = RULES.get(step.name)
         if entry is not None:
             form = entry.rule(context, step, cotangent, number)
         elif is_pointwise(step):
             form = elementwise.pointwise(context, step, cotangent, number)
     return form if form is not None else fallback.masked(context, step, cotangent, number)
-
-
-def _appears_once(step: Step, number: int) -> bool:
-    return sum(ref.value == number for ref in references((step.args, step.kwargs))) == 1
