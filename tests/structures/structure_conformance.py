@@ -67,7 +67,7 @@ def inverse(matrix: Tensor) -> Tensor:
 class OnEveryLayout:
     """Linear algebra, on ordinary, empty and one-weight parameter vectors."""
 
-    layouts: ClassVar[Mapping[str, Layout]] = LAYOUTS
+    layouts: ClassVar[dict[str, Layout]] = LAYOUTS
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "layout" in metafunc.fixturenames:

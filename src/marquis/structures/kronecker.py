@@ -63,7 +63,7 @@ class Kronecker(Structure):
         object.__setattr__(self, "scale", check_factor(scale, "scale", self._like))
         require_consistent(self._matrices(), "pieces")
         for name, piece in self.pieces.items():
-            piece.check(name, layout.sizes[name])
+            piece.require_fit(name, layout.sizes[name])
         if diagonal is not None:
             object.__setattr__(self, "shift", self._spread(diagonal))
 

@@ -48,6 +48,16 @@ class Piece(ABC):
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
         """The matrix scale * piece + diag(shift)."""
 
+    @cached_property
+    def _fits(self) -> set[int]:
+        return set()
+
+    def require_fit(self, name: str, size: int) -> None:
+        """`check`, once: the same piece goes through many scales and priors while these are tuned."""
+        if size not in self._fits:
+            self.check(name, size)
+            self._fits.add(size)
+
     def accept(self, name: str, diagonal: Tensor) -> Tensor:
         """The diagonal in the form this piece can add, or an error."""
         return diagonal
