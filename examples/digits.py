@@ -54,6 +54,7 @@ class Questions:
 def pictures() -> tuple[Tensor, Tensor, Questions]:
     """Training digits, and what the network is asked about afterwards."""
     train, test = mq.data.load("digits", "train"), mq.data.load("digits", "test")
+    assert train.y is not None and test.y is not None  # some data sets have no labels; digits do
     generator = torch.Generator().manual_seed(1)
     x = test.x.double()
     order = torch.rand(x.shape[0], 64, generator=generator).argsort(1)

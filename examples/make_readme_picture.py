@@ -64,13 +64,14 @@ def sideways() -> tuple[Tensor, Tensor, Tensor]:
 def main() -> None:
     """Draw and save."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.25])
+    grid = figure.add_gridspec(1, 2, width_ratios=[1, 1.25])
+    left, right = figure.add_subfigure(grid[0, 0]), figure.add_subfigure(grid[0, 1])
 
-    x, y, grid, mean, deviation = (value.flatten().numpy() for value in regression())
+    x, y, line, mean, deviation = (value.flatten().numpy() for value in regression())
     panel = left.subplots()
     for times in (3, 2, 1):
-        panel.fill_between(grid, mean - times * deviation, mean + times * deviation, color=AVERAGED, alpha=0.18, lw=0)
-    panel.plot(grid, mean, color=AVERAGED)
+        panel.fill_between(line, mean - times * deviation, mean + times * deviation, color=AVERAGED, alpha=0.18, lw=0)
+    panel.plot(line, mean, color=AVERAGED)
     panel.plot(x, y, ".", color=DATA, ms=4)
     panel.set(ylim=(-4, 4), xlim=(-5, 5), xticks=[], yticks=[], title="unsure where there are no data")
 
