@@ -93,7 +93,7 @@ class TestBlock(StructureConformance):
         value, _ = self.build(STANDARD)
         matrices = [tensor.clone() for tensor in value.tensors()]
         matrices[1][2, 2] = torch.nan  # b.weight has 6 entries and comes first in its block
-        with pytest.raises(DataError, match=r"'odd'.*b\.weight|'odd'.*a\.weight"):
+        with pytest.raises(DataError, match=r"'odd'.*b\.weight"):
             value.with_tensors(matrices)
 
     def test_by_parameter_is_the_block(self) -> None:
@@ -172,7 +172,8 @@ class LowRankConformance(StructureConformance):
             top = slice(STANDARD.total - rank, None)
             kept = vectors[:, top] @ torch.diag(eigenvalues[top]) @ vectors[:, top].mT
             close(small.to_dense(), kept + torch.diag(value.shift))
-        assert value.truncate(1000) is value or value.truncate(1000).rank <= STANDARD.total
+        assert value.truncate(1000).rank == min(value.rank, STANDARD.total)
+        close(value.truncate(1000).to_dense(), dense)
         close(value.truncate(STANDARD.total).to_dense(), dense)
         with pytest.raises(DataError):
             value.truncate(-1)

@@ -81,7 +81,7 @@ class LowRank(Structure):
         """
         if rank < 0:
             raise DataError(f"rank has to be 0 or more, got {rank}")
-        if rank >= self.rank:
+        if self.rank <= min(rank, self.layout.total):
             return self
         dual = self.rank <= self.layout.total
         small = self.columns.mT @ self.columns if dual else self.columns @ self.columns.mT
