@@ -1,1 +1,13 @@
-"""Curvature of a network's loss: network and data in, structured matrix out."""
+"""The curvature engine: from a network and a batch, or a data set, to a structure.
+
+`ggn` is the front door for one batch, `accumulate` for a data set, `operator` for products without a matrix, `plan` for
+what a call will cost before it is made. `hessian`, `fisher` and `empirical_fisher` are the related matrices.
+"""
+
+from __future__ import annotations
+
+from marquis.curvature.ggn import empirical_fisher, fisher, ggn
+from marquis.curvature.hessian import hessian
+from marquis.curvature.operator import operator
+
+__all__ = ["empirical_fisher", "fisher", "ggn", "hessian", "operator"]

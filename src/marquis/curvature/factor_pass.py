@@ -17,19 +17,17 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.cuts import Cut, choose_cuts, find_cuts, step_costs
-from marquis.curvature.factor import Factor, Window
+from marquis.curvature.factor import Factor
 from marquis.curvature.gradients import Form, combine
 from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks import Context, Cotangent, add, pull
 from marquis.curvature.pullbacks.elementwise import is_pointwise
-from marquis.curvature.roots import Root, Written
+from marquis.curvature.roots import Root, Separate
 from marquis.curvature.route import Route
 from marquis.curvature.rules import gradients_of
 from marquis.curvature.sinks import Sink
-from marquis.errors import NumericalError
-
-CHUNK_BYTES = 2**24
-"""Target size of one chunk of columns at the widest tensor."""
+from marquis.curvature.square_root import Triangular, add_gram, square_root
+from marquis.curvature.tiles import columns_per_tile
 
 
 @dataclass(eq=False)
@@ -46,7 +44,7 @@ class FactorPass:
     route: Route
     context: Context
     sink: Sink
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int
 
     def run(self, root: Root) -> None:
         """Walk from the output to the first parameters, in segments between the chosen cuts."""
@@ -64,7 +62,7 @@ class FactorPass:
         """Pull all columns through steps [start, stop); returns the recompressed root at the cut."""
         steps = self.route.steps[start:stop]
         source = self.context.network.output if start == 0 else self.route.steps[start].value
-        chunks = root.chunks(self._columns_per_chunk(steps))
+        chunks = root.chunks(self._columns_per_chunk(root, steps))
         gram: Tensor | None = None
         self.context.caching = len(chunks) > 1
         for chunk in chunks:
@@ -81,9 +79,12 @@ class FactorPass:
             gram = torch.zeros(1, cut.width, cut.width, dtype=self.sink.like.dtype, device=self.sink.like.device)
         return Triangular(square_root(gram, self.context.network.producers[cut.value].where), tuple(shape))
 
-    def _columns_per_chunk(self, steps: list[Step]) -> int:
+    def _columns_per_chunk(self, root: Root, steps: list[Step]) -> int:
         item = self.sink.like.element_size()
-        widest = max((prod(self.context.shapes.get(step.value, (1,))) for step in steps), default=1)
+        shapes = self.context.shapes
+        if isinstance(root, Separate) and root.local:
+            return columns_per_tile(root.grid, steps, shapes, self.context.size)
+        widest = max((prod(shapes.get(step.value, (1,))) for step in steps), default=1)
         return max(1, self.chunk_bytes // max(1, widest * item))
 
     def _walk(self, steps: list[Step], source: int, start: Factor, cut: Cut | None) -> Factor | None:
@@ -130,75 +131,3 @@ def planned_cuts(
         costs = step_costs(route.network, route.steps, route.active, shapes, samples)
         memo[key] = choose_cuts(found, columns, costs, samples)
     return memo[key]
-
-
-@dataclass(eq=False)
-class Triangular(Written):
-    """Columns of a lower triangular square root: column c is zero above entry c, so a chunk has a window."""
-
-    def __init__(self, lower: Tensor, shape: tuple[int, ...]) -> None:
-        """Keep the factor [n or 1, w, w] as it is; columns are cut from it."""
-        self.lower = lower
-        self.shape = shape
-        self.shared = lower.shape[0] == 1 and shape[0] != 1
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        """Number of columns: the width of the bottleneck."""
-        return self.lower.shape[-1]
-
-    def make(self, chunk: object) -> Factor:
-        """Columns [start, stop), cropped to the rows from start on."""
-        start, stop = chunk  # type: ignore[misc]
-        columns = self.lower[:, start:, start:stop].permute(2, 0, 1)
-        if len(self.shape) == 2:
-            window = Window((self.count,), ((start, self.count),))
-            return Factor(columns, self.shape, None, window if start else None)
-        whole = columns.new_zeros(stop - start, columns.shape[1], self.count)
-        whole[:, :, start:] = columns
-        return Factor(whole.view(stop - start, columns.shape[1], *self.shape[1:]), self.shape)
-
-
-def add_gram(gram: Tensor | None, factor: Factor, width: int) -> Tensor:
-    """Add S Sᵀ of one chunk to M, [n or 1, w, w], in the window that the chunk touches."""
-    columns = factor.product()
-    flat = columns.reshape(columns.shape[0], columns.shape[1], -1)
-    n = flat.shape[1]
-    window = factor.window
-    if gram is None:
-        gram = flat.new_zeros(n, width, width)
-    if window is None or window.is_everything:
-        by_sample = flat.transpose(0, 1)
-        return gram.baddbmm_(by_sample.transpose(1, 2), by_sample)
-    index = torch.arange(width, device=flat.device).view(window.full)[window.slices].flatten()
-    by_sample = flat.transpose(0, 1)
-    gram[:, index[:, None], index] += by_sample.transpose(1, 2) @ by_sample
-    return gram
-
-
-def square_root(gram: Tensor, where: str) -> Tensor:
-    """Lower triangular L with L Lᵀ = M, for positive semi-definite M that may be singular.
-
-    Rounding makes a singular M slightly indefinite; the jitter starts at the rounding error of M itself.
-    """
-    if not bool(torch.isfinite(gram).all()):
-        raise NumericalError(
-            f"the curvature at the output of {where} is not finite; check the network's outputs and data."
-        )
-    width = gram.shape[-1]
-    level = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
-    tiny = torch.finfo(gram.dtype).tiny ** 0.5
-    epsilon = torch.finfo(gram.dtype).eps
-    jitter = 0.0
-    for attempt in range(8):
-        lifted = gram.clone() if attempt else gram
-        if attempt:
-            jitter = epsilon * 10.0 ** (attempt - 1)
-            lifted.diagonal(dim1=-2, dim2=-1).add_((jitter * level + tiny)[:, None])
-        lower, info = torch.linalg.cholesky_ex(lifted)
-        if not bool(info.any()):
-            return lower
-    raise NumericalError(
-        f"the curvature at the output of {where} (width {width}) is not positive semi-definite even with a relative jitter "
-        f"of {jitter:.1g}; compute in float64."
-    )

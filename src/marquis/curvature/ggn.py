@@ -1,33 +1,40 @@
-"""The front door of the engine: curvature of one batch, as a structure."""
+"""The front door of the engine: the curvature of one batch, as a structure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.curvature.cache import network_of
-from marquis.curvature.call import Model, Selection, batch_size, check_finite, parameters_of, select
-from marquis.curvature.factor_pass import CHUNK_BYTES, FactorPass
-from marquis.curvature.graph import Network, Step
+from marquis.curvature.call import Model, Selection, batch_size, check_finite, describe, parameters_of, select
+from marquis.curvature.factor_pass import FactorPass
+from marquis.curvature.graph import Network
+from marquis.curvature.memory import check_memory, chunk_bytes
+from marquis.curvature.mixed import mixed_pass
 from marquis.curvature.pullbacks import Context
-from marquis.curvature.route import Route
 from marquis.curvature.roots import Root, empirical_root, exact_root, fisher_root, sketched_root
-from marquis.curvature.sinks import BlockSink, DiagonalSink, FullSink, KroneckerSink, LowRankSink, Sink
+from marquis.curvature.route import Route
+from marquis.curvature.sinks import make_sink
+from marquis.curvature.squared import squared_forward, squared_pass
+from marquis.curvature.tiles import picture_of
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.structures import Layout, Structure
+from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
-LikelihoodLike = str | Likelihood | Any
-MakeRoot = Callable[[Likelihood, Tensor, "tuple[int, ...] | None"], Root]
+ESTIMATORS = ("exact", "sketched", "approximate", "mixed")
+"""How the network is differentiated; see `ggn`."""
+
+MakeRoot = Callable[[Tensor, "tuple[int, ...] | None"], Root]
 
 
 def ggn(
     model: Model,
     x: Any,
-    likelihood: LikelihoodLike,
+    likelihood: str | Likelihood | Any,
     structure: str = "diagonal",
     estimator: str = "exact",
     *,
@@ -37,67 +44,194 @@ def ggn(
     width_limit: int = 512,
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
+    weight_sharing: str = "expand",
+    memory_limit: int | None = None,
 ) -> Structure:
-    """x."""
-    likelihood = as_likelihood(likelihood)
+    """The generalised Gauss-Newton matrix of one batch, `sum_n J_nᵀ L_n J_n` (a sum over the batch, never a mean).
 
-    def root(lik: Likelihood, outputs: Tensor, picture: tuple[int, ...] | None) -> Root:
-        if estimator == "sketched":
-            return sketched_root(lik, outputs, mask, probes, generator)
-        return exact_root(lik, outputs, mask, picture)
+    | estimator | what flows backwards | cost (x one backward) | error |
+    | --- | --- | --- | --- |
+    | `exact` | a square root of the output Hessian, recompressed at bottlenecks, cropped to receptive fields | columns | none |
+    | `sketched` | `probes` random combinations of its columns | probes | unbiased, shrinks as batches accumulate |
+    | `approximate` | diag(M) only, by squared Jacobians (Miani et al., E.4.1) | 1 | biased |
+    | `mixed` | all of M where a tensor has at most `width_limit` entries, diag(M) elsewhere | between | between |
 
-    return _factor(model, x, likelihood, structure, params, parameters, root)
+    `exact` and `sketched` serve every structure; `approximate` and `mixed` only the diagonal. Memory: the forward values
+    plus one chunk of columns plus the result (P numbers for `diagonal`, P² for `full`, P x N x O for `lowrank`).
+
+    Args:
+        model: a module in eval mode, or a function `(params, x) -> outputs`. Never changed.
+        x: inputs with the batch as dimension 0: a tensor (`model(x)`), a tuple (`model(*x)`), a dict (`model(**x)`).
+        likelihood: "gaussian", "bernoulli", "categorical", "heteroscedastic", or an object with that interface.
+        structure: "diagonal", "kronecker", "block" (one dense block per module), "full" or "lowrank".
+        estimator: see the table.
+        params: parameter values by name; required for a function, optional for a module.
+        parameters: which parameters: None or "all" (those that require a gradient), a name pattern, names, a predicate.
+            Chosen before differentiating, so a subset costs less.
+        probes: number of random columns of `sketched`.
+        width_limit: of `mixed`.
+        generator: source of the random signs of `sketched`.
+        mask: 1 where a target entry was observed; the others leave the likelihood.
+        weight_sharing: for `kronecker`, "expand" (sum over positions after the products) or "reduce" (before).
+        memory_limit: bytes that the call may take beyond the model and the forward values; default: what is free.
+
+    Raises:
+        UnsupportedOperationError: the combination or the network has no right answer here; names the place.
+        MemoryBudgetError: it would not fit; names alternatives.
+        DataError: NaN or infinity in `x`, an empty batch, a mask or output of the wrong shape.
+    """
+    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    _check_choice("estimator", estimator, ESTIMATORS)
+    if estimator in ("approximate", "mixed"):
+        if structure != "diagonal":
+            raise UnsupportedOperationError(
+                f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing to put "
+                f"into structure='{structure}'; use estimator='exact' or 'sketched', or structure='diagonal'."
+            )
+        return job.squared() if estimator == "approximate" else job.mixed(width_limit)
+    if estimator == "sketched":
+        if probes < 1:
+            raise DataError(f"probes={probes}: a sketch needs at least one random column.")
+        return job.factored(lambda f, _: sketched_root(job.likelihood.resolve(f), f, mask, probes, generator), probes)
+    return job.factored(lambda f, picture: exact_root(job.likelihood.resolve(f), f, mask, picture), None)
 
 
-def _factor(model, x, likelihood, structure, params, parameters, make_root):
-    everything = parameters_of(model, params)
-    chosen = select(everything, parameters)
-    n = batch_size(x)
-    network = network_of(model, everything, x)
-    layout = Layout.of(chosen)
-    route = Route.of(network, tuple(chosen))
-    with torch.no_grad():
-        values = network.bind(everything, x)
-        shapes = {}
-        outputs = network.forward(values, route.needed, shapes)
-        likelihood = likelihood.resolve(outputs)
-        like = next(iter(chosen.values())).detach()
-        sink = make_sink(structure, layout, like, n)
-        picture = picture_of(network, shapes)
-        root = make_root(likelihood, outputs, picture)
-        FactorPass(route, Context(network, values, shapes, route.active, n), sink).run(root)
+def fisher(
+    model: Model,
+    x: Any,
+    likelihood: str | Likelihood | Any,
+    structure: str = "diagonal",
+    *,
+    samples: int = 1,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+    generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
+    weight_sharing: str = "expand",
+    memory_limit: int | None = None,
+) -> Structure:
+    """The Monte-Carlo Fisher of one batch: gradients at labels drawn from the model (methods.md 1.3).
+
+    Unbiased for the GGN where the output Hessian does not depend on the label, and for the Fisher always. Cost: `samples`
+    backward passes. Arguments as in `ggn`; `samples` labels are drawn for each datum.
+    """
+    if samples < 1:
+        raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per datum.")
+    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    return job.factored(lambda f, _: fisher_root(job.likelihood.resolve(f), f, mask, samples, generator), samples)
+
+
+def empirical_fisher(
+    model: Model,
+    x: Any,
+    y: Tensor,
+    likelihood: str | Likelihood | Any,
+    structure: str = "diagonal",
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+    mask: Tensor | None = None,
+    weight_sharing: str = "expand",
+    memory_limit: int | None = None,
+) -> Structure:
+    """The empirical Fisher of one batch: gradients at the data's own labels.
+
+    Warning:
+        Neither the Fisher nor the GGN; it is here under its own name for comparison. Cost: one backward pass.
+    """
+    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+
+    def root(f: Tensor, _: tuple[int, ...] | None) -> Root:
+        job.likelihood.resolve(f).validate(f, y, mask)
+        return empirical_root(job.likelihood.resolve(f), f, mask, y)
+
+    return job.factored(root, 1)
+
+
+@dataclass(eq=False)
+class _Job:
+    """One call: everything that is checked and prepared before a pass runs."""
+
+    model: Model
+    x: Any
+    likelihood: Likelihood
+    structure: str
+    params: Mapping[str, Tensor] | None
+    parameters: Selection
+    mask: Tensor | None
+    weight_sharing: str
+    memory_limit: int | None
+
+    def __post_init__(self) -> None:
+        _check_choice("structure", self.structure, tuple(STRUCTURES))
+        _check_choice("weight_sharing", self.weight_sharing, ("expand", "reduce"))
+        check_finite(self.x)
+        self.size = batch_size(self.x)
+        self.everything = {name: p.detach() for name, p in parameters_of(self.model, self.params).items()}
+        chosen = select(parameters_of(self.model, self.params), self.parameters)
+        self.layout = Layout.of(chosen)
+        self.like = self.everything[self.layout.names[0]]
+
+    def network(self) -> Network:
+        return network_of(self.model, self.everything, self.x)
+
+    def check_outputs(self, outputs: Tensor) -> Tensor:
+        if not bool(torch.isfinite(outputs).all()):
+            raise DataError(
+                f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the scale of the inputs."
+            )
+        self.likelihood.resolve(outputs).validate(outputs, None, self.mask)
+        return outputs
+
+    @torch.no_grad()
+    def factored(self, make_root: MakeRoot, columns: int | None) -> Structure:
+        """Run the factor pass; `columns` at the output if known beforehand."""
+        network = self.network()
+        route = Route.of(network, self.layout.names)
+        values = network.bind(self.everything, self.x)
+        shapes: dict[int, tuple[int, ...]] = {}
+        outputs = self.check_outputs(network.forward(values, route.needed, shapes))
+        roots = self.likelihood.resolve(outputs).root_shape(outputs).numel() if columns is None else columns
+        check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit)
+        sink = make_sink(self.structure, self.layout, self.like, self.size, self.weight_sharing == "reduce")
+        context = Context(network, values, shapes, route.active, self.size)
+        root = make_root(outputs, picture_of(network, shapes))
+        FactorPass(route, context, sink, chunk_bytes(self.memory_limit)).run(root)
         return sink.finish()
 
+    @torch.no_grad()
+    def squared(self) -> Structure:
+        """Run the squared pass."""
+        network = self.network()
+        values = network.bind(self.everything, self.x)
+        names = [name for name in self.layout.names if name in network.parameters]
+        outputs = self.check_outputs(squared_forward(network, values, names))
+        start = self.likelihood.resolve(outputs).hessian_diagonal(outputs, self.mask)
+        found = squared_pass(network, values, start, names)
+        return self.diagonal(found)
 
-def make_sink(structure, layout, like, n):
-    if structure == "diagonal":
-        return DiagonalSink(layout, like)
-    if structure == "kronecker":
-        return KroneckerSink(layout, like, samples=n)
-    if structure == "block":
-        members = {}
-        for name in layout.names:
-            members.setdefault(name.rpartition(".")[0], []).append(name)
-        return BlockSink(layout, like, members={k: tuple(v) for k, v in members.items()})
-    if structure == "full":
-        return FullSink(layout, like)
-    return LowRankSink(layout, like)
+    @torch.no_grad()
+    def mixed(self, width_limit: int) -> Structure:
+        """Run the mixed pass."""
+        network = self.network()
+        values = network.bind(self.everything, self.x)
+        shapes: dict[int, tuple[int, ...]] = {}
+        outputs = self.check_outputs(network.forward(values, None, shapes))
+        route = Route.of(network, self.layout.names)
+        context = Context(network, values, shapes, route.active, self.size)
+        sink = make_sink("diagonal", self.layout, self.like, self.size)
+        found = mixed_pass(route, context, self.likelihood.resolve(outputs), self.mask, sink, width_limit)
+        exact = sink.finish().diagonal()
+        return Diagonal(self.layout, exact + self.diagonal(found).diagonal())
+
+    def diagonal(self, found: Mapping[str, Tensor]) -> Diagonal:
+        """A diagonal from totals by name; zeros for parameters that the output does not depend on."""
+        zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items() if name not in found}
+        return Diagonal(self.layout, self.layout.flatten({**zeros, **found}))
 
 
-def picture_of(network: Network, shapes):
-    """Shape of picture behind the output."""
-    number = network.output
-    while True:
-        step = network.producers.get(number)
-        if step is None:
-            return None
-        if step.name.startswith("conv"):
-            return tuple(shapes[number][1:]) if len(shapes[number]) >= 3 else None
-        from marquis.curvature.pullbacks.elementwise import is_pointwise
-
-        if step.name in {"view", "reshape", "flatten", "unflatten"} or (
-            is_pointwise(step) and len([i for i in step.inputs if i in network.batched]) == 1
-        ):
-            number = [i for i in step.inputs if i in network.batched and i in shapes][0]
-            continue
-        return None
+def _check_choice(what: str, given: str, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise UnsupportedOperationError(
+            f"{what}={given!r} is not known; choose one of {', '.join(map(repr, allowed))}."
+        )

@@ -1,0 +1,90 @@
+"""Memory: what is free, what a structure will take, and a refusal with alternatives before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.sinks import modules_of
+from marquis.errors import MemoryBudgetError
+from marquis.structures import Layout
+
+CHUNK_BYTES = 2**24
+"""Size of a chunk of columns at the widest tensor: larger ones only leave the cache."""
+
+RESERVE = 0.9
+"""Share of the free memory that may be planned with."""
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free memory where the tensors live."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 * 2**30
+
+
+def result_bytes(structure: str, layout: Layout, columns: int, item: int) -> int:
+    """Bytes of the finished structure; `columns` counts outputs times samples."""
+    total = layout.total
+    if structure == "diagonal":
+        return total * item
+    if structure == "full":
+        return total * total * item
+    if structure == "lowrank":
+        return total * columns * item
+    if structure == "block":
+        sizes = [sum(layout.sizes[name] for name in names) for names in modules_of(layout.names).values()]
+        return sum(size * size for size in sizes) * item
+    entries = 0
+    for shape in layout.shapes.values():
+        entries += shape[0] ** 2 + prod(shape[1:]) ** 2 if len(shape) > 1 else prod(shape) ** 2
+    return entries * item
+
+
+def check_memory(structure: str, layout: Layout, like: Tensor, columns: int, limit: int | None) -> None:
+    """Refuse a structure that cannot fit, and say what would."""
+    item = like.element_size()
+    needed = result_bytes(structure, layout, columns, item)
+    if structure in ("full", "block", "lowrank"):
+        needed *= 2  # the sum, and one product while it is added
+    allowed = int(RESERVE * available_bytes(like.device)) if limit is None else limit
+    if needed <= allowed:
+        return
+    sizes = {
+        name: result_bytes(name, layout, columns, item)
+        for name in ("diagonal", "kronecker", "block", "lowrank", "full")
+    }
+    fitting = [
+        f"'{name}' ({gigabytes(size)})" for name, size in sizes.items() if 2 * size <= allowed and name != structure
+    ]
+    advice = f"structure={' or '.join(fitting)}" if fitting else "fewer parameters (parameters=...)"
+    raise MemoryBudgetError(
+        f"structure='{structure}' over {layout.total:,} parameters takes about {gigabytes(needed)}, but {gigabytes(allowed)} may be "
+        f"used. Use {advice}, or choose a subset with parameters=..., or raise memory_limit."
+    )
+
+
+def chunk_bytes(limit: int | None) -> int:
+    """Target size of a chunk of columns under a memory limit."""
+    return CHUNK_BYTES if limit is None else max(2**16, min(CHUNK_BYTES, limit // 8))
+
+
+def gigabytes(size: float) -> str:
+    """A readable amount of memory."""
+    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("kB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"

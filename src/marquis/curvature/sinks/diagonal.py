@@ -1,0 +1,45 @@
+"""The diagonal: sums of squared gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.gradients import Form, RankOne
+from marquis.curvature.sinks.base import Sink
+from marquis.structures import Diagonal
+
+
+@dataclass(eq=False)
+class DiagonalSink(Sink):
+    """Sums of squares. For dense layers diag(M) is gathered over the chunks and meets the inputs once, at the end."""
+
+    waiting: dict[str, tuple[RankOne, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Allocate the result once; every parameter's total is a view of it."""
+        self.vector = torch.zeros(self.layout.total, dtype=self.like.dtype, device=self.like.device)
+        self.totals = self.layout.unflatten(self.vector)
+
+    def add(self, name: str, form: Form) -> None:
+        """Square and sum."""
+        if isinstance(form, RankOne):
+            if name not in self.waiting:
+                self.waiting[name] = (form, form.factor.columns.new_zeros(form.factor.shape))
+            form.factor.add_square_sum_(self.waiting[name][1])
+        else:
+            form.add_diagonal_(self.totals[name])
+
+    def end_segment(self) -> None:
+        """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""
+        for name, (form, squares) in self.waiting.items():
+            inputs = form.inputs.square()
+            left, right = (inputs, squares) if form.swapped else (squares, inputs)
+            self.totals[name].addmm_(left.t(), right)
+        self.waiting.clear()
+
+    def finish(self) -> Diagonal:
+        """The diagonal; parameters that the output does not depend on have zeros."""
+        return Diagonal(self.layout, self.vector)
