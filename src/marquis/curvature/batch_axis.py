@@ -62,9 +62,7 @@ def batch_axes(
         params: parameters, for the gradient where symbols do not decide.
         x: a batch.
     """
-    symbol = next(
-        (s for leaf in network.leaves for s in shapes.get(leaf, ())[:1] if isinstance(s, str)), None
-    )
+    symbol = next((s for leaf in network.leaves for s in shapes.get(leaf, ())[:1] if isinstance(s, str)), None)
     axes: dict[int, BatchAxis] = {}
     undecided: list[int] = []
     for number in network.batched:
@@ -100,9 +98,7 @@ def _axes_by_gradient(
         weights = torch.randn(output[1].shape, dtype=output.dtype, device=output.device, generator=generator)
         if not targets:
             return {}
-        grads = torch.autograd.grad(
-            (output[1] * weights).sum(), [values[n] for n in targets], allow_unused=True
-        )
+        grads = torch.autograd.grad((output[1] * weights).sum(), [values[n] for n in targets], allow_unused=True)
     found: dict[int, BatchAxis] = {}
     for number, grad in zip(targets, grads, strict=True):
         if grad is not None and bool((grad != 0).any()):

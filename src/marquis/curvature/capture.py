@@ -33,9 +33,7 @@ class _Caller(nn.Module):
             self.model = model
         else:
             self.function = model
-            self.values = nn.ParameterList(
-                [nn.Parameter(p.detach(), p.is_floating_point()) for p in params.values()]
-            )
+            self.values = nn.ParameterList([nn.Parameter(p.detach(), p.is_floating_point()) for p in params.values()])
 
     def forward(self, x: Any) -> Any:
         if not hasattr(self, "model"):
@@ -58,9 +56,7 @@ def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     caller = _Caller(model, params)
     caller.training = False
     size = batch_size(x)
-    example = (
-        x if size > 1 else pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, x)
-    )
+    example = x if size > 1 else pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, x)
     program, fixed = _export(caller, example, size, describe(model))
     network = _convert(program, caller, model, params, None if not fixed else size)
     refuse_training_mode(network)
@@ -77,9 +73,7 @@ def _export(caller: _Caller, example: Any, size: int, name: str) -> tuple[Any, b
         lambda t: {0: batch} if isinstance(t, Tensor) and t.dim() and t.shape[0] == count else None, example
     )
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # the fused attention kernel is opaque and has no derivative
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is opaque and has no derivative
     try:
         try:
             program, fixed = _quiet_export(caller, example, (dynamic,)), False
@@ -136,9 +130,7 @@ def _needs_functionalisation(graph: Any) -> bool:
     for node in graph.nodes:
         if node.op == "call_function" and _mutates(node.target) and not _writes_state_only(node):
             written = node.args[0]
-            seen_elsewhere = any(
-                _is_view(user.target) for user in written.users if user.op == "call_function"
-            )
+            seen_elsewhere = any(_is_view(user.target) for user in written.users if user.op == "call_function")
             if written.op != "call_function" or _is_view(written.target) or seen_elsewhere:
                 return True
     return False
@@ -154,15 +146,11 @@ def _functional(target: Any) -> Any:
     packet = getattr(torch.ops.aten, name.rstrip("_"), None)
     overload = getattr(packet, target._overloadname, None) if packet is not None else None
     if overload is None:
-        raise UnsupportedOperationError(
-            f"in-place operation `{name}` has no out-of-place twin; write it without `_`."
-        )
+        raise UnsupportedOperationError(f"in-place operation `{name}` has no out-of-place twin; write it without `_`.")
     return overload
 
 
-def _convert(
-    program: Any, caller: _Caller, model: Model, params: Mapping[str, Tensor], fixed: int | None
-) -> Network:
+def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, Tensor], fixed: int | None) -> Network:
     """Turn the exported program into steps."""
     numbers: dict[Any, int] = {}
     current: dict[Any, Any] = {}  # a node overwritten in place -> the node that holds its value now
@@ -214,9 +202,7 @@ def _convert(
                 current[node.args[0]] = node
                 target = _functional(target)
             refs = [ref.value for ref in references((args, kwargs))]
-            steps.append(
-                Step(number, target, tuple(args), dict(kwargs), _path(node), tuple(dict.fromkeys(refs)))
-            )
+            steps.append(Step(number, target, tuple(args), dict(kwargs), _path(node), tuple(dict.fromkeys(refs))))
         elif node.op == "output":
             results = [leaf for leaf in pytree.tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)]
             results = results[len(signature.buffers_to_mutate) :]

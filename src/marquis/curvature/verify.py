@@ -57,18 +57,14 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
             expected = next(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor))
         values = network.bind(leaves, inputs)
         output = network.forward(values)
-        _compare(
-            output, expected, f"the captured graph of {describe(model)} gives another output than the model"
-        )
+        _compare(output, expected, f"the captured graph of {describe(model)} gives another output than the model")
         generator = torch.Generator(device=output.device).manual_seed(0)
         weights = torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
         if not output.requires_grad:
             return
         ours = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
         theirs = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
-        for name, ours_, theirs_ in zip(
-            (n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True
-        ):
+        for name, ours_, theirs_ in zip((n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True):
             if ours_ is None and theirs_ is None:
                 continue
             zero = torch.zeros_like(leaves[name])
