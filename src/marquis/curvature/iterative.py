@@ -61,9 +61,8 @@ class Spectrum:
     def integrate(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """Estimate the trace of a function of the matrix."""
         used = self.weights > 0
-        # A padded node must not produce 0 * inf: it takes the value of a node that counts.
-        nodes = torch.where(used, self.nodes, self.nodes[:, :1])
-        values = torch.where(used, function(nodes), torch.zeros_like(nodes))
+        # A padded node (weight 0) must not produce 0 * inf.
+        values = torch.where(used, function(self.nodes), torch.zeros_like(self.nodes))
         return Estimate.from_samples((self.weights * values).sum(dim=1))
 
     def density(self, grid: Tensor, width: float) -> Tensor:
