@@ -48,27 +48,27 @@ def squared_pass(network: Network, values: dict[int, Any], start: Tensor, select
             f"start has shape {tuple(start.shape)}, the network's output {tuple(output.shape)}; pass the diagonal of "
             "the output Hessian, one entry per output."
         )
-    sums: dict[int, dict[int, Tensor]] = {network.output: {0: start}}
+    sums: dict[int, dict[int, Tensor]] = {plan.output: {0: start}}
 
     def receive(number: int, part: int, m: Tensor) -> None:
         parts = sums.setdefault(number, {})
         parts[part] = parts[part] + m if part in parts else m
 
-    pending = iter(plan.actions)
-    action = next(pending, None)
+    results = sorted(number for number in values if number in network.producers)
     with torch.no_grad():
-        for step in reversed(network.steps):
-            if action is not None and action.step is step:
-                parts = sums.pop(step.value, None)
-                if parts is not None:
-                    local = Local(step, values, parts, frozenset(action.receivers), receive)
-                    if action.rule is None:
-                        elementwise(local, action.group, action.receivers)
-                    else:
-                        action.rule.apply(local)
-                    del local, parts
-                action = next(pending, None)
-            values.pop(step.value, None)  # earlier steps cannot have read it
+        for action in plan.actions:
+            parts = sums.pop(action.step.value, None)
+            if parts is not None:
+                local = Local(action.step, values, parts, frozenset(action.receivers), receive)
+                if action.rule is None:
+                    elementwise(local, action.group, action.receivers)
+                else:
+                    action.rule.apply(local)
+                del local, parts
+            while results and results[-1] >= action.step.value:  # earlier steps cannot have read these
+                del values[results.pop()]
+    for number in results:
+        del values[number]
     return {name: _result(network, name, values, sums, start) for name in names}
 
 

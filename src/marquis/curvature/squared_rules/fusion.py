@@ -3,13 +3,49 @@
 `x * sigmoid(x)` is one function phi of x, and m phi'(x)² is its rule; multiplying m by sigmoid(x)² and by x² in the
 two branches and adding is another number. Steps need to be taken together exactly where branches of elementwise steps
 that left the same tensor meet again; a chain without forks gives the same product either way and stays apart.
+For the same reason an operation that is written twice with the same arguments is taken as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from marquis.curvature.graph import Step
+import torch
+
+from marquis.curvature.graph import Ref, Step
+
+
+def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, int]]:
+    """The steps without those that repeat an earlier one, and repeated value -> the value that stands for it."""
+    first: dict[tuple[Any, str], int] = {}
+    stands_for: dict[int, int] = {}
+    kept: list[Step] = []
+    for step in steps:
+        step = _renamed(step, stands_for)
+        random = torch.Tag.nondeterministic_seeded in getattr(step.op, "tags", ())
+        key = (step.op, repr((step.args, step.kwargs)))
+        if key in first and not random:
+            stands_for[step.value] = first[key]
+        else:
+            first[key] = step.value
+            kept.append(step)
+    return tuple(kept), stands_for
+
+
+def _renamed(step: Step, names: Mapping[int, int]) -> Step:
+    if not any(number in names for number in step.inputs):
+        return step
+
+    def renamed(tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return Ref(names.get(tree.value, tree.value))
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(renamed(item) for item in tree)
+        return {key: renamed(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+    inputs = tuple(dict.fromkeys(names.get(number, number) for number in step.inputs))
+    return Step(step.value, step.op, renamed(step.args), renamed(step.kwargs), step.path, inputs)
 
 
 def group_of(

@@ -7,12 +7,12 @@ forward values that the rules will read, so that the others need not be kept.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from marquis.curvature.graph import Network, Step
 from marquis.curvature.squared_rules.elementwise import PLAIN_SUMS, is_pointwise
-from marquis.curvature.squared_rules.fusion import group_of
+from marquis.curvature.squared_rules.fusion import group_of, merge_repeated
 from marquis.curvature.squared_rules.registry import RULES, Rule
 from marquis.errors import UnsupportedOperationError
 
@@ -54,6 +54,7 @@ class Plan:
     """The whole way back.
 
     Attributes:
+        output: where m starts.
         actions: in the order of the pass, last operation first.
         read: step results whose entries are read by a rule.
         shaped: step results of which only the shape is needed.
@@ -61,6 +62,7 @@ class Plan:
         notes: approximations beyond the usual one, for the user.
     """
 
+    output: int
     actions: tuple[Action, ...]
     read: frozenset[int]
     shaped: frozenset[int]
@@ -93,7 +95,10 @@ def _depending(network: Network, sources: Iterable[int], cut: set[str]) -> froze
     return frozenset(found)
 
 
-def _make_plan(network: Network, selected: frozenset[str]) -> Plan:
+def _make_plan(captured: Network, selected: frozenset[str]) -> Plan:
+    steps, stands_for = merge_repeated(captured.steps)
+    output = stands_for.get(captured.output, captured.output)
+    network = replace(captured, steps=steps, output=output)
     sources = {network.parameters[name] for name in selected if name in network.parameters}
     live = _depending(network, sources, SHAPE_ONLY | NO_DERIVATIVE)
     data = _depending(network, network.leaves, SHAPE_ONLY)
@@ -116,7 +121,8 @@ def _make_plan(network: Network, selected: frozenset[str]) -> Plan:
             read.update(n for step in action.group for n in step.inputs if n not in inner)
     read &= results
     shaped = (shaped & results) - read
-    return Plan(tuple(actions), frozenset(read), frozenset(shaped), _releases(network), _notes(network, actions, data))
+    notes = _notes(network, actions, data)
+    return Plan(output, tuple(actions), frozenset(read), frozenset(shaped), _releases(captured), notes)
 
 
 def _action(step: Step, network: Network, live: frozenset[int], data: frozenset[int]) -> Action:
@@ -197,3 +203,15 @@ def _notes(network: Network, actions: list[Action], data: frozenset[int]) -> tup
                 "between the uses are dropped (there are none between disjoint parts of it)."
             )
     return tuple(notes)
+
+
+def live_and_data(network: Network, selected: Iterable[str]) -> tuple[frozenset[int], frozenset[int]]:
+    """Values that lead to a selected parameter, and values that depend on the input, derivatives of zero left out."""
+    sources = {network.parameters[name] for name in selected if name in network.parameters}
+    live = _depending(network, sources, SHAPE_ONLY | NO_DERIVATIVE)
+    return live, _depending(network, network.leaves, SHAPE_ONLY)
+
+
+def action_at(step: Step, network: Network, live: frozenset[int], data: frozenset[int]) -> Action:
+    """What the squared pass would do at one step; raises if it has no rule for it."""
+    return _action(step, network, live, data)
