@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -63,10 +64,10 @@ def pictures() -> tuple[Tensor, Tensor, Questions]:
     return train.x.double(), train.y, Questions(x, test.y, unknown)
 
 
-def train(x: Tensor, y: Tensor, likelihood: mq.Categorical, epochs: int) -> nn.Module:
+def train(x: Tensor, y: Tensor, likelihood: mq.Categorical, epochs: int, hidden: int) -> nn.Module:
     """Fit a network of two dense layers by Adam, under a Gaussian prior of precision 1 on its weights."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)).double()
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in track(range(epochs), "training", transient=True):
@@ -136,6 +137,7 @@ def compare_curvatures(
     """Compute each curvature of the training data and say how far its diagonal is from the exact one."""
     found: dict[tuple[str, str], Any] = {}
     rows = []
+    first = slice(0, next(model.parameters()).numel())  # weights of the first layer, where approximations show
     exact = mq.curvature.ggn(model, x, likelihood, "diagonal", "exact").diagonal()
     for structure, estimator in CURVATURES:
         generator = torch.Generator().manual_seed(3)
@@ -143,7 +145,6 @@ def compare_curvatures(
         matrix = mq.curvature.ggn(model, x, likelihood, structure, estimator, generator=generator)
         seconds = time.perf_counter() - start
         diagonal = matrix.diagonal()
-        first = slice(0, 64 * 32)  # weights of the first layer, where approximations show
         rows.append(
             [
                 f"{structure}, {estimator}",
@@ -159,7 +160,7 @@ def compare_curvatures(
 
 def show(console: Console, title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Print a table."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
     for row in rows:
@@ -172,13 +173,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What does a digit classifier not know?")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the report")
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
 
     likelihood = mq.Categorical()
     x, y, questions = pictures()
-    model = train(x, y, likelihood, options.epochs)
+    model = train(x, y, likelihood, options.epochs, options.hidden)
     log_likelihood = float(likelihood.log_prob(model(x), y).sum().detach())
 
     curvatures, curvature_rows = compare_curvatures(model, x, likelihood)
@@ -200,7 +202,7 @@ def main() -> None:
         if uncertain is None:
             uncertain = predict
             histograms[f"averaged over weights ({name})"] = entropies
-    columns = ["weights", "prior", "evidence", *found]
+    columns = ["weights", "prior", "log Z", *found]
     show(console, "Known digits, and pictures the network cannot know", columns, rows)
     assert uncertain is not None
 
@@ -219,7 +221,7 @@ def main() -> None:
     page.picture(digits, "Pictures, each with two predictions: network alone, averaged over weights")
     page.table(columns, rows)
     page.text(
-        "Prior: the precision with the highest evidence. NLL: mean negative log probability of the right "
+        "Prior: the precision with the highest evidence log Z. NLL: mean negative log probability of the right "
         "class. ECE: gap between confidence and share of right answers. AUROC: the chance that the prediction "
         "for an unknown picture has a higher entropy than that for a known one (0.5 is guessing, less is worse)."
     )

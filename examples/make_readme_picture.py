@@ -53,7 +53,7 @@ def sideways() -> tuple[Tensor, Tensor, Tensor]:
     """Digits on their side, and the class probabilities of the network alone and averaged over weights."""
     likelihood = mq.Categorical()
     x, y, questions = digits.pictures()
-    model = digits.train(x, y, likelihood, epochs=60)
+    model = digits.train(x, y, likelihood, epochs=60, hidden=32)
     log_likelihood = float(likelihood.log_prob(model(x), y).sum().detach())
     posterior = tune(model, mq.curvature.ggn(model, x, likelihood, "full", "exact"), log_likelihood)
     first = [int((questions.labels == label).nonzero()[0]) for label in (0, 2, 3, 5, 7, 9)]

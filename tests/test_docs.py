@@ -83,7 +83,8 @@ def test_pictures_are_there_and_described():
 
 
 def test_demo_writes_a_report_that_needs_no_other_file(tmp_path):
-    command = [sys.executable, str(ROOT / "examples/digits.py"), "--epochs", "2", "--out", str(tmp_path)]
+    small = ["--epochs", "2", "--hidden", "6"]
+    command = [sys.executable, str(ROOT / "examples/digits.py"), *small, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kronecker, exact" in done.stdout
