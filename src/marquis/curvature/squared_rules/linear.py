@@ -66,7 +66,7 @@ def squared_matmul(
     return to_left, to_right
 
 
-_SECOND = {"matmul": "other", "mm": "mat2", "bmm": "mat2", "mv": "vec", "dot": "tensor"}
+_SECOND = {"matmul": "other", "mm": "mat2", "bmm": "mat2", "mv": "vec"}
 _ADDED = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "addmv": ("mat", "vec")}
 
 

@@ -14,7 +14,7 @@ from marquis.curvature.squared_rules.shapes import adjoint, restore_reduced
 
 _MAXIMA = (
     "max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices",
-    "max_pool1d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
 )  # fmt: skip
 
 

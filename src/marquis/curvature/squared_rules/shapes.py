@@ -16,18 +16,18 @@ from marquis.curvature.squared_rules.registry import Local, all_but_live, nothin
 
 _SAME_ORDER = (
     "view", "reshape", "flatten", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as",
-    "_reshape_copy", "atleast_1d", "ravel",
+
 )  # fmt: skip
 
 _COPIES = (
-    "permute", "transpose", "t", "mT", "numpy_T", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint",
+    "permute", "transpose", "t", "mT", "movedim", "moveaxis", "swapaxes", "swapdims",
     "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile",
     "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "index",
     "index_select", "gather", "take_along_dim", "diagonal", "unfold", "unsafe_chunk", "unsafe_split", "stack", "hstack",
-    "vstack", "slice_scatter", "select_scatter",
+    "slice_scatter", "select_scatter",
     "flip", "roll", "rot90", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col",
     "pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
-    "replication_pad2d", "replication_pad3d", "_pad_circular",
+    "replication_pad2d", "replication_pad3d",
 )  # fmt: skip
 
 _SUMS = ("sum", "cumsum", "col2im")
