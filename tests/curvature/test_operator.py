@@ -552,6 +552,26 @@ def test_nothing_is_mutated():
     assert not any(module.training for module in model.modules())
 
 
+def test_a_forward_that_writes_into_a_buffer_touches_neither_model_nor_matrix():
+    class Counting(nn.Module):
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls.add_(1)
+            return self.layer(x) * self.calls.item()
+
+    model, x = build(Counting), randn(6, 4)
+    op = operator(model, list(x.split(2)), "gaussian")
+    assert model.calls == 0
+    J = jacobian(build(lambda: nn.Linear(4, 2)), x)
+    close(op.to_dense(), torch.einsum("nop,noq->pq", J, J))
+
+
 def test_the_matrix_stays_when_the_model_trains_on():
     case = Case("gaussian")
     op = case.operator()

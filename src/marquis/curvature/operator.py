@@ -118,7 +118,8 @@ class CurvatureOperator(LinearOperator):
         self._data_dtype, self._vectors_per_pass, self._progress = dtype, vectors_per_pass, progress
         self._distributed = distributed and dist.is_available() and dist.is_initialized()
         # Labels are drawn anew for each product from seeds that stay: the matrix is fixed, and nothing is stored.
-        self._seed = int(torch.randint(2**62, (), generator=generator)) if kind == "fisher" else 0
+        where = generator.device if generator is not None else None
+        self._seed = int(torch.randint(2**62, (), generator=generator, device=where)) if kind == "fisher" else 0
         if check:
             self._check()
 
