@@ -190,7 +190,7 @@ class _Job:
         route = Route.of(network, self.layout.names)
         values = network.bind(self.everything, self.x)
         shapes: dict[int, tuple[int, ...]] = {}
-        outputs = self.check_outputs(network.forward(values, route.needed, shapes))
+        outputs = self.check_outputs(network.forward(values, route.needed, shapes, route.pooled))
         roots = self.likelihood.resolve(outputs).root_shape(outputs).numel() if columns is None else columns
         check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit)
         sink = make_sink(self.structure, self.layout, self.like, self.size, self.weight_sharing == "reduce")
@@ -216,8 +216,8 @@ class _Job:
         network = self.network()
         values = network.bind(self.everything, self.x)
         shapes: dict[int, tuple[int, ...]] = {}
-        outputs = self.check_outputs(network.forward(values, None, shapes))
         route = Route.of(network, self.layout.names)
+        outputs = self.check_outputs(network.forward(values, None, shapes, route.pooled))
         context = Context(network, values, shapes, route.active, self.size)
         sink = make_sink("diagonal", self.layout, self.like, self.size)
         found = mixed_pass(route, context, self.likelihood.resolve(outputs), self.mask, sink, width_limit)

@@ -200,6 +200,9 @@ class Outer(Form):
         shape: the parameter's shape.
         arrange: maps [..., q, o, i] to [..., *shape].
         swapped: whether the weight's first axis is the input's (a transposed use).
+        input_products: "expand" or "reduce" -> the Kronecker factor of the inputs [q, i, i] and the number of terms in
+            it, over all positions even where `inputs` is cut to a window; None where `inputs` has them all.
+        direct: (start, stop) -> gradients of these samples, [m, q, c * o, i], where there is a cheaper way.
     """
 
     inputs: Callable[[int, int], Tensor]
@@ -209,6 +212,8 @@ class Outer(Form):
     shape: tuple[int, ...]
     arrange: Callable[[Tensor], Tensor]
     swapped: bool = False
+    input_products: Callable[[str], tuple[Tensor, float]] | None = None
+    direct: Callable[[int, int], Tensor] | None = None
 
     @property
     def columns(self) -> int:  # type: ignore[override]
@@ -222,6 +227,8 @@ class Outer(Form):
 
     def products(self, start: int, stop: int) -> Tensor:
         """Gradients before arranging: [m, q, c * o, i]."""
+        if self.direct is not None:
+            return self.direct(start, stop)
         g = self.outputs if self.outputs.shape[1] == 1 else self.outputs[:, start:stop]
         c, m, q, t, o = g.shape
         g = g.permute(1, 2, 0, 4, 3).reshape(m, q, c * o, t)

@@ -7,7 +7,7 @@ from. `capture.py` makes one; everything else in this package walks the list, fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -112,6 +112,7 @@ class Network:
         values: dict[int, Any],
         keep: Iterable[int] | None = None,
         shapes: dict[int, tuple[int, ...]] | None = None,
+        pooled: Collection[int] = (),
     ) -> Tensor:
         """Run all steps, adding their results to `values`.
 
@@ -119,12 +120,17 @@ class Network:
             values: from `bind`; extended in place.
             keep: value numbers to retain; others are dropped after their last use (None retains everything).
             shapes: receives the shape of every tensor, also of those that are dropped.
+            pooled: max-pooling steps of which also the positions of the maxima are wanted, as `values[~number]`.
         """
         kept = None if keep is None else {*keep, self.output}
         if shapes is not None:
             shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
-            result = values[step.value] = run(step, values)
+            if step.value in pooled:
+                values[step.value], values[~step.value] = _pool_with_indices(step, values)
+            else:
+                values[step.value] = run(step, values)
+            result = values[step.value]
             if shapes is not None and isinstance(result, Tensor):
                 shapes[step.value] = tuple(result.shape)
             if kept is not None:
@@ -191,3 +197,8 @@ def references(tree: Any) -> list[Ref]:
 def run(step: Step, values: Mapping[int, Any]) -> Any:
     """Execute one step."""
     return step.op(*resolve(step.args, values), **resolve(step.kwargs, values))
+
+
+def _pool_with_indices(step: Step, values: Mapping[int, Any]) -> tuple[Tensor, Tensor]:
+    """Two-dimensional max pooling together with the flat position of each maximum."""
+    return torch.ops.aten.max_pool2d_with_indices(*resolve(step.args, values), **resolve(step.kwargs, values))

@@ -96,13 +96,7 @@ class Separate(Root):
     def chunks(self, columns: int) -> list[object]:
         """Boxes of the grid with about this many root columns each."""
         if not self.local:
-            if len(self.grid) == 1 and self.likelihood.coupling is None:
-                return [((start, min(self.count, start + columns)),) for start in range(0, self.count, columns)]
-            rows = max(1, columns * self.grid[0] // max(1, self.count)) if self.likelihood.coupling is None else None
-            if rows is None or self._class_axis == 0:
-                return self._split_behind_classes(columns)
-            others = tuple((0, size) for size in self.grid[1:])
-            return [((a, min(self.grid[0], a + rows)), *others) for a in range(0, self.grid[0], rows)]
+            return self._stretches(columns)
         depth = self.root_grid[0]
         space = self.grid[1:]
         side = max(1, round((columns / depth) ** (1 / len(space))))
@@ -111,10 +105,10 @@ class Separate(Root):
             boxes = [(*box, (a, min(size, a + side))) for box in boxes for a in range(0, size, side)]
         return list(boxes)
 
-    def _split_behind_classes(self, columns: int) -> list[object]:
+    def _stretches(self, columns: int) -> list[object]:
         """Cut along the largest dimension that is not the classes'."""
-        axis = self._class_axis
-        others = [d for d in range(len(self.grid)) if d != axis]
+        classes = None if self.likelihood.coupling is None else self._class_axis
+        others = [d for d in range(len(self.grid)) if d != classes]
         whole = tuple((0, size) for size in self.grid)
         if not others:
             return [whole]

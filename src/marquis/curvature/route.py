@@ -26,6 +26,7 @@ class Route:
         uses: step value -> (batch-free value, parameter name) for every use of a selected parameter.
         counts: number of uses of each parameter.
         needed: forward values that the walk reads.
+        pooled: max-pooling steps whose maxima the walk needs to find again.
     """
 
     network: Network
@@ -35,6 +36,7 @@ class Route:
     uses: dict[int, list[tuple[int, str]]]
     counts: dict[str, int]
     needed: frozenset[int]
+    pooled: frozenset[int]
 
     @staticmethod
     def of(network: Network, names: tuple[str, ...]) -> Route:
@@ -66,7 +68,8 @@ def _make(network: Network, names: tuple[str, ...]) -> Route:
                     counts[name] = counts.get(name, 0) + 1
         needed |= _needed(network, step, active, step.value in uses)
     needed |= {step.value for step in network.steps if step.value not in network.batched}
-    return Route(network, selected, active, steps, uses, counts, frozenset(needed))
+    pooled = frozenset(step.value for step in steps if step.name == "max_pool2d")
+    return Route(network, selected, active, steps, uses, counts, frozenset(needed), pooled)
 
 
 def _needed(network: Network, step: Step, active: frozenset[int], parametric: bool) -> set[int]:
@@ -74,10 +77,18 @@ def _needed(network: Network, step: Step, active: frozenset[int], parametric: bo
     needed = {n for n in step.inputs if n in network.batched} if parametric else set()
     if any(n in active and n in network.batched for n in step.inputs):
         needs = "output" if step.name in FROM_OUTPUT else NEEDS.get(step.name, "inputs")
+        if needs == "output" and _read_by_pooling_only(network, step):
+            needs = "nothing"  # the pooled tensor holds every entry at which the derivative is needed
         if step.name == "getitem":
             needs = "nothing"
+        if needs == "factors":  # a product: linear in each of its inputs, not in all of them together
+            needs = "inputs" if sum(n in network.batched for n in step.inputs) > 1 else "nothing"
         if needs == "inputs":
             needed.update(n for n in step.inputs if n in network.batched)
         elif needs == "output":
             needed.add(step.value)
     return needed
+
+
+def _read_by_pooling_only(network: Network, step: Step) -> bool:
+    return [user.name for user in network.uses.get(step.value, ())] == ["max_pool2d"]

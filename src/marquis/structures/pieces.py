@@ -58,6 +58,10 @@ class Piece(ABC):
             self.check(name, size)
             self._fits.add(size)
 
+    def vouched_for(self, size: int) -> None:
+        """Skip `check`: whoever made this piece guarantees what it would find."""
+        self._fits.add(size)
+
     def accept(self, name: str, diagonal: Tensor) -> Tensor:
         """The diagonal in the form this piece can add, or an error."""
         return diagonal

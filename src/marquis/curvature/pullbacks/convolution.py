@@ -36,7 +36,7 @@ def padding_of(step: Step, context: Context) -> list[tuple[int, int]] | None:
     return [(p, p) for p in pairs(given, dims)]
 
 
-@pullback("conv1d", "conv2d", "conv3d", needs="nothing")
+@pullback("conv1d", "conv2d", "conv3d", needs="factors")
 def convolution(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """The adjoint convolution, per column; a window grows by the kernel and stays inside the picture."""
     number, weight_number = step.reference("input"), step.reference("weight")
@@ -123,7 +123,7 @@ def _adjoint(
     return spread
 
 
-@pullback("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", needs="nothing")
+@pullback("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", needs="factors")
 def transposed_convolution(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """The adjoint of a transposed convolution is the convolution with the same kernel."""
     number, weight_number = step.reference("input"), step.reference("weight")

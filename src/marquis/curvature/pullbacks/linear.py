@@ -9,7 +9,7 @@ from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.registry import Context, pullback
 
 
-@pullback("linear", needs="nothing")
+@pullback("linear", needs="factors")
 def linear(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = x Wᵀ + b."""
     number, weight = step.reference("input"), step.reference("weight")
@@ -18,7 +18,7 @@ def linear(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | 
     return _through(context, number, factor, context.values[weight]) if context.is_target(number) else {}
 
 
-@pullback("matmul", "mm", needs="nothing")
+@pullback("matmul", "mm", needs="factors")
 def matmul(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = x W with a batch-free matrix W."""
     number, weight = (ref.value for ref in step.args[:2])
@@ -27,7 +27,7 @@ def matmul(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | 
     return _through(context, number, factor, context.values[weight].t()) if context.is_target(number) else {}
 
 
-@pullback("addmm", needs="nothing")
+@pullback("addmm", needs="factors")
 def addmm(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = b + x W, as decompositions write a dense layer."""
     number, weight = step.reference("mat1"), step.reference("mat2")

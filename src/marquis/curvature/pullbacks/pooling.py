@@ -4,72 +4,74 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from marquis.curvature.factor import Factor, Window
 from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.convolution import pairs
-from marquis.curvature.pullbacks.elementwise import elementwise_derivatives, is_pointwise
+from marquis.curvature.pullbacks.elementwise import FROM_OUTPUT
 from marquis.curvature.pullbacks.registry import Context, pullback
 
 
-@pullback("max_pool2d")
-def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
-    """Non-overlapping windows: copy to the window and keep only its maximum.
+@pullback("max_pool2d", needs="output")
+def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
+    """Put every entry back where the maximum was; overlapping windows add up.
 
-    The derivative of an activation in front of the pooling is folded into the same multiplication, at no cost per column.
+    The derivative of an activation in front of the pooling is applied before, on the smaller tensor.
     """
     number = step.inputs[0]
     if not context.is_target(number):
         return {}
-    value: Tensor = context.values[number]
+    shape = context.shapes[number]
+    indices: Tensor = context.values[~step.value]
+    factor = _through_activation(context, step, number, factor)
     kernel = pairs(step.argument("kernel_size", context.values), 2)
-    stride = step.argument("stride", context.values) or kernel
-    plain = (
-        pairs(stride, 2) == kernel
+    stride = pairs(step.argument("stride", context.values) or kernel, 2)
+    tiled = (
+        stride == kernel
         and pairs(step.argument("padding", context.values), 2) == [0, 0]
-        and pairs(step.argument("dilation", context.values), 2) == [1, 1]
-        and value.dim() == 4
+        and all(size % k == 0 for size, k in zip(shape[-2:], kernel, strict=True))
         and factor.batch_first
-        and all(size % k == 0 for size, k in zip(value.shape[2:], kernel, strict=True))
     )
-    if not plain:
-        return None
-    mask = context.cached(step, "mask", lambda: _selection(context, number, value, kernel))
+    if factor.window is not None and tiled and len(factor.window.full) == 3:
+        return {number: _within_window(context, step, factor, shape, kernel, indices)}
+    columns = factor.dense()
+    spread = columns.new_zeros(columns.shape[0], *shape)
+    flat = indices.flatten(-2).expand(columns.shape[0], *indices.shape[:-2], -1)
+    spread.flatten(-2).scatter_add_(-1, flat, columns.flatten(-2))
+    return {number: context.factor(spread, number)}
+
+
+def _through_activation(context: Context, step: Step, number: int, factor: Factor) -> Factor:
+    """Multiply by the derivative of an activation whose only reader is this pooling, and mark it as done."""
+    source = context.network.producers.get(number)
+    if source is None or source.name not in FROM_OUTPUT or len(context.network.uses[number]) > 1:
+        return factor
+    context.folded.add(source.value)
+    derivative = context.cached(step, "derivative", lambda: FROM_OUTPUT[source.name](context.values[step.value]))
+    return factor.multiply(derivative)
+
+
+def _within_window(
+    context: Context, step: Step, factor: Factor, shape: tuple[int, ...], kernel: list[int], indices: Tensor
+) -> Factor:
+    """Non-overlapping windows inside a box: copy to the window and keep only its maximum."""
+    assert factor.window is not None
+
+    def mask_of_maxima() -> Tensor:
+        mask = factor.columns.new_zeros(shape)
+        mask.flatten(-2).scatter_(-1, indices.flatten(-2), 1.0)
+        return mask
+
+    ranges = [(a * k, b * k) for (a, b), k in zip(factor.window.ranges[1:], kernel, strict=True)]
+    window = Window(shape[1:], (factor.window.ranges[0], *ranges))
+    mask = window.crop(context.cached(step, "maxima", mask_of_maxima))
     columns = factor.product()
-    window = factor.window
-    if window is not None:
-        ranges = [(a * k, b * k) for (a, b), k in zip(window.ranges[1:], kernel, strict=True)]
-        window = Window(tuple(value.shape[1:]), (window.ranges[0], *ranges))
-        mask = window.crop(mask)
     high, wide = columns.shape[-2:]
     tiles = mask.reshape(*mask.shape[:2], high, kernel[0], wide, kernel[1])
     spread = columns[..., :, None, :, None] * tiles
-    spread = spread.view(*spread.shape[:3], high * kernel[0], wide * kernel[1])
-    return {number: Factor(spread, tuple(value.shape), None, window)}
-
-
-def _selection(context: Context, number: int, value: Tensor, kernel: list[int]) -> Tensor:
-    """One at each maximum, times the derivative of an activation whose only reader is the pooling."""
-    mask = _argmax_mask(value, kernel)
-    source = context.network.producers.get(number)
-    if source is None or not is_pointwise(source) or len(context.network.uses[number]) > 1:
-        return mask
-    derivatives = elementwise_derivatives(context, source)
-    targets = context.targets(source)
-    if len(targets) != 1 or list(derivatives) != targets or context.shapes[targets[0]] != tuple(value.shape):
-        return mask
-    context.folded.add(source.value)
-    return mask.mul_(derivatives[targets[0]])
-
-
-def _argmax_mask(value: Tensor, kernel: list[int]) -> Tensor:
-    indices = F.max_pool2d(value, kernel, return_indices=True)[1]
-    mask = torch.zeros_like(value, memory_format=torch.contiguous_format)
-    mask.flatten(2).scatter_(2, indices.flatten(2), 1.0)
-    return mask
+    return Factor(spread.view(*spread.shape[:3], high * kernel[0], wide * kernel[1]), shape, None, window)
 
 
 @pullback("upsample_nearest2d", needs="nothing")
@@ -94,9 +96,16 @@ def upsample_nearest(context: Context, step: Step, factor: Factor) -> dict[int, 
         if any(any(pad) for pad in pads):
             columns = F.pad(columns, [*pads[1], *pads[0]])
         window = Window(shape[1:], (window.ranges[0], *inner))
-    high, wide = (s // r for s, r in zip(columns.shape[-2:], ratios, strict=True))
-    columns = columns.reshape(*columns.shape[:-2], high, ratios[0], wide, ratios[1]).sum(dim=(-3, -1))
+    columns = _sum_blocks(_sum_blocks(columns, ratios[0]).transpose(-1, -2), ratios[1]).transpose(-1, -2)
     return {number: Factor(columns, shape, None, window)}
+
+
+def _sum_blocks(columns: Tensor, ratio: int) -> Tensor:
+    """Sum blocks of rows, as a sum of strided slices: much faster than a reduction over a short inner dimension."""
+    total = columns[..., 0::ratio, :]
+    for offset in range(1, ratio):
+        total = total + columns[..., offset::ratio, :]
+    return total
 
 
 @pullback("batch_norm", needs="nothing")

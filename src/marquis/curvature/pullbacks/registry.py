@@ -24,8 +24,8 @@ Pullback = Callable[["Context", Step, Factor], "Mapping[int, Cotangent] | None"]
 PULLBACKS: dict[str, Pullback] = {}
 
 NEEDS: dict[str, str] = {}
-"""What the pull-back of an operation reads from the forward pass: "nothing" (of what depends on the data), "output" or
-"inputs" (the default)."""
+"""What the pull-back of an operation reads from the forward pass: "nothing" (of what depends on the data), "output",
+"inputs" (the default), or "factors": the inputs of a product where more than one of them depends on the data."""
 
 
 @dataclass(eq=False)

@@ -1,24 +1,22 @@
 """Gradients of convolution kernels: outer products of unfolded pictures and cotangents, over the factor's window only.
 
-`unfold` would be the bottleneck; a strided view of the padded picture with channels last is copied instead, a few
-samples at a time. For a transposed convolution the roles are swapped: the cotangent is unfolded.
+For a transposed convolution the roles are swapped: the cotangent is unfolded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from marquis.curvature.factor import Factor, Window
 from marquis.curvature.gradients import Explicit, Form, Outer
 from marquis.curvature.graph import Step
 from marquis.curvature.pullbacks.convolution import padding_of, pairs
 from marquis.curvature.pullbacks.registry import Context
+from marquis.curvature.rules.patches import Pads, patch_products, unfold
 from marquis.curvature.rules.registry import parametric
-
-Pads = list[tuple[int, int]]
 
 
 @parametric(
@@ -65,7 +63,53 @@ def convolution(context: Context, step: Step, factor: Factor, number: int) -> Fo
         return split.flatten(-3 - dims, -2 - dims)
 
     sizes = (groups, g.shape[3], prod(kernel) * channels)
-    return Outer(patches, g, factor.shape[0], sizes, tuple(weight.shape), arrange)
+    everywhere = tuple((0, size) for size in factor.shape[2:])
+
+    def input_products(sharing: str) -> tuple[Tensor, float]:
+        return patch_products(picture, kernel, stride, dilation, padding, everywhere, groups, sharing)
+
+    direct = None
+    if c * weight.shape[0] // groups * 4 <= channels and set(stride) == {1} and groups == 1:
+        direct = _by_unfolded_cotangent(columns, picture, kernel, dilation, padding, boxes)
+    shape = tuple(weight.shape)
+    return Outer(patches, g, factor.shape[0], sizes, shape, arrange, False, input_products, direct)
+
+
+def _by_unfolded_cotangent(
+    columns: Tensor,
+    picture: Tensor,
+    kernel: tuple[int, ...],
+    dilation: list[int],
+    padding: Pads,
+    boxes: tuple[tuple[int, int], ...],
+) -> Callable[[int, int], Tensor]:
+    """Few outputs: unfold the cotangent, which is small, instead of the picture (stride 1).
+
+    `G[o, u, i] = sum_s x[i, s] g[o, s - u + p]`, with s over the inputs that the box reads.
+    """
+    reads, pads = [], []
+    for axis, (first, last) in enumerate(boxes):
+        spread = dilation[axis] * (kernel[axis] - 1)
+        low, high = first - padding[axis][0], last - padding[axis][0] + spread
+        inside = max(0, low), min(picture.shape[2 + axis], high)
+        reads.append(inside)
+        pads.append((spread - (inside[0] - low), spread - (high - inside[1])))
+    index = tuple(slice(low, high) for low, high in reads)
+    counts = tuple((0, high - low) for low, high in reads)
+
+    def gradients(start: int, stop: int) -> Tensor:
+        g = columns if columns.shape[1] == 1 else columns[:, start:stop]
+        c, m, o = g.shape[:3]
+        folded = g.transpose(0, 1).reshape(m, c * o, *g.shape[3:])
+        ones = [1] * len(kernel)
+        unfolded = unfold(folded, kernel, ones, dilation, pads, counts, 1)  # [m, 1, s, k * c * o], offsets reversed
+        unfolded = unfolded.reshape(m, -1, prod(kernel), c * o).flip(2)
+        x = picture[(slice(start, stop), slice(None), *index)].flatten(2)  # [m', i, s]
+        products = x @ unfolded.flatten(2)  # [m', i, k * c * o]
+        products = products.reshape(x.shape[0], x.shape[1], prod(kernel), c * o).permute(0, 3, 2, 1)
+        return products.reshape(x.shape[0], 1, c * o, -1)
+
+    return gradients
 
 
 @parametric(
@@ -128,42 +172,3 @@ def _boxed(factor: Factor) -> Factor:
     factor = factor.unwindowed()
     window = Window(factor.shape[1:], tuple((0, size) for size in factor.shape[1:]))
     return Factor(factor.columns, factor.shape, factor.scale, window)
-
-
-def unfold(
-    picture: Tensor,
-    kernel: tuple[int, ...],
-    stride: list[int],
-    dilation: list[int],
-    padding: Pads,
-    boxes: tuple[tuple[int, int], ...],
-    groups: int,
-) -> Tensor:
-    """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
-    dims = len(kernel)
-    n, channels = picture.shape[:2]
-    index, pads = [], []
-    for axis, (first, last) in enumerate(boxes):
-        low = first * stride[axis] - padding[axis][0]
-        high = (last - 1) * stride[axis] - padding[axis][0] + dilation[axis] * (kernel[axis] - 1) + 1
-        size = picture.shape[2 + axis]
-        index.append(slice(max(0, low), min(size, high)))
-        pads.append((max(0, -low), max(0, high - size)))
-    cut = picture[(slice(None), slice(None), *index)]
-    if any(any(pad) for pad in pads):
-        cut = F.pad(cut, [p for pad in reversed(pads) for p in pad])
-    last = cut.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, so its strides are its own
-    steps = last.stride()
-    counts = [stop - start for start, stop in boxes]
-    grouped = (groups, channels // groups)
-    view = last.as_strided(
-        (n, grouped[0], *counts, *kernel, grouped[1]),
-        (
-            steps[0],
-            grouped[1] * steps[-1],
-            *(steps[1 + axis] * stride[axis] for axis in range(dims)),
-            *(steps[1 + axis] * dilation[axis] for axis in range(dims)),
-            steps[-1],
-        ),
-    )
-    return view.reshape(n, groups, prod(counts), prod(kernel) * grouped[1])

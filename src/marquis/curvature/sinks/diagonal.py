@@ -19,9 +19,10 @@ class DiagonalSink(Sink):
     waiting: dict[str, tuple[RankOne, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Allocate the result once; every parameter's total is a view of it."""
-        self.vector = torch.zeros(self.layout.total, dtype=self.like.dtype, device=self.like.device)
+        """Allocate the result once, unwritten; every parameter's total is a view of it."""
+        self.vector = torch.empty(self.layout.total, dtype=self.like.dtype, device=self.like.device)
         self.totals = self.layout.unflatten(self.vector)
+        self.unwritten = set(self.layout.names)
 
     def add(self, name: str, form: Form) -> None:
         """Square and sum."""
@@ -30,16 +31,28 @@ class DiagonalSink(Sink):
                 self.waiting[name] = (form, form.factor.columns.new_zeros(form.factor.shape))
             form.factor.add_square_sum_(self.waiting[name][1])
         else:
-            form.add_diagonal_(self.totals[name])
+            form.add_diagonal_(self._zeroed(name))
 
     def end_segment(self) -> None:
         """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""
         for name, (form, squares) in self.waiting.items():
             inputs = form.inputs.square()
             left, right = (inputs, squares) if form.swapped else (squares, inputs)
-            self.totals[name].addmm_(left.t(), right)
+            if name in self.unwritten:  # a first product needs no zeros to be added to
+                torch.mm(left.t(), right, out=self.totals[name])
+                self.unwritten.remove(name)
+            else:
+                self.totals[name].addmm_(left.t(), right)
         self.waiting.clear()
+
+    def _zeroed(self, name: str) -> Tensor:
+        if name in self.unwritten:
+            self.totals[name].zero_()
+            self.unwritten.remove(name)
+        return self.totals[name]
 
     def finish(self) -> Diagonal:
         """The diagonal; parameters that the output does not depend on have zeros."""
+        for name in list(self.unwritten):
+            self._zeroed(name)
         return Diagonal(self.layout, self.vector)

@@ -13,6 +13,7 @@ from marquis.curvature.gradients import Entrywise, Explicit, Form, Outer, RankOn
 from marquis.curvature.sinks.base import GRADIENT_BYTES, Sink
 from marquis.errors import UnsupportedOperationError
 from marquis.structures import DensePiece, DiagonalPiece, Kronecker, KroneckerPiece, Piece
+from marquis.structures.linalg import require_finite
 
 
 @dataclass(eq=False)
@@ -83,6 +84,10 @@ class KroneckerSink(Sink):
         self.left[name] = self.left[name] + gram if name in self.left else gram
         if name in self.right:
             return
+        self.swapped[name] = form.swapped
+        if form.input_products is not None:
+            self.right[name], self.counts[name] = form.input_products("reduce" if self.reduce else "expand")
+            return
         products = gram.new_zeros(q, i, i)
         limit = max(1, GRADIENT_BYTES // max(1, q * t * i * form.item))
         for start in range(0, self.samples, limit):
@@ -92,7 +97,6 @@ class KroneckerSink(Sink):
             products.baddbmm_(a.transpose(-1, -2), a)
         self.right[name] = products
         self.counts[name] = float(self.samples if self.reduce else self.samples * t)
-        self.swapped[name] = form.swapped
 
     def finish(self) -> Kronecker:
         """The structure, every factor in the order of the parameter's own entries."""
@@ -105,7 +109,16 @@ class KroneckerSink(Sink):
             else:
                 values = self.diagonal.get(name, self.like.new_zeros(shape))
                 pieces[name] = DiagonalPiece(values.flatten())
+        for name, piece in pieces.items():
+            self._vouch(name, piece)
         return Kronecker(self.layout, pieces)
+
+    def _vouch(self, name: str, piece: Piece) -> None:
+        """Products are symmetric, and a NaN or an infinity in one shows on its diagonal: no need to read all of it."""
+        for tensor in piece.tensors():
+            shown = tensor.diagonal(dim1=-2, dim2=-1) if tensor.dim() > 1 else tensor
+            require_finite(shown, f"curvature of parameter {name!r}")
+        piece.vouched_for(self.layout.sizes[name])
 
     def _piece(self, name: str, shape: tuple[int, ...]) -> KroneckerPiece:
         """Undo the channels-last order of unfolded patches, so that the weight is row-major [g, r, s]."""
