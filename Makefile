@@ -38,8 +38,7 @@ docs: $(STAMP)  ## the documentation, into site/, without the network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  ## timings, as ratios in one run
-	@if [ -d benchmarks ]; then $(BIN)/python -m pytest benchmarks -p no:xdist -m '' --benchmark-only; \
-	else echo 'no benchmarks yet'; fi
+	$(BIN)/python -m benchmarks.run
 
 build: $(STAMP)  ## wheel and source archive, into dist/
 	$(BIN)/python -m build --no-isolation
