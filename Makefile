@@ -37,7 +37,7 @@ types: $(STAMP)  ## static types
 docs: $(STAMP)  ## the documentation, into site/, without the network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP)  ## timings, as ratios in one run
+bench: $(STAMP)  ## timings against the peers, as ratios in one run; writes docs/benchmarks (10 minutes)
 	$(BIN)/python -m benchmarks.run
 
 build: $(STAMP)  ## wheel and source archive, into dist/
