@@ -9,5 +9,6 @@ from __future__ import annotations
 from marquis.curvature.ggn import empirical_fisher, fisher, ggn
 from marquis.curvature.hessian import hessian
 from marquis.curvature.operator import operator
+from marquis.curvature.plan import Plan, plan
 
-__all__ = ["empirical_fisher", "fisher", "ggn", "hessian", "operator"]
+__all__ = ["Plan", "empirical_fisher", "fisher", "ggn", "hessian", "operator", "plan"]

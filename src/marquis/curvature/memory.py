@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from marquis.curvature.sinks import modules_of
 from marquis.errors import MemoryBudgetError
@@ -72,8 +76,9 @@ def check_memory(structure: str, layout: Layout, like: Tensor, columns: int, lim
     ]
     advice = f"structure={' or '.join(fitting)}" if fitting else "fewer parameters (parameters=...)"
     raise MemoryBudgetError(
-        f"structure='{structure}' over {layout.total:,} parameters takes about {gigabytes(needed)}, but {gigabytes(allowed)} may be "
-        f"used. Use {advice}, or choose a subset with parameters=..., or raise memory_limit."
+        f"structure='{structure}' over {layout.total:,} parameters takes about {gigabytes(needed)}, but "
+        f"{gigabytes(allowed)} may be used. Use {advice}, or choose a subset with parameters=..., or raise "
+        "memory_limit."
     )
 
 
@@ -88,3 +93,41 @@ def gigabytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
     return f"{size:.0f} B"
+
+
+class AllocationMeter(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made while it is active, and the most that were alive at once.
+
+    Views count once, with what they are views of. It works on real tensors as well as on fake ones.
+
+    Attributes:
+        live: bytes alive now.
+        peak: the most so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and take note of new storages among its results."""
+        before = {leaf.untyped_storage()._cdata for leaf in tensors_in((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tensors_in(result):
+            storage = leaf.untyped_storage()
+            key = storage._cdata
+            if key not in self._sizes and key not in before:
+                self._sizes[key] = storage.nbytes()
+                self.live += self._sizes[key]
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._release, key).atexit = False
+        return result
+
+    def _release(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Every tensor in a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
