@@ -98,27 +98,43 @@ def _axes_by_gradient(
         weights = torch.randn(output[1].shape, dtype=output.dtype, device=output.device, generator=generator)
         if not targets:
             return {}
-        grads = torch.autograd.grad((output[1] * weights).sum(), [values[n] for n in targets], allow_unused=True)
+        samples = sorted({0, 1, size - 1})
+        tensors = [values[n] for n in targets]
+        by_sample = [
+            torch.autograd.grad((output[k] * weights).sum(), tensors, allow_unused=True, retain_graph=True)
+            for k in samples
+        ]
     found: dict[int, BatchAxis] = {}
-    for number, grad in zip(targets, grads, strict=True):
-        if grad is not None and bool((grad != 0).any()):
-            axis = _matching_axis(grad != 0, size)
-            if axis is not None:
-                found[number] = axis
+    for number, grads in zip(targets, zip(*by_sample, strict=True), strict=True):
+        touched = {k: grad != 0 for k, grad in zip(samples, grads, strict=True) if grad is not None}
+        axis = _matching_axis({k: where for k, where in touched.items() if bool(where.any())}, size)
+        if axis is not None:
+            found[number] = axis
     return found
 
 
-def _matching_axis(touched: Tensor, size: int) -> BatchAxis | None:
-    """The layout under which only sample 1 is touched."""
-    for axis, length in enumerate(touched.shape):
+def _matching_axis(touched: Mapping[int, Tensor], size: int) -> BatchAxis | None:
+    """The layout under which each sample's output touches that sample's entries only.
+
+    One sample is not enough: a network that reads only its last token touches so few entries of [length * batch] that
+    both orders fit. The first and the last sample together tell them apart.
+    """
+    if not touched:
+        return None
+    for axis, length in enumerate(next(iter(touched.values())).shape):
         if length % size == 0:
             for major in (True, False):
                 candidate = BatchAxis(axis, length // size, major)
-                others = candidate.to_front(touched).clone()
-                others[1] = False
-                if not bool(others.any()):
+                if all(_only(candidate.to_front(where), sample) for sample, where in touched.items()):
                     return candidate
     return None
+
+
+def _only(touched: Tensor, sample: int) -> bool:
+    """Whether nothing of the other samples is touched."""
+    others = touched.clone()
+    others[sample] = False
+    return not bool(others.any())
 
 
 def require_axis(axes: Mapping[int, BatchAxis], number: int, where: str) -> BatchAxis:

@@ -137,6 +137,14 @@ class Factor:
             )
         return Factor(one, self.shape, None if scale is None else scale.dense()[0])
 
+    def whole_channels(self) -> Factor:
+        """The same factor with a window that holds every channel, for operations that mix channels."""
+        window = self.window
+        if window is None or window.full != self.shape[1:] or window.ranges[0] == (0, window.full[0]):
+            return self
+        wider = Window(window.full, ((0, window.full[0]), *window.ranges[1:]))
+        return Factor(self._within(wider), self.shape, None, wider)
+
     @cached_property
     def squares(self) -> Tensor:
         """diag(M) = sum over columns of the squares, cropped: [n or 1, *box]."""

@@ -225,6 +225,14 @@ class Outer(Form):
         """Bytes of one number."""
         return self.outputs.element_size()
 
+    def sample_ranges(self, limit: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+        """Ranges for which gradients, cotangents and patches each take about `limit` bytes."""
+        q, t, i = self.sizes
+        largest = max(prod(self.shape) * self.columns, self.columns * q * t * self.outputs.shape[-1], q * t * i)
+        width = max(1, limit // max(1, largest * self.item))
+        for start in range(0, self.samples, width):
+            yield start, min(self.samples, start + width)
+
     def products(self, start: int, stop: int) -> Tensor:
         """Gradients before arranging: [m, q, c * o, i]."""
         if self.direct is not None:

@@ -158,7 +158,7 @@ def exact_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, pic
         picture: the shape (channels, *space) whose tiles are worth treating apart, or None.
     """
     own = tuple(outputs.shape[1:])
-    if likelihood.coupling == "all" or not own:
+    if likelihood.coupling == "all" or not own or (likelihood.coupling is not None and len(own) == 1):
         shared = likelihood.constant_hessian and mask is None
         source = outputs[:1] if shared else outputs
         return Written(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)

@@ -77,7 +77,7 @@ def _needed(network: Network, step: Step, active: frozenset[int], parametric: bo
     needed = {n for n in step.inputs if n in network.batched} if parametric else set()
     if any(n in active and n in network.batched for n in step.inputs):
         needs = "output" if step.name in FROM_OUTPUT else NEEDS.get(step.name, "inputs")
-        if needs == "output" and _read_by_pooling_only(network, step):
+        if step.name in FROM_OUTPUT and _read_by_pooling_only(network, step):
             needs = "nothing"  # the pooled tensor holds every entry at which the derivative is needed
         if step.name == "getitem":
             needs = "nothing"

@@ -54,6 +54,7 @@ def convolution(context: Context, step: Step, factor: Factor) -> dict[int, Facto
     padding = padding_of(step, context)
     assert padding is not None
     sizes = spatial_sizes(context, number, dims)
+    factor = factor.whole_channels()
     columns = factor.product()
     window = factor.window
     if window is None:

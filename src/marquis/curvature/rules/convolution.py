@@ -168,7 +168,7 @@ def _reach(size: int, stride: int, kernel: int, dilation: int) -> int:
 def _boxed(factor: Factor) -> Factor:
     """The factor with a window, if only the trivial one."""
     if factor.window is not None and factor.window.full == factor.shape[1:]:
-        return factor
+        return factor.whole_channels()
     factor = factor.unwindowed()
     window = Window(factor.shape[1:], tuple((0, size) for size in factor.shape[1:]))
     return Factor(factor.columns, factor.shape, factor.scale, window)

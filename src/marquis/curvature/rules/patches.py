@@ -110,7 +110,7 @@ def _by_offsets(picture: Tensor, kernel: tuple[int, ...], dilation: list[int], p
     if last.shape[-1] < FEW_CHANNELS and len(kernel) > 1:
         last = last.unfold(-2, dilation[-1] * (kernel[-1] - 1) + 1, 1)[..., :: dilation[-1]]
         last = last.transpose(-1, -2).flatten(-2)  # [n, *space, k * I]: offsets along the last dimension as channels
-        kernel = kernel[:-1]
+        kernel, dilation = kernel[:-1], dilation[:-1]
     channels = last.shape[-1]
     dims = len(kernel)
     counts = [last.shape[1 + d] - dilation[d] * (kernel[d] - 1) for d in range(dims)]
