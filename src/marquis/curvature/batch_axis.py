@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from marquis.curvature.call import batch_size
 from marquis.errors import UnsupportedOperationError
@@ -87,7 +88,7 @@ def _axes_by_gradient(
 ) -> dict[int, BatchAxis]:
     size = batch_size(x)
     if size == 1:
-        x = torch.utils._pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x)
+        x = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x)
         size = 2
     with torch.enable_grad():
         leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}

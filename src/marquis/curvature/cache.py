@@ -1,8 +1,8 @@
 """Captured networks, remembered as long as their model lives and does not change.
 
-Capturing costs a fraction of a second, a curvature call on a small network milliseconds. The memory is keyed by the model
-object and checked by a fingerprint of everything that can change what `forward` does: module types, train/eval flags, plain
-attributes (strides, epsilons, probabilities), names, shapes and identity of parameters, and the shapes of the inputs.
+Capturing costs a fraction of a second, a curvature call on a small network milliseconds. The memory is keyed by the
+model object and checked by a fingerprint of everything that can change what `forward` does: module types, train/eval
+flags, plain attributes (strides, epsilons, probabilities), names, shapes and identity of parameters, input shapes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _of_module(module: nn.Module) -> tuple[Hashable, ...]:
             plain.append((name, tuple(value)))
         elif isinstance(value, Tensor) or name == "forward":
             plain.append((name, id(value)))
-        elif name in ("_forward_hooks", "_forward_pre_hooks"):
+        elif isinstance(value, dict) and name in ("_forward_hooks", "_forward_pre_hooks"):
             plain.append((name, tuple(map(id, value.values()))))
     plain.extend((name, id(p)) for name, p in module._parameters.items())
     plain.extend((name, id(b)) for name, b in module._buffers.items())

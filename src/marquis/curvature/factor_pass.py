@@ -2,7 +2,7 @@
 
 A square root S of the output Hessian is pulled back step by step. Where it meets a parameter, per-sample gradients go
 to the sink of the structure; at chosen bottlenecks the columns are replaced by fewer (`cuts.py`). Columns are worked
-through in chunks, tiles of the picture where the output is one, so memory is bounded by the chunk and not by the output.
+through in chunks (tiles of the picture where the output is one), so memory is bounded by the chunk, not the output.
 
 Cost: columns x backward. Memory: the forward values that the rules need, plus one chunk of columns.
 """

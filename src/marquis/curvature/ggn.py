@@ -51,13 +51,13 @@ def ggn(
 
     | estimator | what flows backwards | cost (x one backward) | error |
     | --- | --- | --- | --- |
-    | `exact` | a square root of the output Hessian, recompressed at bottlenecks, cropped to receptive fields | columns | none |
+    | `exact` | a square root of the output Hessian, recompressed at bottlenecks | columns | none |
     | `sketched` | `probes` random combinations of its columns | probes | unbiased, shrinks as batches accumulate |
     | `approximate` | diag(M) only, by squared Jacobians (Miani et al., E.4.1) | 1 | biased |
     | `mixed` | all of M where a tensor has at most `width_limit` entries, diag(M) elsewhere | between | between |
 
-    `exact` and `sketched` serve every structure; `approximate` and `mixed` only the diagonal. Memory: the forward values
-    plus one chunk of columns plus the result (P numbers for `diagonal`, P² for `full`, P x N x O for `lowrank`).
+    `exact` and `sketched` serve every structure; `approximate` and `mixed` only the diagonal. Memory: the forward
+    values, one chunk of columns, and the result (P numbers for `diagonal`, P² for `full`, P x N x O for `lowrank`).
 
     Args:
         model: a module in eval mode, or a function `(params, x) -> outputs`. Never changed.
@@ -85,8 +85,8 @@ def ggn(
     if estimator in ("approximate", "mixed"):
         if structure != "diagonal":
             raise UnsupportedOperationError(
-                f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing to put "
-                f"into structure='{structure}'; use estimator='exact' or 'sketched', or structure='diagonal'."
+                f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing "
+                f"to put into structure='{structure}'; use estimator='exact' or 'sketched', or structure='diagonal'."
             )
         return job.squared() if estimator == "approximate" else job.mixed(width_limit)
     if estimator == "sketched":
@@ -112,8 +112,8 @@ def fisher(
 ) -> Structure:
     """The Monte-Carlo Fisher of one batch: gradients at labels drawn from the model (methods.md 1.3).
 
-    Unbiased for the GGN where the output Hessian does not depend on the label, and for the Fisher always. Cost: `samples`
-    backward passes. Arguments as in `ggn`; `samples` labels are drawn for each datum.
+    Unbiased for the GGN where the output Hessian does not depend on the label, and for the Fisher always. Cost:
+    `samples` backward passes. Arguments as in `ggn`; `samples` labels are drawn for each datum.
     """
     if samples < 1:
         raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per datum.")
@@ -178,7 +178,7 @@ class _Job:
     def check_outputs(self, outputs: Tensor) -> Tensor:
         if not bool(torch.isfinite(outputs).all()):
             raise DataError(
-                f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the scale of the inputs."
+                f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
             )
         self.likelihood.resolve(outputs).validate(outputs, None, self.mask)
         return outputs

@@ -1,7 +1,7 @@
 """The mixed pass: all of M at narrow tensors, only its diagonal at wide ones (2.7).
 
-Where a tensor has at most `width_limit` entries per sample, a factor of M is carried and everything there is exact given
-what came from above. At wider tensors only m = diag(M) is carried, by the squared rules. From wide to narrow,
+Where a tensor has at most `width_limit` entries per sample, a factor of M is carried and all is exact there, given what
+came from above. At wider tensors only m = diag(M) is carried, by the squared rules. From wide to narrow,
 `M = Tᵀ diag(m) T` is formed; from narrow to wide, m is the sum of the squared columns. With no limit this is the exact
 diagonal, with a limit of zero the approximate one.
 """
@@ -34,7 +34,7 @@ CHUNK = 64
 
 @dataclass(eq=False)
 class _State:
-    """What has arrived at one value: squares by part (tuple results have several), factors by the columns they share."""
+    """What has arrived at one value: squares by part (tuple results have several), factors by their columns' basis."""
 
     squares: dict[int, Tensor] = field(default_factory=dict)
     factors: dict[int, Cotangent] = field(default_factory=dict)

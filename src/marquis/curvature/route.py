@@ -1,7 +1,7 @@
 """Which steps a backward walk visits for a selection of parameters, and what it needs from the forward pass.
 
-Computed once per network and selection. A walk touches only what lies between the output and the selected parameters, so
-the cost of a subset falls with the subset.
+Computed once per network and selection. A walk touches only what lies between the output and the selected parameters,
+so the cost of a subset falls with the subset.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, buffers_of, call, describe
+from marquis.curvature.call import Model, batch_size, buffers_of, call, describe
 from marquis.curvature.graph import Network, Step
-from marquis.errors import UnsupportedOperationError
+from marquis.errors import DataError, UnsupportedOperationError
 
 RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
-BATCH_STATISTICS = {"batch_norm", "instance_norm", "_native_batch_norm_legit", "native_batch_norm"}
+BATCH_STATISTICS = {
+    "batch_norm", "instance_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm",
+}  # fmt: skip
 
 
 def refuse_training_mode(network: Network) -> None:
@@ -47,7 +49,7 @@ def _flag(step: Step, names: tuple[str, ...]) -> bool:
 
 
 def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> None:
-    """Compare the graph with the model: same output, same gradient, samples kept apart, the same twice."""
+    """Compare the graph with the model: same output, same gradient."""
     leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
     free = [p for p in leaves.values() if p.requires_grad]
     inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
@@ -55,13 +57,21 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
         expected = call(model, leaves, buffers_of(model), inputs)
         if not isinstance(expected, Tensor):
             expected = next(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor))
+        if not expected.is_floating_point():
+            raise UnsupportedOperationError(
+                f"{describe(model)} returns {expected.dtype}, which has no derivative; return the real-valued outputs (logits, "
+                "means), not labels."
+            )
+        if not bool(torch.isfinite(expected).all()):
+            raise DataError(
+                f"{describe(model)} gives NaN or infinite outputs on this batch; check its weights and the scale of the inputs."
+            )
         values = network.bind(leaves, inputs)
         output = network.forward(values)
         _compare(output, expected, f"the captured graph of {describe(model)} gives another output than the model")
-        generator = torch.Generator(device=output.device).manual_seed(0)
-        weights = torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
         if not output.requires_grad:
             return
+        weights = _weights_like(output)
         ours = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
         theirs = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
         for name, ours_, theirs_ in zip((n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True):
@@ -74,38 +84,79 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
                 f"the gradient of {describe(model)} with respect to '{name}' is not that of its forward operations "
                 "(a custom autograd.Function, a hook that changes gradients, or a block under no_grad)",
             )
-        _check_separation(network, output, inputs, weights, model)
+
 
 
 def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
     if ours.shape != theirs.shape:
         raise UnsupportedOperationError(f"{what}: shape {tuple(ours.shape)} against {tuple(theirs.shape)}.")
-    scale = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
-    tolerance = 1e-3 if theirs.dtype in (torch.float32, torch.complex64) else 5e-2
-    tolerance = 1e-8 if theirs.dtype == torch.float64 else tolerance
-    difference = float((ours - theirs).detach().abs().max()) if theirs.numel() else 0.0
-    if not difference <= tolerance * max(scale, 1e-30):
+    difference, scale = _distance(ours, theirs)
+    if not _is_close(ours, theirs):
         raise UnsupportedOperationError(
-            f"{what}: they differ by {difference:.3g} where the largest entry is {scale:.3g}. Its forward pass is random, "
-            "depends on the batch size, or has a derivative of its own; rewrite that part with plain torch operations."
+            f"{what}: they differ by {difference:.3g} where the largest entry is {scale:.3g}. Its forward pass is "
+            "random, depends on the batch size, or has a derivative of its own; rewrite that part with plain torch operations."
         )
 
 
-def _check_separation(network: Network, output: Tensor, inputs: Any, weights: Tensor, model: Model) -> None:
+def _distance(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """Largest difference, and largest entry."""
+    if not theirs.numel():
+        return 0.0, 0.0
+    return float((ours - theirs).detach().abs().max()), float(theirs.detach().abs().max())
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal up to rounding in the dtype at hand."""
+    tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(theirs.dtype, 5e-2)
+    difference, scale = _distance(ours, theirs)
+    return difference <= tolerance * max(scale, 1e-30)
+
+
+def check_separation(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> None:
+    """Refuse a network in which one sample's output depends on another sample.
+
+    Twice over: by the gradient of the first and the last output with respect to the inputs, and by running these two
+    samples alone (which also covers tokens, that have no gradient). A single sample shows only the former; then the
+    check is made again with the first larger batch.
+    """
+    size = batch_size(x)
+    several = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x) if size == 1 else x
+    if size == 1 and network.fixed_batch == 1:
+        return
+    inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), several)
     tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.requires_grad]
-    if output.dim() == 0 or not tensors or output.shape[0] != tensors[0].shape[0]:
-        if tensors and (output.dim() == 0 or output.shape[0] != tensors[0].shape[0]):
+    with torch.enable_grad():
+        output = network.forward(network.bind(params, inputs))
+        count = max(2, size)
+        if output.dim() == 0 or output.shape[0] != count:
             raise UnsupportedOperationError(
-                f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {tensors[0].shape[0]}; dimension 0 of "
-                "the output must be the batch (return one row per sample, not a loss or a mean)."
+                f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {count}; dimension 0 of the output must "
+                "be the batch (return one row per sample, not a loss or a mean)."
             )
-        return
-    if output.shape[0] == 1:
-        return
-    grads = torch.autograd.grad(output[0], tensors, weights[0], allow_unused=True)
-    for grad in grads:
-        if grad is not None and bool((grad[1:] != 0).any()):
-            raise UnsupportedOperationError(
-                f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean over "
-                "dimension 0, attention across the batch); the curvature per sample is not defined then."
-            )
+        apart = True
+        for row in (0, count - 1):
+            if tensors and output.requires_grad:
+                weights = _weights_like(output[row])
+                grads = torch.autograd.grad(output[row], tensors, weights, allow_unused=True, retain_graph=True)
+                for grad in (g for g in grads if g is not None):
+                    touched = (grad != 0).flatten(1).any(1)
+                    touched[row] = False
+                    apart = apart and not bool(touched.any())
+    if size > 1:
+        if network.fixed_batch is None:
+            with torch.no_grad():
+                for row in (0, size - 1):
+                    one = pytree.tree_map_only(Tensor, lambda t, row=row: t[row : row + 1], x)
+                    alone = network.forward(network.bind(params, one))
+                    apart = apart and _is_close(alone, output[row : row + 1])
+        network.memo["separated"] = True
+    if not apart:
+        raise UnsupportedOperationError(
+            f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean over "
+            "dimension 0, attention across the batch); the curvature per sample is not defined then."
+        )
+
+
+def _weights_like(output: Tensor) -> Tensor:
+    generator = torch.Generator(device=output.device).manual_seed(0)
+    return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)

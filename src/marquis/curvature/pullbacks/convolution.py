@@ -24,7 +24,7 @@ def pairs(value: Any, dims: int) -> list[int]:
 def padding_of(step: Step, context: Context) -> list[tuple[int, int]] | None:
     """(before, after) per spatial dimension; 'same' and 'valid' are resolved."""
     values = context.values
-    weight = values[step.reference("weight")]
+    weight: Tensor = step.argument("weight", values)
     dims = weight.dim() - 2
     given = step.argument("padding", values)
     if given == "valid":

@@ -89,8 +89,11 @@ def elementwise_derivatives(context: Context, step: Step) -> dict[int, Tensor]:
     with torch.enable_grad():
         values = {n: context.values[n] for n in step.inputs}
         shape = torch.broadcast_shapes(*(v.shape for v in values.values() if isinstance(v, Tensor)))
-        leaves = {n: values[n].detach().expand(shape).contiguous().requires_grad_() for n in targets}
+        smooth = [n for n in targets if values[n].is_floating_point()]  # not the condition of a `where`
+        leaves = {n: values[n].detach().expand(shape).contiguous().requires_grad_() for n in smooth}
         result = run(step, {**values, **leaves})
+        if not result.requires_grad:
+            return {}
         grads = torch.autograd.grad(result.sum(), list(leaves.values()), allow_unused=True)
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 

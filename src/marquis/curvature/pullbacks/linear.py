@@ -13,7 +13,7 @@ from marquis.curvature.pullbacks.registry import Context, pullback
 def linear(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
     """Y = x Wᵀ + b."""
     number, weight = step.reference("input"), step.reference("weight")
-    if weight in context.network.batched or number is None:
+    if number is None or weight is None or weight in context.network.batched:
         return None
     return _through(context, number, factor, context.values[weight]) if context.is_target(number) else {}
 

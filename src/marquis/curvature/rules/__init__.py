@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from marquis.curvature.factor import Factor
 from marquis.curvature.gradients import Form, RankOne
 from marquis.curvature.graph import Step
@@ -25,7 +23,7 @@ def gradients_of(context: Context, step: Step, cotangent: Cotangent, number: int
     if number == source:
         return form
     if isinstance(form, RankOne) and fallback.is_transpose_of(context.network, number) == source:
-        return replace(form, swapped=not form.swapped)
+        return form.transposed()
     return fallback.derived(context, form, number, name, tuple(context.values[source].shape))
 
 

@@ -38,8 +38,8 @@ class KroneckerSink(Sink):
     def refuse_shared(self, name: str, uses: int) -> None:
         """Two uses of one weight have cross terms that no Kronecker product holds."""
         raise UnsupportedOperationError(
-            f"parameter '{name}' is used {uses} times; a Kronecker structure cannot express the cross terms between its "
-            "uses. Use structure='diagonal', 'block' or 'full', or leave the parameter out."
+            f"parameter '{name}' is used {uses} times; a Kronecker structure cannot express the cross terms between "
+            "its uses. Use structure='diagonal', 'block' or 'full', or leave the parameter out."
         )
 
     def add(self, name: str, form: Form) -> None:
