@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
         UnsupportedOperationError,
     )
     from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood
+    from marquis.posterior import Posterior
+    from marquis.priors import Prior
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,8 @@ _HOMES = {
     "Gaussian": "marquis.likelihoods",
     "Heteroscedastic": "marquis.likelihoods",
     "Likelihood": "marquis.likelihoods",
+    "Posterior": "marquis.posterior",
+    "Prior": "marquis.priors",
 }
 
 __all__ = [
@@ -54,6 +58,8 @@ __all__ = [
     "MemoryBudgetError",
     "ModelMismatchError",
     "NumericalError",
+    "Posterior",
+    "Prior",
     "UnsupportedOperationError",
     "__version__",
     "curvature",

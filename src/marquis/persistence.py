@@ -1,0 +1,85 @@
+"""Saving and loading: one safetensors file with a small JSON header; loading runs no code.
+
+A file is written next to its destination and then renamed, so that a crash leaves the old file or the new one, never
+half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from marquis.errors import DataError
+
+VERSION = 1
+_KEY = "marquis"
+
+
+def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors and a JSON header to a safetensors file, atomically.
+
+    Args:
+        path: destination; its folder has to exist.
+        kind: what the file holds, checked on loading.
+        header: anything that JSON can hold.
+        tensors: by name; copied, made contiguous and moved to the CPU.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise DataError(f"cannot save to {path}: the folder {path.parent} does not exist; create it first.")
+    text = json.dumps({"version": VERSION, "kind": kind, "header": dict(header)})
+    plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    try:
+        save_file(plain, temporary, metadata={_KEY: text})
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; saved results are as public as any other file
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    """Kind, header and tensors of a file that `save_tensors` wrote.
+
+    Raises:
+        DataError: there is no such file, it is truncated or corrupt, or it is not one of ours.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"there is no file {path} to load.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, MemoryError) as error:
+        raise DataError(f"{path} is no safetensors file, or a truncated one ({error}).") from error
+    try:
+        described = json.loads(metadata[_KEY])
+        version, kind, header = described["version"], described["kind"], dict(described["header"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} holds tensors, but not ours: the header {_KEY!r} is missing or broken.") from error
+    if version != VERSION:
+        raise DataError(f"{path} is of version {version}, this Marquis reads {VERSION}: use a matching release.")
+    if kind not in kinds:
+        raise DataError(f"{path} holds a {kind!r}; expected {' or '.join(map(repr, kinds))}.")
+    return kind, header, tensors
+
+
+def split_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries below a prefix, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}

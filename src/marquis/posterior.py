@@ -1,0 +1,160 @@
+"""A Gaussian over weights: mean and precision. Sampling, density, variances, covariance of functions of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, ModelMismatchError
+from marquis.persistence import save_tensors, split_prefix
+from marquis.structures import Layout, Structure, from_state_dict
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Posterior:
+    """`theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value (methods.md 3).
+
+    Parameters of the network that are not in `layout` stay at the values that the model has when it is used. With
+    `index`, only some single weights are random (a subnetwork, methods.md 2.9) and the others stay at their mean.
+
+    Args:
+        layout: names and shapes of the parameters.
+        mean: one tensor per name.
+        precision: `A = H / T + prior`, over the `P` weights of `layout`, or over those at `index` only.
+        index: positions in the flat vector of `layout` of the weights that are random; None for all of them.
+    """
+
+    layout: Layout
+    mean: dict[str, Tensor]
+    precision: Structure
+    index: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check that mean, precision and index belong together."""
+        flat = self.layout.flatten({name: tensor.detach() for name, tensor in self.mean.items()})
+        if flat.dim() != 1:
+            raise DataError("the mean of a posterior is one tensor per parameter, without leading axes.")
+        self.layout.check_finite(flat, "posterior mean")
+        object.__setattr__(self, "mean", {name: self.mean[name].detach() for name in self.layout.names})
+        expected = self.layout.total if self.index is None else len(self.index)
+        if self.precision.layout.total != expected:
+            raise ModelMismatchError(
+                f"the precision is over {self.precision.layout.total} weights, the posterior over {expected}."
+            )
+        if self.index is None:
+            self.layout.require_same(self.precision.layout)
+        elif expected and (int(self.index.min()) < 0 or int(self.index.max()) >= self.layout.total):
+            raise DataError(f"index points outside of the {self.layout.total} weights of the posterior's parameters.")
+
+    # --- between all weights of the layout and the random ones -----------------------------------------
+
+    @property
+    def vector(self) -> Tensor:
+        """The mean as one flat vector `[P]`."""
+        return self.layout.flatten(self.mean)
+
+    @property
+    def num_random(self) -> int:
+        """Number of weights that are random."""
+        return self.precision.layout.total
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """`[..., P]` to the random weights, `[..., K]`."""
+        return v if self.index is None else v[..., self.index]
+
+    def embed(self, v: Tensor) -> Tensor:
+        """`[..., K]` to all weights of the layout, `[..., P]`, zero where nothing is random."""
+        if self.index is None:
+            return v
+        return v.new_zeros(*v.shape[:-1], self.layout.total).index_copy(-1, self.index, v)
+
+    # --- the distribution ------------------------------------------------------------------------------
+
+    @property
+    def noise_dim(self) -> int:
+        """How many standard normal numbers one sample takes."""
+        return self.precision.noise_dim
+
+    def deviations_from(self, z: Tensor) -> dict[str, Tensor]:
+        """`theta - mean` for noise `z [..., noise_dim]`: linear in z, by name `[..., *shape]`."""
+        flat = self.embed(self.precision.sample_from(z))
+        return {name: part.to(self.mean[name]) for name, part in self.layout.unflatten(flat).items()}
+
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """`[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
+        device = self.precision.device if generator is None else generator.device
+        z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.precision.dtype, device=device)
+        return z.to(self.precision.device)
+
+    def sample_from(self, z: Tensor) -> dict[str, Tensor]:
+        """Weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""
+        return {name: self.mean[name] + d for name, d in self.deviations_from(z).items()}
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """`n` draws of the weights, by name `[n, *shape]`."""
+        return self.sample_from(self.noise(n, generator))
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Normalised log density at `params` (by name, `[..., *shape]`), over the random weights."""
+        away = self.layout.flatten(dict(params)) - self.vector
+        away = self.restrict(away).to(self.precision.dtype)
+        squared = (away * self.precision.matvec(away)).sum(-1)
+        return 0.5 * (self.precision.logdet() - squared - self.num_random * math.log(2 * math.pi))
+
+    def variance(self) -> dict[str, Tensor]:
+        """Marginal variance of every weight, by name; 0 where a weight is not random."""
+        flat = self.embed(self.precision.inverse_diagonal())
+        return {name: part.to(self.mean[name]) for name, part in self.layout.unflatten(flat).items()}
+
+    def functional_covariance(self, jacobian: Tensor) -> Tensor:
+        """`J A^-1 J^T [..., O, O]` for `J [..., O, P]`: covariance of linear functions of the weights."""
+        return self.precision.quadratic(self.restrict(jacobian))
+
+    def functional_variance(self, jacobian: Tensor) -> Tensor:
+        """The diagonal of `functional_covariance`, `[..., O]`, without the O x O matrix."""
+        return self.precision.quadratic(self.restrict(jacobian), diagonal_only=True)
+
+    def covariance_matvec(self, v: Tensor) -> Tensor:
+        """`A^-1 v` for `v [..., P]`, zero where nothing is random."""
+        return self.embed(self.precision.solve(self.restrict(v)))
+
+    # --- saving ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A flat dictionary of contiguous tensors, ready for safetensors."""
+        order = json.dumps(self.layout.names).encode()  # files sort their entries, but the order is the layout's
+        state = {"names": torch.tensor(list(order), dtype=torch.uint8)}
+        state |= {f"mean.{name}": t.clone(memory_format=torch.contiguous_format) for name, t in self.mean.items()}
+        state |= {f"precision.{key}": tensor for key, tensor in self.precision.state_dict().items()}
+        return state if self.index is None else {**state, "index": self.index.clone()}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Posterior:
+        """Inverse of `state_dict`.
+
+        Raises:
+            DataError: the state is incomplete or of something else.
+        """
+        found = split_prefix(state, "mean.")
+        try:
+            names = json.loads(bytes(state["names"].tolist()).decode())
+            mean = {name: found[name] for name in names}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"this is not the complete state of a posterior ({error!r}): corrupt file?") from error
+        precision = from_state_dict(split_prefix(state, "precision."))
+        return cls(Layout.of(mean), mean, precision, state.get("index"))
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file, atomically; `marquis.load` reads it."""
+        save_tensors(path, "posterior", {}, self.state_dict())
+
+    def __repr__(self) -> str:
+        """How many weights and which structure."""
+        part = "" if self.index is None else f" of {self.layout.total}"
+        return f"Posterior({self.num_random}{part} weights, {self.precision!r})"

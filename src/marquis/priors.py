@@ -1,0 +1,313 @@
+"""Gaussian priors over weights: which weights share a precision, and how large it is.
+
+`Prior` is what a user writes; `bind` ties it to a network's parameters and gives a `BoundPrior`, which has numbers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.call import Model, parameters_of
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.normalised import normalised_groups
+from marquis.structures import Layout, Structure
+
+GROUPS = ("scalar", "layer", "tensor", "parameter", "normalised")
+"""The groupings that have a name."""
+
+Precision = float | Tensor | Mapping[str, float]
+Groups = str | Mapping[str, str | Sequence[str]]
+Mean = float | Tensor | Mapping[str, Tensor] | None
+Weights = Tensor | Mapping[str, Tensor]
+"""Weights as one flat vector `[P]` or by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """`theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights (methods.md 3.3, 5.6).
+
+    Args:
+        precision: one positive number for all groups, a tensor with one per group, or a number per group name.
+        groups: "scalar" (one group), "layer" (one per module: weight and bias together), "tensor" (one per
+            parameter), "parameter" (one per single weight), "normalised" (weight and bias of every convolution or
+            linear layer that feeds a Batch-, Layer- or GroupNorm are a group of their own, everything else is one
+            more), or `{name: pattern}` with shell patterns (or lists of them) over parameter names; the first
+            pattern that fits wins.
+        mean: prior mean: 0 (None), a number, a flat vector, or tensors by parameter name.
+    """
+
+    precision: Precision = 1.0
+    groups: Groups = "scalar"
+    mean: Mean = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, before any work is done."""
+        if isinstance(self.groups, str) and self.groups not in GROUPS:
+            raise UnsupportedOperationError(
+                f"prior groups={self.groups!r} is not known; choose one of {', '.join(map(repr, GROUPS))}, or give "
+                "patterns such as {'encoder': 'encoder.*', 'rest': '*'}."
+            )
+        if not isinstance(self.precision, Mapping):
+            _require_positive(torch.as_tensor(self.precision, dtype=torch.float64))
+
+    def bind(
+        self,
+        layout: Layout,
+        model: Model | None = None,
+        x: Any = None,
+        *,
+        params: Mapping[str, Tensor] | None = None,
+        like: Tensor | None = None,
+    ) -> BoundPrior:
+        """The prior over these parameters, with every group found.
+
+        Args:
+            layout: the parameters that have a posterior.
+            model: needed for groups="normalised", together with `x`.
+            x: a batch of inputs, with which the network is traced.
+            params: parameter values, for a model that is a function.
+            like: gives dtype and device; by default the model's first parameter, else torch's default dtype.
+        """
+        if like is None:
+            like = torch.zeros(()) if model is None else next(iter(parameters_of(model, params).values())).detach()
+        members = self._members(layout, model, x, params)
+        if members is None:
+            index, names = torch.arange(layout.total), None
+        else:
+            number = {name: i for i, names in enumerate(members.values()) for name in names}
+            index = torch.cat(
+                [torch.full((layout.sizes[n],), number[n]) for n in layout.names] or [torch.zeros(0, dtype=torch.long)]
+            )
+            names = tuple(members)
+        count = layout.total if names is None else len(names)
+        mean = _mean(self.mean, layout, like)
+        bound = BoundPrior(layout, index.to(like.device), torch.ones(count).to(like), mean, names)
+        return bound.with_precision(_precision(self.precision, bound, like))
+
+    def _members(
+        self, layout: Layout, model: Model | None, x: Any, params: Mapping[str, Tensor] | None
+    ) -> dict[str, list[str]] | None:
+        """Group name to parameter names; None where every weight is a group."""
+        if not isinstance(self.groups, str):
+            return _by_pattern(self.groups, layout)
+        if self.groups == "parameter":
+            return None
+        if self.groups == "scalar":
+            return {"all": list(layout.names)}
+        if self.groups == "tensor":
+            return {name: [name] for name in layout.names}
+        if self.groups == "layer":
+            members: dict[str, list[str]] = {}
+            for name in layout.names:
+                members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
+            return members
+        if model is None or x is None:
+            raise MarquisError(
+                "prior groups='normalised' are found by tracing the network: bind it with the model and one batch of "
+                "inputs (Laplace.fit does)."
+            )
+        found = normalised_groups(model, parameters_of(model, params), x)
+        groups = {name: [p for p in owned if p in layout.shapes] for name, owned in found.items()}
+        taken = {name for owned in groups.values() for name in owned}
+        rest = [name for name in layout.names if name not in taken]
+        return {**({"other": rest} if rest else {}), **{name: owned for name, owned in groups.items() if owned}}
+
+
+@dataclass(frozen=True, eq=False)
+class BoundPrior:
+    """A prior with numbers: `G` groups over `P` weights.
+
+    Attributes:
+        layout: the parameters.
+        index: group number of every weight, `[P]`.
+        precision: one per group, `[G]`; gradients flow through it.
+        mean: prior mean, `[P]`.
+        group_names: names of the groups; None for one group per weight (see `names`).
+    """
+
+    layout: Layout
+    index: Tensor
+    precision: Tensor
+    mean: Tensor
+    group_names: tuple[str, ...] | None
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the groups, in order; for one group per weight they are `weight[3]`, made when asked for."""
+        if self.group_names is not None:
+            return self.group_names
+        return tuple(f"{name}[{i}]" for name in self.layout.names for i in range(self.layout.sizes[name]))
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Number of weights per group, `[G]`, as floating point for arithmetic."""
+        return torch.bincount(self.index, minlength=len(self.precision)).to(self.precision)
+
+    def with_precision(self, precision: float | Tensor) -> BoundPrior:
+        """The same groups with other precisions: one number, or one per group."""
+        given = torch.as_tensor(precision, dtype=self.precision.dtype, device=self.precision.device)
+        if given.dim() > 1 or (given.dim() == 1 and len(given) != len(self.precision)):
+            raise DataError(f"prior precision has shape {tuple(given.shape)}; there are {len(self.precision)} groups.")
+        _require_positive(given)
+        return replace(self, precision=given.expand(len(self.precision)))
+
+    def vector(self) -> Tensor:
+        """The precision of every weight, `[P]`."""
+        return self.precision[self.index]
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """The same by parameter name: without axes where it is constant, so that nothing of size P is made."""
+        spread = {}
+        for name in self.layout.names:
+            group = self._constant.get(name)
+            spread[name] = self.vector()[self.layout.slice(name)] if group is None else self.precision[group]
+        return spread
+
+    @cached_property
+    def _constant(self) -> dict[str, int]:
+        """Group number of the parameters that lie within one group."""
+        found = {}
+        for name in self.layout.names:
+            index = self.index[self.layout.slice(name)]
+            if len(index) and bool((index == index[0]).all()):
+                found[name] = int(index[0])
+        return found
+
+    def add_to(self, curvature: Structure) -> Structure:
+        """Posterior precision: curvature + diag(precision)."""
+        return curvature.add_diagonal(self.diagonal())
+
+    def deviation(self, theta: Weights) -> Tensor:
+        """The difference theta - mean, `[..., P]`; gradients flow to theta."""
+        flat = theta if isinstance(theta, Tensor) else self.layout.flatten(theta)
+        self.layout.check_length(flat, "weights")
+        return flat.to(self.mean) - self.mean
+
+    def scatter(self, theta: Weights) -> Tensor:
+        """Sum of (theta - mean)^2 per group, `[G]`."""
+        squares = self.deviation(theta).square()
+        return squares.new_zeros(len(self.precision)).index_add(0, self.index, squares)
+
+    def quadratic(self, theta: Weights) -> Tensor:
+        """(theta - mean)^T diag(precision) (theta - mean)."""
+        return (self.precision * self.scatter(theta)).sum()
+
+    def logdet(self) -> Tensor:
+        """Logarithm of the determinant of the prior precision."""
+        return (self.sizes * self.precision.log()).sum()
+
+    def log_density(self, theta: Weights) -> Tensor:
+        """Normalised log density of the prior at `theta`."""
+        return 0.5 * (self.logdet() - self.quadratic(theta) - self.layout.total * math.log(2 * math.pi))
+
+    def select(self, layout: Layout, index: Tensor) -> BoundPrior:
+        """The prior of the weights at these positions of the flat vector, described by `layout`; groups are kept."""
+        return replace(self, layout=layout, index=self.index[index], mean=self.mean[index])
+
+    def __repr__(self) -> str:
+        """Groups and their precisions, the first few."""
+        shown = ", ".join(
+            f"{name}={float(value):.3g}" for name, value in zip(self.names[:6], self.precision[:6], strict=True)
+        )
+        more = f", ... {len(self.precision)} groups" if len(self.precision) > 6 else ""
+        return f"BoundPrior({shown}{more})"
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredPrior:
+    """An earlier posterior as the next prior: its whole precision matrix, not only a diagonal (methods.md 3.7).
+
+    Attributes:
+        layout: the parameters.
+        structure: prior precision.
+        mean: prior mean, `[P]`.
+    """
+
+    layout: Layout
+    structure: Structure
+    mean: Tensor
+
+    def add_to(self, curvature: Structure) -> Structure:
+        """Posterior precision: curvature + prior precision (for Kronecker, the structure of the joint data)."""
+        return curvature + self.structure
+
+    def deviation(self, theta: Weights) -> Tensor:
+        """The difference theta - mean, `[..., P]`; gradients flow to theta."""
+        flat = theta if isinstance(theta, Tensor) else self.layout.flatten(theta)
+        return flat.to(self.mean) - self.mean
+
+    def quadratic(self, theta: Weights) -> Tensor:
+        """(theta - mean)^T precision (theta - mean)."""
+        away = self.deviation(theta)
+        return away @ (self.structure @ away)
+
+    def logdet(self) -> Tensor:
+        """Logarithm of the determinant of the prior precision."""
+        return self.structure.logdet()
+
+    def log_density(self, theta: Weights) -> Tensor:
+        """Normalised log density of the prior at `theta`."""
+        return 0.5 * (self.logdet() - self.quadratic(theta) - self.layout.total * math.log(2 * math.pi))
+
+    def __repr__(self) -> str:
+        """The structure inside."""
+        return f"StructuredPrior({self.structure!r})"
+
+
+def _by_pattern(groups: Mapping[str, str | Sequence[str]], layout: Layout) -> dict[str, list[str]]:
+    members: dict[str, list[str]] = {name: [] for name in groups}
+    for parameter in layout.names:
+        for group, patterns in groups.items():
+            if any(fnmatch.fnmatchcase(parameter, p) for p in ([patterns] if isinstance(patterns, str) else patterns)):
+                members[group].append(parameter)
+                break
+        else:
+            raise UnsupportedOperationError(
+                f"parameter {parameter!r} is in none of the prior's groups {list(groups)}; add a last one, 'rest': '*'."
+            )
+    empty = [name for name, owned in members.items() if not owned]
+    if empty:
+        raise UnsupportedOperationError(
+            f"prior groups {empty} match no parameter that an earlier group has not taken; the parameters are "
+            f"{list(layout.names[:8])}{', ...' if len(layout.names) > 8 else ''}."
+        )
+    return members
+
+
+def _precision(given: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
+    if not isinstance(given, Mapping):
+        return torch.as_tensor(given, dtype=like.dtype, device=like.device)
+    missing = [name for name in bound.names if name not in given]
+    extra = [name for name in given if name not in bound.names]
+    if missing or extra:
+        raise UnsupportedOperationError(f"prior precisions by group: missing {missing[:8]}, unknown {extra[:8]}.")
+    return torch.tensor([float(given[name]) for name in bound.names], dtype=like.dtype, device=like.device)
+
+
+def _mean(given: Mean, layout: Layout, like: Tensor) -> Tensor:
+    if given is None:
+        return like.new_zeros(layout.total)
+    if isinstance(given, Mapping):
+        flat = layout.flatten({name: given[name] for name in layout.names if name in given})
+    else:
+        flat = torch.as_tensor(given, dtype=like.dtype, device=like.device)
+        if flat.dim() == 0:
+            flat = flat.expand(layout.total)
+    if flat.dim() != 1 or len(flat) != layout.total:
+        raise DataError(f"prior mean has shape {tuple(flat.shape)}; expected a number or {layout.total} entries.")
+    layout.check_finite(flat, "prior mean")
+    return flat.detach().to(like)
+
+
+def _require_positive(precision: Tensor) -> None:
+    values: Iterable[bool] = ((precision > 0) & precision.isfinite()).flatten().tolist()
+    if not all(values):
+        raise DataError("a prior precision has to be positive and finite (1 / variance of the weights).")
