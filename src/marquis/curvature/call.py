@@ -184,6 +184,11 @@ def check_finite(x: Any, name: str = "x") -> None:
                 )
 
 
+def without_inference(x: Any) -> Any:
+    """The same pytree with tensors that were made under `torch.inference_mode()` copied, for autograd to take them."""
+    return pytree.tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, x)
+
+
 def split_batch(batch: Any) -> tuple[Any, Any]:
     """Split what a loader yields into inputs and labels; labels are `None` where there are none.
 

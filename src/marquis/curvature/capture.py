@@ -5,6 +5,8 @@ The result is checked against the model itself, values and gradients, before it 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import warnings
 import weakref
@@ -17,10 +19,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from marquis.curvature.batch_axis import SymbolicShape, batch_axes
-from marquis.curvature.call import Model, batch_size, describe
+from marquis.curvature.call import Model, batch_size, buffers_of, call, describe
 from marquis.curvature.graph import Network, Ref, Step, op_name, references
-from marquis.curvature.verify import refuse_training_mode, verify
-from marquis.errors import UnsupportedOperationError
+from marquis.curvature.verify import check_separation, refuse_training_mode, verify
+from marquis.errors import DataError, UnsupportedOperationError
+
+NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+"""Loggers that report what we report ourselves, as an error."""
 
 
 class _Caller(nn.Module):
@@ -57,16 +62,23 @@ def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     caller.training = False
     size = batch_size(x)
     example = x if size > 1 else pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, x)
-    program, fixed = _export(caller, example, size, describe(model))
+    program, fixed = _export(caller, example, size, describe(model), lambda: _refuse_wrong_inputs(model, params, x))
     network = _convert(program, caller, model, params, None if not fixed else size)
     refuse_training_mode(network)
     network = _with_axes(network, program, params, x)
     verify(network, model, params, x)
+    check_separation(network, model, params, x)
     return network
 
 
-def _export(caller: _Caller, example: Any, size: int, name: str) -> tuple[Any, bool]:
+def _export(
+    caller: _Caller, example: Any, size: int, name: str, refuse_wrong_inputs: Callable[[], None]
+) -> tuple[Any, bool]:
     """Export with a free batch dimension; failing that, for this batch size only."""
+
+    def export(dynamic_shapes: Any) -> Any:
+        return _quietly(lambda: torch.export.export(caller, (example,), dynamic_shapes=dynamic_shapes, strict=False))
+
     batch = torch.export.Dim("batch", min=1)
     count = batch_size(example)
     dynamic = pytree.tree_map(
@@ -76,15 +88,16 @@ def _export(caller: _Caller, example: Any, size: int, name: str) -> tuple[Any, b
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is opaque and has no derivative
     try:
         try:
-            program, fixed = _quiet_export(caller, example, (dynamic,)), False
+            program, fixed = export((dynamic,)), False
         except Exception as first:
+            refuse_wrong_inputs()
             if count != size:
                 raise UnsupportedOperationError(
                     f"{name} could not be captured for a free batch size, and the batch at hand has one sample: "
                     f"{_first_line(first)} Pass a batch of at least two."
                 ) from first
             try:
-                program, fixed = _quiet_export(caller, example, None), True
+                program, fixed = export(None), True
             except Exception as second:
                 raise UnsupportedOperationError(
                     f"{name} could not be captured as a graph: {_first_line(second)} Its operations must not depend on "
@@ -92,22 +105,43 @@ def _export(caller: _Caller, example: Any, size: int, name: str) -> tuple[Any, b
                     "torch operations (for instance torch.where instead of if)."
                 ) from second
         if _needs_functionalisation(program.graph):
-            program = program.run_decompositions({})
+            try:
+                program = _quietly(lambda: program.run_decompositions({}))
+            except Exception as third:
+                raise UnsupportedOperationError(
+                    f"{name} changes a tensor in place that its caller can see (batch statistics in training mode, a "
+                    f"constant): {_first_line(third)} Call .eval() on the model, or keep such state in buffers."
+                ) from third
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
     return program, fixed
 
 
-def _quiet_export(caller: _Caller, example: Any, dynamic: Any) -> Any:
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _quietly(action: Callable[[], Any]) -> Any:
+    """Run with gradients on, so that blocks under `no_grad` stay marked as such, and without torch's own reports."""
+    loggers = [logging.getLogger(name) for name in NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.enable_grad(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            return torch.export.export(caller, (example,), dynamic_shapes=dynamic, strict=False)
+            return action()
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> None:
+    """Say so if the model itself cannot be called with `x`: then it is not the capture that failed."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call(model, params, {name: buffer.clone() for name, buffer in buffers_of(model).items()}, x)
+    except Exception as error:
+        raise DataError(
+            f"{describe(model)} cannot be called with this x: {_first_line(error)} Pass a tensor for model(x), a tuple "
+            "for model(*x), a dict for model(**x)."
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

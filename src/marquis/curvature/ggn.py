@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.cache import network_of
-from marquis.curvature.call import Model, Selection, batch_size, check_finite, describe, parameters_of, select
+from marquis.curvature.call import (
+    Model,
+    Selection,
+    batch_size,
+    check_finite,
+    describe,
+    parameters_of,
+    select,
+    without_inference,
+)
 from marquis.curvature.factor_pass import FactorPass
 from marquis.curvature.graph import Network
 from marquis.curvature.memory import check_memory, chunk_bytes
@@ -31,6 +40,7 @@ ESTIMATORS = ("exact", "sketched", "approximate", "mixed")
 MakeRoot = Callable[[Tensor, "tuple[int, ...] | None"], Root]
 
 
+@torch.inference_mode(False)
 def ggn(
     model: Model,
     x: Any,
@@ -96,6 +106,7 @@ def ggn(
     return job.factored(lambda f, picture: exact_root(job.likelihood.resolve(f), f, mask, picture), None)
 
 
+@torch.inference_mode(False)
 def fisher(
     model: Model,
     x: Any,
@@ -121,6 +132,7 @@ def fisher(
     return job.factored(lambda f, _: fisher_root(job.likelihood.resolve(f), f, mask, samples, generator), samples)
 
 
+@torch.inference_mode(False)
 def empirical_fisher(
     model: Model,
     x: Any,
@@ -165,9 +177,12 @@ class _Job:
     def __post_init__(self) -> None:
         _check_choice("structure", self.structure, tuple(STRUCTURES))
         _check_choice("weight_sharing", self.weight_sharing, ("expand", "reduce"))
+        self.x = without_inference(self.x)
         check_finite(self.x)
         self.size = batch_size(self.x)
-        self.everything = {name: p.detach() for name, p in parameters_of(self.model, self.params).items()}
+        self.everything = {
+            name: without_inference(p.detach()) for name, p in parameters_of(self.model, self.params).items()
+        }
         chosen = select(parameters_of(self.model, self.params), self.parameters)
         self.layout = Layout.of(chosen)
         self.like = self.everything[self.layout.names[0]]

@@ -19,7 +19,8 @@ from marquis.errors import DataError, UnsupportedOperationError
 
 RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
 BATCH_STATISTICS = {
-    "batch_norm", "instance_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm",
+    "batch_norm", "instance_norm", "native_batch_norm",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
 }  # fmt: skip
 
 
@@ -59,12 +60,12 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
             expected = next(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor))
         if not expected.is_floating_point():
             raise UnsupportedOperationError(
-                f"{describe(model)} returns {expected.dtype}, which has no derivative; return the real-valued outputs (logits, "
-                "means), not labels."
+                f"{describe(model)} returns {expected.dtype}, which has no derivative; return the real-valued outputs "
+                "(logits, means), not labels."
             )
         if not bool(torch.isfinite(expected).all()):
             raise DataError(
-                f"{describe(model)} gives NaN or infinite outputs on this batch; check its weights and the scale of the inputs."
+                f"{describe(model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
             )
         values = network.bind(leaves, inputs)
         output = network.forward(values)
@@ -86,7 +87,6 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
             )
 
 
-
 def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
     if ours.shape != theirs.shape:
         raise UnsupportedOperationError(f"{what}: shape {tuple(ours.shape)} against {tuple(theirs.shape)}.")
@@ -94,7 +94,8 @@ def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
     if not _is_close(ours, theirs):
         raise UnsupportedOperationError(
             f"{what}: they differ by {difference:.3g} where the largest entry is {scale:.3g}. Its forward pass is "
-            "random, depends on the batch size, or has a derivative of its own; rewrite that part with plain torch operations."
+            "random, depends on the batch size, or has a derivative of its own; rewrite that part with plain torch "
+            "operations."
         )
 
 
@@ -130,8 +131,8 @@ def check_separation(network: Network, model: Model, params: Mapping[str, Tensor
         count = max(2, size)
         if output.dim() == 0 or output.shape[0] != count:
             raise UnsupportedOperationError(
-                f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {count}; dimension 0 of the output must "
-                "be the batch (return one row per sample, not a loss or a mean)."
+                f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {count}; dimension 0 of the "
+                "output must be the batch (return one row per sample, not a loss or a mean)."
             )
         apart = True
         for row in (0, count - 1):
@@ -142,19 +143,19 @@ def check_separation(network: Network, model: Model, params: Mapping[str, Tensor
                     touched = (grad != 0).flatten(1).any(1)
                     touched[row] = False
                     apart = apart and not bool(touched.any())
-    if size > 1:
-        if network.fixed_batch is None:
-            with torch.no_grad():
-                for row in (0, size - 1):
-                    one = pytree.tree_map_only(Tensor, lambda t, row=row: t[row : row + 1], x)
-                    alone = network.forward(network.bind(params, one))
-                    apart = apart and _is_close(alone, output[row : row + 1])
-        network.memo["separated"] = True
+    if size > 1 and network.fixed_batch is None:
+        with torch.no_grad():
+            for row in (0, size - 1):
+                one = pytree.tree_map_only(Tensor, lambda t, row=row: t[row : row + 1], x)
+                alone = network.forward(network.bind(params, one))
+                apart = apart and _is_close(alone, output[row : row + 1])
     if not apart:
         raise UnsupportedOperationError(
-            f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean over "
-            "dimension 0, attention across the batch); the curvature per sample is not defined then."
+            f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean "
+            "over dimension 0, attention across the batch); the curvature per sample is not defined then."
         )
+    if size > 1:
+        network.memo["separated"] = True
 
 
 def _weights_like(output: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class Layout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a vector `[..., P]` into named tensors `[..., *shape]`."""
         self.check_length(vector, "vector")
-        return {name: vector[..., self.slice(name)].reshape(*vector.shape[:-1], *shape) for name, shape in self.items}
+        return {name: vector[..., self.slice(name)].reshape((*vector.shape[:-1], *shape)) for name, shape in self.items}
 
     def locate(self, index: int) -> str:
         """Name of the parameter that owns one index of the flat vector."""
