@@ -6,9 +6,10 @@ what a call will cost before it is made. `hessian`, `fisher` and `empirical_fish
 
 from __future__ import annotations
 
+from marquis.curvature.accumulate import accumulate
 from marquis.curvature.ggn import empirical_fisher, fisher, ggn
 from marquis.curvature.hessian import hessian
 from marquis.curvature.operator import operator
 from marquis.curvature.plan import Plan, plan
 
-__all__ = ["Plan", "empirical_fisher", "fisher", "ggn", "hessian", "operator", "plan"]
+__all__ = ["Plan", "accumulate", "empirical_fisher", "fisher", "ggn", "hessian", "operator", "plan"]

@@ -118,8 +118,8 @@ def notes_on(
             slow.setdefault((layer.operation, layer.module, layer.columns), []).append(layer.name)
     for (operation, module, columns), names in slow.items():
         notes.append(
-            f"{_listed(names)}: no rule for `{operation}` in module '{module or '(top level)'}'. Exact, but one backward "
-            f"pass of that operation for each of {columns} columns and {samples} samples."
+            f"{_listed(names)}: no rule for `{operation}` in module '{module or '(top level)'}'. Exact, but one "
+            f"backward pass of that operation for each of {columns} columns and {samples} samples."
         )
     if estimator == "approximate":
         names = [layer.name for layer in layers if layer.name in route.network.parameters]

@@ -98,7 +98,8 @@ def gigabytes(size: float) -> str:
 class AllocationMeter(TorchDispatchMode):
     """Counts the bytes of the tensors that are made while it is active, and the most that were alive at once.
 
-    Views count once, with what they are views of. It works on real tensors as well as on fake ones.
+    Views count once, with what they are views of. It works on real tensors as well as on fake ones, which it takes for
+    real.
 
     Attributes:
         live: bytes alive now.

@@ -85,6 +85,7 @@ class Plan:
         result_bytes: the finished structure (`structure.nbytes`).
         total_bytes: the most that is alive at once, the model and the inputs not counted.
         available_bytes: what may be used: `memory_limit`, or nine tenths of what is free.
+        item: bytes of one number.
     """
 
     structure: str
@@ -102,6 +103,7 @@ class Plan:
     result_bytes: int
     total_bytes: int
     available_bytes: int
+    item: int
 
     @property
     def fits(self) -> bool:
@@ -148,7 +150,7 @@ def plan(
         UnsupportedOperationError: `ggn` would refuse this network or combination; the message is the same.
         DataError: as `ggn`, for a batch without samples or of the wrong form.
     """
-    _check(structure, estimator, probes)
+    check_choices(structure, estimator, probes)
     size = batch_size(x)
     everything = {name: p.detach() for name, p in parameters_of(model, params).items()}
     layout = Layout.of(select(parameters_of(model, params), parameters))
@@ -173,7 +175,8 @@ def first_samples(x: Any, size: int, count: int) -> Any:
     return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
 
 
-def _check(structure: str, estimator: str, probes: int) -> None:
+def check_choices(structure: str, estimator: str, probes: int) -> None:
+    """Refuse names that are not known and combinations that make no sense."""
     for what, given, allowed in (("structure", structure, tuple(STRUCTURES)), ("estimator", estimator, ESTIMATORS)):
         if given not in allowed:
             raise UnsupportedOperationError(
@@ -254,6 +257,7 @@ class _Planner:
             result_bytes=result,
             total_bytes=max(found.forward_peak, found.forward_bytes + working) + copies * result,
             available_bytes=int(RESERVE * available_bytes(self.like.device)) if self.limit is None else self.limit,
+            item=self.item,
         )
 
     def _refuse_shared(self) -> None:
