@@ -79,7 +79,7 @@ def _export(
     def export(dynamic_shapes: Any) -> Any:
         return _quietly(lambda: torch.export.export(caller, (example,), dynamic_shapes=dynamic_shapes, strict=False))
 
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=2**40)  # without a maximum, older releases guard against infinity
     count = batch_size(example)
     dynamic = pytree.tree_map(
         lambda t: {0: batch} if isinstance(t, Tensor) and t.dim() and t.shape[0] == count else None, example
