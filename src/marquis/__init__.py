@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
-    from marquis import curvature, data, errors, likelihoods, structures
+    from marquis import curvature, data, errors, likelihoods, predictive, structures
     from marquis.errors import (
         DataError,
         MarquisError,
@@ -31,6 +31,7 @@ _HOMES = {
     "data": "marquis.data",
     "errors": "marquis.errors",
     "likelihoods": "marquis.likelihoods",
+    "predictive": "marquis.predictive",
     "structures": "marquis.structures",
     "DataError": "marquis.errors",
     "MarquisError": "marquis.errors",
@@ -66,6 +67,7 @@ __all__ = [
     "data",
     "errors",
     "likelihoods",
+    "predictive",
     "structures",
 ]
 

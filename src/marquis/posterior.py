@@ -89,8 +89,13 @@ class Posterior:
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """`[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
         device = self.precision.device if generator is None else generator.device
-        z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.precision.dtype, device=device)
-        return z.to(self.precision.device)
+        # One call per sample: torch would deal out other numbers to the same sample in larger calls, and then weights
+        # would depend on how many are drawn at once, that is, on the size of a chunk.
+        options = {"generator": generator, "dtype": self.precision.dtype, "device": device}
+        rows = [torch.randn(self.noise_dim, **options) for _ in range(n)]
+        return (
+            torch.stack(rows).to(self.precision.device) if rows else self.precision._like.new_zeros(0, self.noise_dim)
+        )
 
     def sample_from(self, z: Tensor) -> dict[str, Tensor]:
         """Weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""

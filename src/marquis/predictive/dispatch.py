@@ -1,0 +1,224 @@
+"""`predict`: from a posterior, a network and inputs to a `Prediction`, by whichever way fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, split_batch
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
+from marquis.posterior import Posterior
+from marquis.predictive.function import NetworkFunction, check_inputs
+from marquis.predictive.linearised import OutputMoments, closed_form
+from marquis.predictive.links import bridge, check_link, label_entropy, point
+from marquis.predictive.prediction import Prediction
+from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
+
+METHODS = ("linearised", "linearised-samples", "sampled")
+"""How the posterior over weights becomes one over outputs."""
+
+
+def predict(
+    posterior: Posterior,
+    model: Model,
+    x: Any,
+    likelihood: str | Likelihood | Any = None,
+    method: str = "linearised",
+    samples: int = 100,
+    link: str | None = None,
+    at: str | None = None,
+    joint: bool = False,
+    diagonal: bool | None = None,
+    generator: torch.Generator | None = None,
+    memory_limit: int | None = None,
+) -> Prediction:
+    """Predict with uncertainty (methods.md 4).
+
+    | method | what | cost |
+    | --- | --- | --- |
+    | `linearised` | closed form `N(f, J A^-1 J^T)`; beyond 1024 outputs `linearised-samples` | O backward passes |
+    | `linearised-samples` | `f + J (theta_s - theta*)` by JVP, outputs of any size | `samples` forward-mode passes |
+    | `sampled` | networks `f(theta_s)`; off scale unless the posterior is narrow | `samples` forward passes |
+
+    Args:
+        posterior: Gaussian over (some of) the model's weights.
+        model: a module in eval mode, or a function `(params, x) -> outputs`. Never changed.
+        x: inputs with the batch as dimension 0.
+        likelihood: p(y|f); None predicts outputs only.
+        method: see the table.
+        samples: number of weight samples, or of draws of logits for link="mc".
+        link: "probit" (default of the closed form), "bridge", or "mc" (default of the samples).
+        at: path of a module whose output is predicted instead, with mean and variance.
+        joint: covariance over all inputs together, `[B O, B O]`.
+        diagonal: True for variances only, never an O x O block; False to insist on covariances; None: up to 64
+            outputs have them.
+        generator: source of randomness.
+        memory_limit: bytes for temporaries; default 256 MB.
+
+    Raises:
+        UnsupportedOperationError: model in training mode, unknown method or link, no such module.
+        ModelMismatchError: the posterior is about other parameters.
+        DataError: NaN or infinity in the inputs or outputs.
+        MemoryBudgetError: a demanded covariance would not fit.
+    """
+    if method not in METHODS:
+        raise UnsupportedOperationError(
+            f"method={method!r} is not known; choose one of {', '.join(map(repr, METHODS))}."
+        )
+    if samples < 1:
+        raise DataError(f"samples={samples}: at least one is needed.")
+    check_inputs(x)
+    function = NetworkFunction(model, posterior, at)
+    known = None if likelihood is None or at is not None else as_likelihood(likelihood)
+    check_link(link, known)
+    if method == "sampled":
+        if joint or diagonal is False or link in ("probit", "bridge"):
+            raise UnsupportedOperationError(
+                "method='sampled' averages over networks: it has no joint= or diagonal=False covariance and no "
+                "link; use method='linearised', or prediction.sample(n)."
+            )
+        runner = WeightSamples(function, x, False, memory_limit)
+        summary = summarise_networks(runner, known, samples, generator)
+        predictive = Predictive(summary.mean, summary.variance, summary.noise_variance, summary.probs)
+        return _finish(predictive, None, f"sampled ({samples} networks)", known, runner, summary.expected_entropy)
+    runner = WeightSamples(function, x, True, memory_limit)
+    if method == "linearised":
+        moments = closed_form(function, x, joint=joint, diagonal=diagonal, limit=memory_limit)
+        if moments is not None:
+            return _from_moments(moments, known, link, samples, runner, generator)
+    elif joint or diagonal is False:
+        raise UnsupportedOperationError("covariances are in closed form: use method='linearised', or sample(n).")
+    return _from_samples(known, link, samples, runner, generator)
+
+
+def _from_moments(
+    moments: OutputMoments,
+    likelihood: Likelihood | None,
+    link: str | None,
+    samples: int,
+    runner: WeightSamples,
+    generator: torch.Generator | None,
+) -> Prediction:
+    predictive = _with_link(likelihood, moments.mean, moments.variance, moments.covariance, link)
+    entropy = None
+    if link == "mc" and likelihood is not None:
+        away = moments.deviations(samples, generator)
+        if away is None:
+            summary = summarise_linearised(runner, likelihood, samples, generator, probs=True)
+            probs, entropy = summary.probs, summary.expected_entropy
+        else:
+            drawn = moments.mean + away
+            each = point(likelihood, drawn.flatten(0, 1)).probs
+            assert each is not None
+            entropy = label_entropy(likelihood, each).unflatten(0, drawn.shape[:2]).mean(0)
+            probs = each.unflatten(0, drawn.shape[:2]).mean(0)
+        predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, probs)
+    return _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
+
+
+def _from_samples(
+    likelihood: Likelihood | None,
+    link: str | None,
+    samples: int,
+    runner: WeightSamples,
+    generator: torch.Generator | None,
+) -> Prediction:
+    average = likelihood is not None and link in (None, "mc")
+    summary: SampleSummary = summarise_linearised(runner, likelihood, samples, generator, probs=average)
+    predictive = _with_link(likelihood, summary.mean, summary.variance, None, link)
+    if average:
+        predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, summary.probs)
+    name = f"linearised ({samples} samples)"
+    return _finish(predictive, None, name, likelihood, runner, summary.expected_entropy)
+
+
+def _with_link(
+    likelihood: Likelihood | None, mean: Tensor, variance: Tensor, covariance: Tensor | None, link: str | None
+) -> Predictive:
+    if likelihood is None:
+        return Predictive(mean, variance)
+    found = likelihood.predictive(mean, variance)
+    if link == "bridge" and isinstance(likelihood, Categorical):
+        each = covariance if covariance is not None and covariance.dim() == 3 else None
+        return Predictive(found.mean, found.variance, None, bridge(likelihood, mean, variance, each))
+    return found
+
+
+def _finish(
+    found: Predictive,
+    covariance: Tensor | None,
+    method: str,
+    likelihood: Likelihood | None,
+    runner: WeightSamples,
+    expected_entropy: Tensor | None,
+) -> Prediction:
+    return Prediction(
+        found.mean,
+        found.variance,
+        found.noise_variance,
+        found.probs,
+        covariance,
+        method,
+        likelihood,
+        runner.collect,
+        expected_entropy,
+    )
+
+
+def predict_loader(
+    posterior: Posterior,
+    model: Model,
+    loader: Iterable[Any],
+    likelihood: str | Likelihood | Any = None,
+    *,
+    generator: torch.Generator | None = None,
+    keep_inputs: bool = False,
+    progress: bool = True,
+    device: torch.device | str | None = None,
+    **options: Any,
+) -> Prediction:
+    """`predict` over a loader, batch by batch, with a progress bar; one `Prediction` for all of it.
+
+    Weight samples are the same for every batch.
+
+    Args:
+        posterior: as in `predict`.
+        model: as in `predict`.
+        loader: batches of inputs, or of `(x, y)`, whose labels are ignored.
+        likelihood: as in `predict`.
+        generator: source of randomness.
+        keep_inputs: keep the batches, so that `sample` works on the result.
+        progress: show a bar.
+        device: where the batches are moved to before they are used.
+        options: everything else that `predict` takes; `joint` is refused.
+    """
+    if options.get("joint"):
+        raise UnsupportedOperationError("joint=True is over the inputs of one batch; call predict on that batch.")
+    if generator is None:
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    state = generator.get_state()
+    parts: list[Prediction] = []
+    for batch in _with_bar(loader, progress):
+        x, _ = split_batch(batch)
+        if device is not None:
+            x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
+        generator.set_state(state)
+        part = predict(posterior, model, x, likelihood, generator=generator, **options)
+        parts.append(part if keep_inputs else Prediction.join([part]))
+    if not parts:
+        raise DataError("the loader is empty: there is nothing to predict.")
+    return Prediction.join(parts, keep_draws=keep_inputs)
+
+
+def _with_bar(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
+    if not progress:
+        return loader
+    from rich.progress import track
+
+    total = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]
+    return track(loader, description="predicting", total=total, transient=True)

@@ -1,0 +1,164 @@
+"""The last linear layer: its Jacobian is `I (x) phi`, so thousands of classes need no Jacobian at all.
+
+With Kronecker factors `A = G (x) R + d I`, G = Q diag(g) Q^T and R = U diag(r) U^T, the logits of one input have
+covariance `Q diag(c) Q^T` with `c_i = sum_j (U^T phi)_j^2 / (g_i r_j + d)` (methods.md 2.9, 3.1).
+
+Letters: B inputs, O outputs, s features.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.curvature.call import buffers_of, call
+from marquis.predictive.function import NetworkFunction, plain_attention
+from marquis.structures import Diagonal, Kronecker, KroneckerPiece
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFactors:
+    """The posterior of one linear layer in factored form; made once per posterior.
+
+    Attributes:
+        inverse: `1 / (g_i r_j + d)`, or the variances themselves for a diagonal posterior, `[O, s]`.
+        left: Q `[O, O]`, or None for a diagonal posterior.
+        right: U `[s, s]`, or None.
+        bias_variance: `[O]`, or None without a bias.
+        bias_root: a root of the bias's covariance, `[O, O]`, or None where it is diagonal or there is none.
+    """
+
+    inverse: Tensor
+    left: Tensor | None
+    right: Tensor | None
+    bias_variance: Tensor | None
+    bias_root: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear output layer with its features of one batch.
+
+    Attributes:
+        outputs: the network's outputs `[B, O]`.
+        features: `[B, s]`.
+        factors: the posterior.
+    """
+
+    outputs: Tensor
+    features: Tensor
+    factors: HeadFactors
+
+    @cached_property
+    def _scales(self) -> Tensor:
+        """c, the variances in the output eigenbasis, `[B, O]`."""
+        right = self.factors.right
+        rotated = self.features if right is None else self.features @ right
+        return rotated.square() @ self.factors.inverse.mT
+
+    def variance(self) -> Tensor:
+        """Marginal variance of the outputs `[B, O]`: O(B s (s + O) + B O^2)."""
+        left, bias = self.factors.left, self.factors.bias_variance
+        own = self._scales if left is None else self._scales @ left.square().mT
+        return own if bias is None else own + bias
+
+    def covariance(self) -> Tensor:
+        """Covariance of the outputs of each input, `[B, O, O]`."""
+        left, factors = self.factors.left, self.factors
+        own = torch.diag_embed(self._scales) if left is None else (left * self._scales.unsqueeze(1)) @ left.mT
+        if factors.bias_variance is None:
+            return own
+        root = factors.bias_root
+        return own + (torch.diag(factors.bias_variance) if root is None else root @ root.mT)
+
+    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """`n` draws of outputs minus mean `[n, B, O]`, inputs independent: no O x O matrix per input."""
+        shape = (n, *self._scales.shape)
+        z = self._normal(shape, generator) * self._scales.sqrt()
+        drawn = z if self.factors.left is None else z @ self.factors.left.mT
+        if self.factors.bias_variance is None:
+            return drawn
+        noise = self._normal(shape, generator)
+        root = self.factors.bias_root
+        return drawn + (noise * self.factors.bias_variance.sqrt() if root is None else noise @ root.mT)
+
+    def _normal(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        like = self._scales
+        device = like.device if generator is None else generator.device
+        return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
+
+
+def find_head(function: NetworkFunction, x: Any) -> Head | None:
+    """The head, if the posterior is over exactly one linear layer whose output is the network's; else None."""
+    posterior, model = function.posterior, function.model
+    owners = {name.rpartition(".")[0] for name in posterior.layout.names}
+    leaves = {name.rpartition(".")[2] for name in posterior.layout.names}
+    if function.at is not None or not isinstance(model, nn.Module) or posterior.index is not None:
+        return None
+    if len(owners) != 1 or leaves not in ({"weight"}, {"weight", "bias"}):
+        return None
+    (owner,) = owners
+    layer = model.get_submodule(owner)
+    if type(layer) is not nn.Linear or _is_shared(model, layer):
+        return None
+    factors = _factors(function, owner)
+    if factors is None:
+        return None
+    seen: list[tuple[Any, Any]] = []
+    handle = layer.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
+    try:
+        everything = {**function._fixed, **posterior.mean}
+        buffers = {name: buffer.clone() for name, buffer in buffers_of(model).items()}
+        with plain_attention(), torch.no_grad():
+            outputs = call(model, everything, buffers, x)
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0][1] is not outputs or outputs.dim() != 2:
+        return None  # something follows the layer, or it is applied at several positions
+    return Head(function.checked(outputs, x), seen[0][0].to(factors.inverse.dtype), factors)
+
+
+def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
+    """Whether another module uses the same weight or bias (then the features depend on it too)."""
+    own = {id(p) for p in layer.parameters()}
+    uses = [id(p) for module in model.modules() for p in module._parameters.values() if p is not None]
+    return sum(use in own for use in uses) > len(own)
+
+
+_MADE: weakref.WeakKeyDictionary[Any, HeadFactors | None] = weakref.WeakKeyDictionary()
+
+
+def _factors(function: NetworkFunction, owner: str) -> HeadFactors | None:
+    posterior = function.posterior
+    if posterior not in _MADE:
+        _MADE[posterior] = _make_factors(function, f"{owner}.weight" if owner else "weight")
+    return _MADE[posterior]
+
+
+def _make_factors(function: NetworkFunction, weight: str) -> HeadFactors | None:
+    precision = function.posterior.precision
+    others = [name for name in precision.layout.names if name != weight]
+    if isinstance(precision, Diagonal):
+        variances = precision.layout.unflatten(precision.inverse_diagonal())
+        return HeadFactors(variances[weight], None, None, variances[others[0]] if others else None, None)
+    if not isinstance(precision, Kronecker):
+        return None
+    piece = precision.pieces[weight]
+    if not isinstance(piece, KroneckerPiece) or piece.left.shape[0] != 1:
+        return None
+    (left_values, left), (right_values, right) = piece.eigen(weight)
+    shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[weight]
+    factor = precision.scale / piece.count if piece.count else 0.0
+    inverse = 1 / (factor * left_values[0].unsqueeze(1) * right_values[0] + shift)
+    if not others:
+        return HeadFactors(inverse, left[0], right[0], None, None)
+    shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[others[0]]
+    bias = precision.pieces[others[0]].operator(others[0], precision.scale, shift)
+    identity = torch.eye(bias.size, dtype=inverse.dtype, device=inverse.device)
+    root = bias.sample_from(identity).mT
+    return HeadFactors(inverse, left[0], right[0], root.square().sum(1), root)

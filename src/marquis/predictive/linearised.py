@@ -1,0 +1,112 @@
+"""The linearised network in closed form: `f_lin(x) ~ N(f(x; theta*), J A^-1 J^T)` (methods.md 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.memory import RESERVE, available_bytes, gigabytes
+from marquis.errors import MemoryBudgetError
+from marquis.predictive.function import NetworkFunction
+from marquis.predictive.head import Head, find_head
+from marquis.predictive.jacobian import COPIES, jacobian_chunks
+
+COVARIANCE_OUTPUTS = 64
+"""Up to this many outputs the covariance of each input is kept unless it is not wanted."""
+
+CLOSED_FORM_OUTPUTS = 1024
+"""Up to this many outputs one backward pass for each is taken to be cheaper than what samples would lose."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutputMoments:
+    """Gaussian outputs of the linearised network.
+
+    Attributes:
+        mean: `[B, *rest]`.
+        variance: `[B, *rest]`.
+        covariance: `[B, O, O]`, `[B O, B O]` if joint, or None.
+        head: the last layer in factored form, where that is what the posterior is about.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None
+    head: Head | None = None
+
+    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor | None:
+        """`n` draws of outputs minus mean, inputs independent unless joint; None where only variances are known."""
+        if self.head is not None:
+            return self.head.deviations(n, generator).to(self.mean.dtype)
+        if self.covariance is None:
+            return None
+        # A root by eigenvalues: the covariance may be singular, which no Cholesky factor survives.
+        values, vectors = torch.linalg.eigh(self.covariance)
+        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+        device = root.device if generator is None else generator.device
+        z = torch.randn(n, *root.shape[:-1], generator=generator, dtype=root.dtype, device=device).to(root.device)
+        return (root @ z.unsqueeze(-1)).reshape(n, *self.mean.shape).to(self.mean.dtype)
+
+
+def closed_form(
+    function: NetworkFunction, x: Any, *, joint: bool, diagonal: bool | None, limit: int | None
+) -> OutputMoments | None:
+    """Moments of the outputs, or None where they are too many for a backward pass each and nothing was demanded.
+
+    Args:
+        function: the network.
+        x: inputs.
+        joint: covariance over all inputs together.
+        diagonal: True for variances only, False for covariances whatever their size, None to decide by size.
+        limit: bytes for temporaries, or None.
+    """
+    head = None if joint else find_head(function, x)
+    if head is not None:
+        small = head.outputs.shape[1] <= COVARIANCE_OUTPUTS
+        covariance = head.covariance() if (small if diagonal is None else not diagonal) else None
+        return OutputMoments(head.outputs, head.variance().to(head.outputs.dtype), covariance, head)
+    mean = function.at_mean(x)
+    outputs = mean[0].numel()
+    if joint:
+        return _joint(function, x, mean, limit)
+    if diagonal is None and outputs > CLOSED_FORM_OUTPUTS:
+        return None
+    whole = outputs <= COVARIANCE_OUTPUTS if diagonal is None else not diagonal
+    if whole:
+        _check(mean, outputs, limit, function)
+    posterior = function.posterior
+    like = posterior.precision._like
+    variance = torch.zeros(len(mean), outputs, dtype=like.dtype, device=like.device)
+    covariance = variance.new_zeros(len(mean), outputs, outputs) if whole else None
+    for inputs, rows, jacobian in jacobian_chunks(function, x, outputs, whole, limit):
+        if covariance is None:
+            variance[inputs, rows] = posterior.precision.quadratic(jacobian, diagonal_only=True)
+        else:
+            covariance[inputs] = posterior.precision.quadratic(jacobian)
+    if covariance is not None:
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+    return OutputMoments(mean, variance.reshape(mean.shape).to(mean.dtype), covariance)
+
+
+def _joint(function: NetworkFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
+    _check(mean, mean.numel(), limit, function)
+    outputs = mean[0].numel()
+    pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
+    stacked = torch.cat(pieces).flatten(0, 1)
+    covariance = function.posterior.precision.quadratic(stacked)
+    return OutputMoments(mean, covariance.diagonal().reshape(mean.shape).to(mean.dtype), covariance)
+
+
+def _check(mean: Tensor, rows: int, limit: int | None, function: NetworkFunction) -> None:
+    """Refuse a covariance that cannot fit, before it is tried."""
+    weights = function.posterior.layout.total
+    needed = rows * (rows + COPIES * weights) * mean.element_size()
+    allowed = int(RESERVE * available_bytes(mean.device)) if limit is None else limit
+    if needed > max(allowed, 2**24):
+        raise MemoryBudgetError(
+            f"the covariance of {rows:,} outputs over {weights:,} weights takes about {gigabytes(needed)}, but "
+            f"{gigabytes(allowed)} may be used. Ask for diagonal=True, or method='linearised-samples'."
+        )

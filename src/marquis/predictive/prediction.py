@@ -1,0 +1,168 @@
+"""The result of a prediction: one object for regression, classification and intermediate tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Bernoulli, Likelihood
+from marquis.predictive.links import label_entropy, point
+
+Draw = Callable[[int, "torch.Generator | None"], Tensor]
+
+INFORMATION_SAMPLES = 200
+"""Draws from which the mutual information of a closed-form prediction is computed."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """What is known about new data; what does not apply is None.
+
+    Attributes:
+        mean: mean of the outputs (logits for classification) `[B, *rest]`.
+        variance: their variance that comes from not knowing the weights.
+        noise_variance: variance of a label around the outputs, kept apart: more data does not shrink it.
+        probs: probabilities, averaged over the uncertainty of the outputs.
+        covariance: of the flattened outputs of each input, `[B, O, O]`; over all inputs with joint=True,
+            `[B O, B O]`.
+        method: how it was computed, for instance "linearised (closed form)".
+        likelihood: p(y|f), or None for an intermediate tensor.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise_variance: Tensor | None = None
+    probs: Tensor | None = None
+    covariance: Tensor | None = None
+    method: str = ""
+    likelihood: Likelihood | None = None
+    _draw: Draw | None = None
+    _expected_entropy: Tensor | None = None
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of a new observation: `variance` plus `noise_variance` where there is one."""
+        return self.variance if self.noise_variance is None else self.variance + self.noise_variance
+
+    @property
+    def std(self) -> Tensor:
+        """Square root of `total_variance`."""
+        return self.total_variance.sqrt()
+
+    def sample(self, n: int, generator: torch.Generator | None = None, *, labels: bool = False) -> Tensor:
+        """`n` draws of the outputs `[n, B, *rest]`: functions, the same weights at every input.
+
+        Args:
+            n: number of draws.
+            generator: source of randomness.
+            labels: draw labels (with noise, or class numbers) around these outputs instead.
+
+        Cost: one forward-mode pass per draw, or one forward pass for method="sampled".
+        """
+        if self._draw is None:
+            raise UnsupportedOperationError(
+                "this prediction was put together from a loader and has kept no inputs; call predict on a batch, or "
+                "predict_loader(..., keep_inputs=True)."
+            )
+        drawn = self._draw(n, generator)
+        if not labels:
+            return drawn
+        if self.likelihood is None:
+            raise UnsupportedOperationError("an intermediate tensor has no labels to draw.")
+        flat = self.likelihood.sample(drawn.flatten(0, 1), generator)
+        return flat.unflatten(0, drawn.shape[:2])
+
+    def interval(self, level: float = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
+        """Central interval that holds a share `level` of the probability, per entry: (lower, upper).
+
+        For regression of a new observation (with `noise`) or of the function (without), from mean and variance; for
+        Bernoulli of the success probability, through the monotone sigmoid.
+
+        Raises:
+            UnsupportedOperationError: several classes: the quantiles of one logit say nothing about its probability.
+        """
+        if not 0 < level < 1:
+            raise DataError(f"level={level}: a share between 0 and 1, for instance 0.95.")
+        width = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+        if self.probs is None:
+            spread = width * (self.total_variance if noise else self.variance).sqrt()
+            return self.mean - spread, self.mean + spread
+        if not isinstance(self.likelihood, Bernoulli):
+            raise UnsupportedOperationError(
+                "interval is for regression and Bernoulli; for several classes take quantiles of "
+                "prediction.sample(n).softmax(-1)."
+            )
+        spread = width * self.variance.sqrt()
+        return (self.mean - spread).sigmoid(), (self.mean + spread).sigmoid()
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of every label in nats (differential, for Gaussian noise): the total uncertainty."""
+        if self.probs is not None:
+            return label_entropy(self.likelihood, self.probs)
+        return 0.5 * (2 * math.pi * math.e * self.total_variance).log()
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """Between every label and the weights, in nats: what more data could still explain.
+
+        Gaussian noise: `1/2 log(1 + variance / noise_variance)`, exact. Classes: entropy of the averaged probabilities
+        minus average entropy, both over the same draws (those of the prediction, or 200 of a fixed seed).
+        """
+        if self.noise_variance is not None:
+            return 0.5 * torch.log1p(self.variance / self.noise_variance)
+        if self.probs is None or self.likelihood is None:
+            raise UnsupportedOperationError("mutual information needs a likelihood; an intermediate tensor has none.")
+        if self._expected_entropy is not None:
+            return (self.entropy - self._expected_entropy).clamp(min=0)
+        generator = torch.Generator().manual_seed(0)
+        drawn = self.sample(INFORMATION_SAMPLES, generator)
+        probs = point(self.likelihood, drawn.flatten(0, 1)).probs
+        assert probs is not None
+        each = label_entropy(self.likelihood, probs).unflatten(0, drawn.shape[:2]).mean(0)
+        averaged = probs.unflatten(0, drawn.shape[:2]).mean(0)
+        return (label_entropy(self.likelihood, averaged) - each).clamp(min=0)
+
+    @staticmethod
+    def join(parts: Sequence[Prediction], keep_draws: bool = False) -> Prediction:
+        """Predictions of consecutive batches as one."""
+        first = parts[0]
+
+        def joined(name: str) -> Tensor | None:
+            pieces = [getattr(part, name) for part in parts]
+            return None if any(piece is None for piece in pieces) else torch.cat(pieces)
+
+        def draw(n: int, generator: torch.Generator | None) -> Tensor:
+            # Every batch draws from the same state, hence the same weights.
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()))) if generator is None else generator
+            state = generator.get_state()
+            drawn = []
+            for part in parts:
+                generator.set_state(state)
+                drawn.append(part.sample(n, generator))
+            return torch.cat(drawn, 1)
+
+        mean, variance = joined("mean"), joined("variance")
+        assert mean is not None and variance is not None
+        return Prediction(
+            mean,
+            variance,
+            joined("noise_variance"),
+            joined("probs"),
+            joined("covariance"),
+            first.method,
+            first.likelihood,
+            draw if keep_draws else None,
+            joined("_expected_entropy"),
+        )
+
+    def __repr__(self) -> str:
+        """Shape, method and what there is."""
+        there = [n for n in ("noise_variance", "probs", "covariance") if getattr(self, n) is not None]
+        return f"Prediction({list(self.mean.shape)}, {self.method}{', with ' + ', '.join(there) if there else ''})"

@@ -1,0 +1,212 @@
+"""Predictions from weight samples: networks at sampled weights, or the linearised network by JVP alone.
+
+Samples are the outer loop and inputs the inner one, so the same weights serve all inputs and never more of them exist
+than fit. Letters: S samples, B inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.call import batch_size
+from marquis.curvature.memory import AllocationMeter
+from marquis.errors import DataError, NumericalError
+from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
+from marquis.predictive.function import NetworkFunction, plain_attention, take
+from marquis.predictive.jacobian import BUDGET
+from marquis.predictive.links import label_entropy, point
+
+Deviations = dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class WeightSamples:
+    """Outputs of the network, or of its linearisation, for weights drawn from the posterior.
+
+    Args:
+        function: the network.
+        x: inputs.
+        linearised: give `J (theta_s - theta*)` instead of `f(theta_s)`.
+        limit: bytes for temporaries, or None.
+    """
+
+    function: NetworkFunction
+    x: Any
+    linearised: bool
+    limit: int | None = None
+    _sizes: tuple[int, int] | None = field(default=None, init=False)
+    _one_by_one: bool = field(default=False, init=False)
+
+    def chunks(self, count: int, generator: torch.Generator | None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Samples, inputs, and the outputs `[s, b, *rest]` of these; every sample meets every input."""
+        if count < 1:
+            raise DataError(f"samples={count}: at least one weight sample is needed.")
+        posterior = self.function.posterior
+        samples, inputs = self.sizes()
+        size = batch_size(self.x)
+        for first in range(0, count, samples):
+            last = min(count, first + samples)
+            drawn = posterior.deviations_from(posterior.noise(last - first, generator))
+            for start in range(0, size, inputs):
+                stop = min(size, start + inputs)
+                yield slice(first, last), slice(start, stop), self.evaluate(drawn, take(self.x, start, stop))
+
+    def sizes(self) -> tuple[int, int]:
+        """How many samples and inputs at once: found by measuring one of each."""
+        if self._sizes is None:
+            posterior = self.function.posterior
+            budget = BUDGET if self.limit is None else self.limit
+            size = batch_size(self.x)
+            zero = posterior.deviations_from(posterior.noise(1).zero_())
+            with AllocationMeter() as meter:
+                self.evaluate(zero, take(self.x, 0, 1))
+            pairs = max(1, budget // max(1, meter.peak))
+            inputs = min(size, pairs)
+            weights = 4 * posterior.layout.total * posterior.vector.element_size()
+            self._sizes = max(1, min(pairs // inputs, budget // max(1, weights))), inputs
+        return self._sizes
+
+    @torch.no_grad()
+    def evaluate(self, deviations: Deviations, x: Any) -> Tensor:
+        """Outputs for given `theta - mean`, by name `[s, *shape]`: `[s, b, *rest]`."""
+        one = self._tangent(x) if self.linearised else self._network(x)
+        with plain_attention():
+            if not self._one_by_one:
+                try:
+                    return torch.vmap(one)(deviations)
+                except RuntimeError:  # an operation without a rule for vmap
+                    self._one_by_one = True
+            count = next(iter(deviations.values())).shape[0]
+            return torch.stack([one({name: d[s] for name, d in deviations.items()}) for s in range(count)])
+
+    def _network(self, x: Any) -> Callable[[Deviations], Tensor]:
+        mean = self.function.posterior.mean
+        return lambda d: self.function({name: mean[name] + d[name] for name in mean}, x)
+
+    def _tangent(self, x: Any) -> Callable[[Deviations], Tensor]:
+        mean = self.function.posterior.mean
+        return lambda d: torch.func.jvp(lambda params: self.function(params, x), (mean,), (d,))[1]
+
+    def collect(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """All outputs `[S, B, *rest]`; the linearised ones with the outputs at the mean added."""
+        result: Tensor | None = None
+        for samples, inputs, values in self.chunks(count, generator):
+            if result is None:
+                result = values.new_empty(count, batch_size(self.x), *values.shape[2:])
+            result[samples, inputs] = values
+        assert result is not None
+        return result + self.function.at_mean(self.x) if self.linearised else result
+
+
+@dataclass
+class Moments:
+    """Mean and sum of squared deviations, merged chunk by chunk (Welford; Chan et al. 1983)."""
+
+    count: int = 0
+    mean: Tensor | None = None
+    squares: Tensor | None = None
+
+    def add(self, values: Tensor) -> None:
+        """Take `[s, ...]` more samples."""
+        n, mean = len(values), values.mean(0)
+        squares = (values - mean).square().sum(0)
+        if self.mean is None or self.squares is None:
+            self.count, self.mean, self.squares = n, mean, squares
+            return
+        total = self.count + n
+        delta = mean - self.mean
+        self.squares = self.squares + squares + delta.square() * (self.count * n / total)
+        self.mean = self.mean + delta * (n / total)
+        self.count = total
+
+
+@dataclass(frozen=True, eq=False)
+class SampleSummary:
+    """What is left of the samples; memory does not grow with their number.
+
+    Attributes:
+        mean: mean of the (mean half of the) outputs `[B, *rest]`.
+        variance: unbiased for sampled networks; for the linearised ones the mean square, as their mean is known.
+        noise_variance: averaged over samples, where there is noise.
+        probs: averaged over samples, where there are classes.
+        expected_entropy: average over samples of the entropy of the labels, where there are classes.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise_variance: Tensor | None
+    probs: Tensor | None
+    expected_entropy: Tensor | None
+
+
+@dataclass
+class _Sums:
+    """Running sums over samples for one range of inputs."""
+
+    noise: Tensor | None = None
+    probs: Tensor | None = None
+    entropy: Tensor | None = None
+
+    def add(self, found: Predictive, likelihood: Likelihood | None, lead: torch.Size) -> None:
+        """Take what the likelihood says about `[s, b]` outputs, flattened to `[s b]`."""
+        self.noise = _plus(self.noise, found.noise_variance, lead)
+        self.probs = _plus(self.probs, found.probs, lead)
+        if found.probs is not None and isinstance(likelihood, (Categorical, Bernoulli)):
+            self.entropy = _plus(self.entropy, label_entropy(likelihood, found.probs), lead)
+
+
+def _plus(total: Tensor | None, values: Tensor | None, lead: torch.Size) -> Tensor | None:
+    if values is None:
+        return total
+    summed = values.unflatten(0, lead).sum(0)
+    return summed if total is None else total + summed
+
+
+def _average(parts: Iterable[Tensor | None], count: int) -> Tensor | None:
+    """Sums of consecutive ranges of inputs, joined and divided."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) / count if known else None
+
+
+def summarise_networks(
+    runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None
+) -> SampleSummary:
+    """Moments over networks at sampled weights."""
+    parts: dict[int, tuple[Moments, _Sums]] = {}
+    for _, inputs, values in runner.chunks(count, generator):
+        if not bool(torch.isfinite(values).all()):
+            raise NumericalError(
+                "a network with sampled weights gives NaN or infinite outputs: the posterior is too wide for "
+                "method='sampled'. Use method='linearised', or tune the prior precision."
+            )
+        moments, sums = parts.setdefault(inputs.start, (Moments(), _Sums()))
+        found = point(likelihood, values.flatten(0, 1))
+        moments.add(found.mean.unflatten(0, values.shape[:2]))
+        sums.add(found, likelihood, values.shape[:2])
+    means = torch.cat([moments.mean for moments, _ in parts.values() if moments.mean is not None])
+    squares = torch.cat([moments.squares for moments, _ in parts.values() if moments.squares is not None])
+    noise, probs, entropy = (
+        _average([getattr(sums, name) for _, sums in parts.values()], count) for name in ("noise", "probs", "entropy")
+    )
+    return SampleSummary(means, squares / max(1, count - 1), noise, probs, entropy)
+
+
+def summarise_linearised(
+    runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None, probs: bool
+) -> SampleSummary:
+    """Mean squares of `J (theta_s - theta*)`, not centred because their mean is 0; averaged probabilities if asked."""
+    mean = runner.function.at_mean(runner.x)
+    squares = torch.zeros_like(mean)
+    parts: dict[int, _Sums] = {}
+    for _, inputs, values in runner.chunks(count, generator):
+        squares[inputs] += values.square().sum(0)
+        if probs:
+            found = point(likelihood, (mean[inputs] + values).flatten(0, 1))
+            parts.setdefault(inputs.start, _Sums()).add(found, likelihood, values.shape[:2])
+    averaged = [_average([getattr(sums, name) for sums in parts.values()], count) for name in ("probs", "entropy")]
+    return SampleSummary(mean, squares / count, None, *averaged)
