@@ -24,6 +24,7 @@ from marquis.structures import Structure
 N = 13
 KINDS = ("diagonal", "kronecker", "block", "full", "lowrank")
 accumulate_module = sys.modules["marquis.curvature.accumulate"]
+data_pass_module = sys.modules["marquis.curvature.data_pass"]
 progress_module = sys.modules["marquis.curvature.progress"]
 
 
@@ -144,7 +145,8 @@ def test_a_sum_in_float64_of_batches_in_float32(structure: str):
     if structure == "lowrank":
         assert torch.equal(found.tensors()[0], torch.cat([columns for (columns,) in parts], dim=1))
         return
-    for ours, theirs in zip(found.tensors(), map(sum, zip(*parts, strict=True)), strict=True):
+    for ours, terms in zip(found.tensors(), zip(*parts, strict=True), strict=True):
+        theirs = torch.stack(terms).sum(0)
         # Products in float32 are symmetric only up to rounding; what is summed is their symmetric part.
         symmetric = (theirs + theirs.mT) / 2 if theirs.dim() > 1 else theirs
         torch.testing.assert_close(ours, symmetric, rtol=1e-13, atol=1e-13)
@@ -172,7 +174,7 @@ def test_nothing_of_the_users_changes():
     [
         ([], DataError, "yields no batches"),
         ([randn(3, 4), randn(3, 4) * float("nan")], DataError, "batch 1: x holds 12 NaN"),
-        ([randn(3, 4), randn(3, 7)], UnsupportedOperationError, "batch 1: .*7"),
+        ([randn(3, 4), randn(3, 7)], DataError, "batch 1: .*3x7"),
         ([randn(3, 4), randn(0, 4)], DataError, "batch 1: the batch is empty"),
         ([randn(3, 4), (randn(3, 4),) * 3], DataError, "batch 1: the loader yields a tuple of 3 items"),
         ([randn(3, 4), "abc"], DataError, "batch 1: the loader yields str"),
@@ -273,7 +275,7 @@ def test_low_rank_counts_all_batches_before_it_starts():
     with pytest.raises(MemoryBudgetError, match="batch 0"):
         accumulate(model, Loader(), "gaussian", "lowrank", memory_limit=enough)
     assert touched == [0]
-    with pytest.raises(MemoryBudgetError, match="batch [34]"):  # of unknown length: when it becomes too much
+    with pytest.raises(MemoryBudgetError, match=r"batch [34]"):  # of unknown length: when it becomes too much
         accumulate(model, iter(Loader()), "gaussian", "lowrank", memory_limit=enough)
 
 
@@ -390,7 +392,7 @@ def test_written_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     accumulate(mlp(), loader(), "gaussian", checkpoint=path)
     assert not any(there)  # it was over too soon
     there.clear()
-    monkeypatch.setattr(accumulate_module, "SECONDS", 0.0)
+    monkeypatch.setattr(data_pass_module, "SECONDS", 0.0)
     accumulate(mlp(), loader(), "gaussian", checkpoint=path)
     assert there == [False, True, True, True, True]
     assert not path.exists()
