@@ -1,0 +1,248 @@
+"""What Variational Laplace, mean-field VI and MAP share: the network's own copy, prior, prediction, posterior."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, batch_size, buffers_of, call, describe, parameters_of, split_batch
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood, Predictive, as_likelihood
+from marquis.variational.objective import Terms
+from marquis.variational.prior_scale import PriorScale, prior_scales
+
+
+class _FunctionNetwork(nn.Module):
+    """A function `(params, x) -> outputs` as a module."""
+
+    def __init__(self, function: Callable[..., Tensor], params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.function, self.keys = function, list(params)
+        self.values = nn.ParameterList(
+            [nn.Parameter(p.detach().clone(), p.is_floating_point()) for p in params.values()]
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x = kwargs or (args[0] if len(args) == 1 else args)
+        return self.function(dict(zip(self.keys, self.values, strict=True)), x)
+
+
+class Method(nn.Module):
+    """Base of the training methods; a `torch.nn.Module` whose parameters are what is trained.
+
+    The model is copied: `network` is the copy, its parameters are the means μ, and it can be used as an ordinary
+    network. The user's model stays as it was. Frozen parameters (`requires_grad=False`) keep their values and have no
+    uncertainty.
+
+    Args:
+        model: A module, or a function `(params, x) -> outputs`.
+        likelihood: Name or object.
+        num_data: N, the number of training data.
+        tempering: β, the weight of the KL.
+        prior_scale: Standard deviations of the prior; by default `1/sqrt(fan_in)`.
+        params: The start values of a function's parameters.
+        generator: For every random draw; by default torch's global generator.
+    """
+
+    last_terms: Terms | None = None
+    """The terms of the last step's objective."""
+
+    def __init__(
+        self,
+        model: Model,
+        likelihood: str | Likelihood,
+        *,
+        num_data: int,
+        tempering: float = 1.0,
+        prior_scale: PriorScale = None,
+        params: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if num_data < 1:
+            raise DataError(f"num_data is the number of training data, at least 1; got {num_data}")
+        if not 0 <= tempering < float("inf"):
+            raise DataError(f"tempering is the weight of the KL, finite and not negative; got {tempering}")
+        start = parameters_of(model, params)
+        self.network = _own_copy(model, start, params)
+        own = dict(self.network.named_parameters())
+        pairs = [(name, inner) for name, inner in zip(start, own, strict=True) if own[inner].requires_grad]
+        if not pairs:
+            raise UnsupportedOperationError(
+                f"{describe(model)} has no parameter that requires a gradient: nothing to train"
+            )
+        self.names = [name for name, _ in pairs]
+        """Names of the trained parameters, as the model spells them."""
+        self._inner = [inner for _, inner in pairs]
+        dtypes = {own[inner].dtype for inner in self._inner}
+        if len(dtypes) > 1:
+            raise UnsupportedOperationError(
+                f"parameters of several dtypes ({dtypes}): convert the model to one of them"
+            )
+        self.likelihood = as_likelihood(likelihood)
+        self.num_data, self.tempering, self.generator = num_data, float(tempering), generator
+        scales = prior_scales(self.network, {name: own[inner] for name, inner in pairs}, prior_scale)
+        for number, scale in enumerate(scales):
+            self.register_buffer(f"prior_scale_{number}", scale)
+        self.training = self.network.training
+
+    # What is trained
+
+    @property
+    def means(self) -> list[nn.Parameter]:
+        """μ, one per trained parameter."""
+        own = dict(self.network.named_parameters())
+        return [own[inner] for inner in self._inner]
+
+    @property
+    def prior_scales(self) -> list[Tensor]:
+        """s, broadcasting to the means."""
+        return [getattr(self, f"prior_scale_{number}") for number in range(len(self.names))]
+
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        """What to hand to an optimiser: the groups and their learning rates."""
+        return [{"params": self.means, "lr": lr}]
+
+    # What each method says
+
+    def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:
+        """The loss of one minibatch, per datum; its `backward` fills the gradients of `parameters()`.
+
+        Args:
+            x: Inputs; a tensor, a tuple of positional or a mapping of named inputs.
+            y: Labels; by default the inputs themselves (an autoencoder).
+            mask: Which labels were observed, as in `Likelihood.log_prob`.
+        """
+        raise NotImplementedError
+
+    def posterior(self) -> Any:
+        """The trained weights as a Gaussian posterior."""
+        raise NotImplementedError
+
+    def draw(self) -> dict[str, Tensor]:
+        """One draw of all the network's parameters, under the copy's own names, from the posterior."""
+        raise NotImplementedError
+
+    # Prediction
+
+    def forward(self, x: Any) -> Tensor:
+        """Outputs of the mean network."""
+        return run(self.network, x)
+
+    @torch.no_grad()
+    def predict(self, x: Any, samples: int = 0) -> Predictive:
+        """Prediction in evaluation mode: by the mean network, or averaged over draws of the weights.
+
+        Args:
+            x: Inputs.
+            samples: 0 for the mean network (the paper's evaluation of VL); else how many draws.
+
+        Returns:
+            Mean and variance of the outputs over the draws (variance 0 for the mean network), class probabilities and
+            noise variance averaged over the draws where the likelihood has them.
+        """
+        with evaluating(self.network):
+            if samples == 0:
+                outputs = run(self.network, x)
+                return self.likelihood.predictive(outputs, torch.zeros_like(outputs))
+            buffers = buffers_of(self.network)
+            draws = [call(self.network, self.draw(), buffers, x) for _ in range(samples)]
+        single = [self.likelihood.predictive(f, torch.zeros_like(f)) for f in draws]
+        return Predictive(
+            mean=torch.stack([p.mean for p in single]).mean(0),
+            variance=torch.stack([p.mean for p in single]).var(0, correction=0),
+            noise_variance=_average([p.noise_variance for p in single]),
+            probs=_average([p.probs for p in single]),
+        )
+
+    @torch.no_grad()
+    def log_likelihood(self, loader: Iterable[Any], samples: int = 0) -> float:
+        """Log-likelihood of a loader's data, in evaluation mode: at the mean, or averaged over draws of the weights.
+
+        The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
+        """
+        total = 0.0
+        with evaluating(self.network):
+            for x, y in batches(loader):
+                for _ in range(max(samples, 1)):
+                    params = self.draw() if samples else dict(self.network.named_parameters())
+                    outputs = call(self.network, params, buffers_of(self.network), x)
+                    total += float(self.likelihood.log_prob(outputs, y).sum()) / max(samples, 1)
+        return total
+
+    # Passes
+
+    def _main_pass(self, x: Any) -> Tensor:
+        """The one pass of a step that counts: batch statistics, if any, are updated by it."""
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(x)):
+            raise UnsupportedOperationError(
+                f"an input of {type(self).__name__} requires a gradient, but gradients reach only the posterior's own "
+                "parameters; pass x.detach(), or make the part before it a module of the same model."
+            )
+        batch_size(x)
+        with torch.enable_grad():
+            return run(self.network, x)
+
+    def _all_parameters(self, trained: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The network's parameters with these in the place of the trained ones."""
+        return {**dict(self.network.named_parameters()), **dict(zip(self._inner, trained, strict=True))}
+
+    def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """Standard normal numbers shaped like these tensors."""
+        return [torch.randn(t.shape, dtype=t.dtype, device=t.device, generator=self.generator) for t in like]
+
+
+def run(network: nn.Module, x: Any) -> Tensor:
+    """Call the network as `curvature.call.call` would, but with its own parameters and buffers."""
+    if isinstance(x, Mapping):
+        return network(**x)
+    return network(*x) if isinstance(x, (tuple, list)) else network(x)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; every submodule's flag is put back."""
+    flags = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Inputs and labels; labels are the inputs where a batch has none."""
+    for batch in loader:
+        x, y = split_batch(batch)
+        yield x, x if y is None else y
+
+
+def _own_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Tensor] | None) -> nn.Module:
+    """A copy that shares nothing with the user's model."""
+    if not isinstance(model, nn.Module):
+        return _FunctionNetwork(model, start)
+    try:
+        network = copy.deepcopy(model)
+    except Exception as error:
+        raise UnsupportedOperationError(
+            f"{describe(model)} cannot be copied ({type(error).__name__}: {error}), and Marquis never changes the "
+            "model it is given. Remove tensors that are part of a graph from its attributes."
+        ) from error
+    network.zero_grad(set_to_none=True)
+    if params is not None:
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(start[name])
+    return network
+
+
+def _average(values: Sequence[Tensor | None]) -> Tensor | None:
+    present = [value for value in values if value is not None]
+    return torch.stack(present).mean(0) if present else None

@@ -1,0 +1,71 @@
+"""Maximum a posteriori: VL with σ gone to 0, so that the KL is weight decay (methods.md 9.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.errors import UnsupportedOperationError
+from marquis.variational.base import Method
+from marquis.variational.objective import Terms, decay
+
+
+class MAP(Method):
+    """Plain training with a Gaussian prior: `-(1/S) Σ log p(y_i|x_i, μ) + (β/N) Σ μ²/(2 s²)`.
+
+    Cost of a step: a plain step plus O(P). For uncertainty afterwards pass `network` to `mq.Laplace`.
+
+    Args:
+        model: A module, or a function `(params, x) -> outputs`.
+        likelihood: Name or object.
+        num_data: N, the number of training data.
+        tempering: β, the weight of the prior.
+        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
+        params: The start values of a function's parameters.
+        generator: Not used: MAP draws nothing.
+    """
+
+    def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        y = x if y is None else y
+        with torch.enable_grad():
+            outputs = self._main_pass(x)
+            self.likelihood.validate(outputs.detach(), y, mask)
+            fit = self.likelihood.log_prob(outputs, y, mask).mean()
+            penalty = self.tempering / self.num_data * decay(self.means, self.prior_scales)
+            loss = penalty - fit
+        self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
+        return loss
+
+    def log_joint(self, loader: Iterable[Any]) -> float:
+        """`log p(y|μ) - β Σ μ²/(2 s²)` on a loader's data, in evaluation mode; the prior's constant is left out."""
+        with torch.no_grad():
+            return self.log_likelihood(loader) - self.tempering * float(decay(self.means, self.prior_scales))
+
+    def elbo(self, loader: Iterable[Any], **options: Any) -> float:
+        """Refused: a point has no ELBO.
+
+        Raises:
+            UnsupportedOperationError: Always.
+        """
+        raise UnsupportedOperationError(
+            "MAP has no width and so no ELBO (it would be -infinity); use log_joint(loader)"
+        )
+
+    def posterior(self) -> Any:
+        """Refused: a point has no width.
+
+        Raises:
+            UnsupportedOperationError: Always.
+        """
+        raise UnsupportedOperationError("MAP is a point, not a posterior; fit mq.Laplace(method.network, ...) to it")
+
+    def draw(self) -> dict[str, Tensor]:
+        """Refused: a point has no width.
+
+        Raises:
+            UnsupportedOperationError: Always.
+        """
+        raise UnsupportedOperationError("MAP is a point: there is nothing to draw; use predict(x) without samples")

@@ -1,0 +1,130 @@
+"""Mean-field variational inference by sampled weights: the baseline of VL, and Bayes by Backprop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from marquis.curvature.call import Model, buffers_of, call
+from marquis.errors import UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+from marquis.variational.gaussian_method import (
+    INITIAL_OFFSET,
+    LEARNING_RATE_MULTIPLIER,
+    GaussianMethod,
+    inverse_softplus,
+    log_softplus,
+)
+from marquis.variational.objective import Terms
+from marquis.variational.prior_scale import PriorScale
+
+
+class MeanFieldVI(GaussianMethod):
+    """Reparametrised mean-field VI: `w = μ + σ ε`, one draw per step and minibatch (VL eq. 3-5; methods.md 9.5).
+
+    Loss per datum: `-(1/S) Σ log p(y_i|x_i, w) + (β/N) KL`. Evaluate by the mean network with `predict(x)`, by ten
+    draws with `predict(x, samples=10)`. Any network will do, ReLU included. Cost of a step: a plain step plus O(P).
+
+    Args:
+        model: A module, or a function `(params, x) -> outputs`.
+        likelihood: Name or object.
+        num_data: N, the number of training data.
+        tempering: β, the weight of the KL.
+        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
+        parametrisation: `"log"`: log σ is trained, as in Variational Laplace; `"softplus"`: ρ with σ = softplus(ρ).
+        multiplier: Learning rate of log σ (or ρ) over that of μ.
+        initial_offset: Start value of log σ, minus log s.
+        params: The start values of a function's parameters.
+        generator: For every random draw; by default torch's global generator.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        likelihood: str | Likelihood,
+        *,
+        num_data: int,
+        tempering: float = 1.0,
+        prior_scale: PriorScale = None,
+        parametrisation: Literal["log", "softplus"] = "log",
+        multiplier: float = LEARNING_RATE_MULTIPLIER,
+        initial_offset: float = INITIAL_OFFSET,
+        params: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            likelihood,
+            num_data=num_data,
+            tempering=tempering,
+            prior_scale=prior_scale,
+            multiplier=multiplier,
+            initial_offset=initial_offset,
+            params=params,
+            generator=generator,
+        )
+        if parametrisation not in ("log", "softplus"):
+            raise UnsupportedOperationError(
+                f"parametrisation={parametrisation!r} is not known; use 'log' or 'softplus'"
+            )
+        self.parametrisation = parametrisation
+        if parametrisation == "softplus":
+            with torch.no_grad():
+                for width in self.widths:
+                    width.copy_(inverse_softplus(width.exp()))
+
+    @classmethod
+    def bayes_by_backprop(
+        cls,
+        model: Model,
+        likelihood: str | Likelihood,
+        *,
+        num_data: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> MeanFieldVI:
+        """Bayes by Backprop as the Laplacian-autoencoder paper's baseline starts it (methods.md 7).
+
+        μ ~ U(-0.2, 0.2), ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), one learning rate for all.
+        """
+        settings: dict[str, Any] = {"prior_scale": 1.0, "parametrisation": "softplus", "multiplier": 1.0, **options}
+        method = cls(model, likelihood, num_data=num_data, generator=generator, **settings)
+        with torch.no_grad():
+            for mean, width in zip(method.means, method.widths, strict=True):
+                mean.uniform_(-0.2, 0.2, generator=generator)
+                width.uniform_(-5.0, -4.0, generator=generator)
+        return method
+
+    @property
+    def log_sigmas(self) -> list[Tensor]:
+        """Logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
+        if self.parametrisation == "softplus":
+            return [log_softplus(width) for width in self.widths]
+        return list(self.widths)
+
+    @property
+    def sigmas(self) -> list[Tensor]:
+        """σ, likewise."""
+        if self.parametrisation == "softplus":
+            return [F.softplus(width) for width in self.widths]
+        return [width.exp() for width in self.widths]
+
+    def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        y = x if y is None else y
+        with torch.enable_grad():
+            # The network's own buffers: batch statistics are updated by this pass, as in plain training.
+            outputs = call(self.network, self.draw(), buffers_of(self.network), x)
+            self.likelihood.validate(outputs.detach(), y, mask)
+            fit = self.likelihood.log_prob(outputs, y, mask).mean()
+            penalty = self.tempering / self.num_data * self.kl()
+            loss = penalty - fit
+        self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
+        return loss
+
+    def elbo(self, loader: Iterable[Any], *, samples: int = 10) -> float:
+        """The tempered ELBO on a loader's data, in evaluation mode; the expectation by `samples` draws per batch."""
+        return self._objective_of(self.log_likelihood(loader, samples))

@@ -1,0 +1,75 @@
+"""Any of the methods under a Lightning `Trainer`. Imported only when asked for: Lightning is heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from marquis.curvature.call import batch_size, split_batch
+from marquis.likelihoods import Predictive
+from marquis.variational.base import Method, evaluating, run
+
+
+class LightningMethod(LightningModule):
+    """A training method as a `LightningModule`, with the paper's schedule by default.
+
+    Batches are `(x, y)`; without labels (`x` alone, or `(x,)`) the inputs are the labels: an autoencoder. Logged:
+    `train_loss` and the terms of the objective; `validation_nll` and `test_nll` of the mean network.
+
+    Args:
+        method: `VariationalLaplace`, `MeanFieldVI` or `MAP`.
+        lr: Learning rate of the means; log σ has its multiple (VL: 1e-4).
+        milestones: Epochs after which the learning rates are divided by ten (VL: 100 and 150 of 200).
+    """
+
+    def __init__(self, method: Method, lr: float = 1e-4, milestones: Sequence[int] = (100, 150)) -> None:
+        super().__init__()
+        self.method, self.lr, self.milestones = method, lr, tuple(milestones)
+
+    def forward(self, x: Any) -> Tensor:
+        """Outputs of the mean network."""
+        return self.method(x)
+
+    def predict(self, x: Any, samples: int = 0) -> Predictive:
+        """As the method's own `predict`."""
+        return self.method.predict(x, samples)
+
+    def configure_optimizers(self) -> Any:
+        """Adam with the method's parameter groups, learning rates divided by ten at the milestones."""
+        optimiser = torch.optim.Adam(self.method.parameter_groups(self.lr))
+        return [optimiser], [torch.optim.lr_scheduler.MultiStepLR(optimiser, list(self.milestones), 0.1)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """One minibatch."""
+        x, y = _pair(batch)
+        loss = self.method.step(x, y)
+        terms, size = self.method.last_terms, batch_size(x)
+        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=size)
+        if terms is not None:
+            for name in ("log_likelihood", "regulariser", "penalty"):
+                self.log(f"train_{name}", getattr(terms, name), batch_size=size)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Negative log-likelihood of the mean network."""
+        self._evaluate(batch, "validation_nll")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Negative log-likelihood of the mean network."""
+        self._evaluate(batch, "test_nll")
+
+    def _evaluate(self, batch: Any, name: str) -> None:
+        x, y = _pair(batch)
+        with torch.no_grad(), evaluating(self.method.network):
+            nll = -self.method.likelihood.log_prob(run(self.method.network, x), x if y is None else y).mean()
+        self.log(name, nll, prog_bar=True, batch_size=batch_size(x))
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0], None
+    return split_batch(batch)

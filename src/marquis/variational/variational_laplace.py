@@ -1,0 +1,253 @@
+"""Variational Laplace (Unlu and Aitchison): the ELBO by a local quadratic, without sampling weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, batch_size, buffers_of, call
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+from marquis.variational.base import batches, evaluating, run
+from marquis.variational.gaussian_method import INITIAL_OFFSET, LEARNING_RATE_MULTIPLIER, GaussianMethod
+from marquis.variational.hessian_form import hessian_term
+from marquis.variational.objective import Terms, loss_with_gradients
+from marquis.variational.prior_scale import PriorScale
+from marquis.variational.refusals import refuse_kinks
+from marquis.variational.regulariser import WAYS, Batch, DataTerm, Way, data_term, trace_by_products
+
+
+class VariationalLaplace(GaussianMethod):
+    """Trains mean and width of every weight on VL's objective (VL eq. 30; methods.md 9.1).
+
+    Cost of a step, in plain steps: 2 with the default gradient, 3 to 5 with the others; see `variational.regulariser`.
+    Memory: that of plain training for the differences, plus five numbers per weight.
+
+    A network in training mode may use batch norm: the labels are drawn given the whole minibatch, and only the first
+    pass of a step updates the running statistics. Dropout keeps its mask through all passes of a step.
+
+    Args:
+        model: A module, or a function `(params, x) -> outputs`, without ReLU or kin (they are refused by name).
+        likelihood: Name or object.
+        num_data: N, the number of training data.
+        tempering: β, the weight of the KL.
+        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
+        gradient: How the regulariser is differentiated: `"one-sided"`, `"central"`, `"double-backward"` or
+            `"forward-over-reverse"`.
+        score_correction: Add what the published gradient leaves out by holding the drawn labels fixed.
+        regulariser_batch: Compute the regulariser on the first so many data of the minibatch (shuffle!): cheaper, still
+            unbiased for the mean Fisher, noisier. None for all. With batch statistics the sub-batch has its own.
+        curvature: `"fisher"`, or `"hessian"` for VL(H) with the true Hessian (VL eq. 20), which exists to show its
+            pathology and costs P passes.
+        epsilon: Length of the differences' step, relative to the length of μ; by default by dtype.
+        multiplier: Learning rate of log σ over that of μ.
+        initial_offset: Start value of log σ, minus log s.
+        params: The start values of a function's parameters.
+        generator: For every random draw; by default torch's global generator.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        likelihood: str | Likelihood,
+        *,
+        num_data: int,
+        tempering: float = 1.0,
+        prior_scale: PriorScale = None,
+        gradient: Way = "one-sided",
+        score_correction: bool = False,
+        regulariser_batch: int | None = None,
+        curvature: str = "fisher",
+        epsilon: float | None = None,
+        multiplier: float = LEARNING_RATE_MULTIPLIER,
+        initial_offset: float = INITIAL_OFFSET,
+        params: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            likelihood,
+            num_data=num_data,
+            tempering=tempering,
+            prior_scale=prior_scale,
+            multiplier=multiplier,
+            initial_offset=initial_offset,
+            params=params,
+            generator=generator,
+        )
+        if gradient not in WAYS:
+            raise UnsupportedOperationError(f"gradient={gradient!r} is not known; use one of {', '.join(WAYS)}")
+        if curvature not in ("fisher", "hessian"):
+            raise UnsupportedOperationError(f"curvature={curvature!r} is not known; use 'fisher' or 'hessian'")
+        if curvature == "hessian" and (score_correction or regulariser_batch is not None):
+            raise UnsupportedOperationError(
+                "VL(H) draws no labels: it has no score_correction and no regulariser_batch"
+            )
+        if regulariser_batch is not None and regulariser_batch < 1:
+            raise DataError(f"regulariser_batch is a number of data, at least 1; got {regulariser_batch}")
+        if epsilon is not None and not 0 < epsilon < 1:
+            raise DataError(f"epsilon is a relative step length between 0 and 1; got {epsilon}")
+        self.gradient, self.score_correction, self.curvature = gradient, score_correction, curvature
+        self.regulariser_batch, self.epsilon = regulariser_batch, epsilon
+        self._examined: set[tuple[bool, ...]] = set()
+
+    def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        y = x if y is None else y
+        self._examine(x)
+        data_term = self._hessian_term if self.curvature == "hessian" else self._fisher_term
+        return self._loss(data_term(x, y, mask))
+
+    def elbo(self, loader: Iterable[Any], *, estimator: str = "products", samples: int = 1) -> float:
+        """VL's value of the tempered ELBO on a loader's data, in evaluation mode: `log p(y|μ) - ½ tr(ΣF) - β KL`.
+
+        The data count as all there are, so this is the training ELBO if the loader yields the training set.
+
+        Args:
+            loader: Yields `(x, y)`, or `x` alone for autoencoders.
+            estimator: `"products"`, one Jacobian-vector product with random signs per batch and sample (low noise), or
+                `"labels"`, squared gradients of drawn labels as in training.
+            samples: How often the trace is estimated per batch.
+        """
+        if estimator not in ("products", "labels"):
+            raise UnsupportedOperationError(f"estimator={estimator!r} is not known; use 'products' or 'labels'")
+        total = 0.0
+        with evaluating(self.network):
+            for x, y in batches(loader):
+                with torch.no_grad():
+                    total += float(self.likelihood.log_prob(run(self.network, x), y).sum())
+                for _ in range(samples):
+                    total -= self._trace(x, estimator) / samples
+        return self._objective_of(total)
+
+    def _trace(self, x: Any, estimator: str) -> float:
+        """An estimate of `½ tr(Σ F)` summed over the batch."""
+        sigmas = [s.detach() for s in self.sigmas]
+        if estimator == "labels":
+            with torch.enable_grad():
+                outputs = run(self.network, x)
+                drawn = self.likelihood.sample(outputs, self.generator)
+                fit = self.likelihood.log_prob(outputs, drawn).sum()
+                scores = torch.autograd.grad(fit, self.means, allow_unused=True)
+            pairs = zip(sigmas, scores, strict=True)
+            return 0.5 * sum(float((s * g).square().sum()) for s, g in pairs if g is not None)
+        draws = [torch.randint(0, 2, s.shape, device=s.device, generator=self.generator) for s in sigmas]
+        signs = [2 * d.to(s) - 1 for d, s in zip(draws, sigmas, strict=True)]
+        buffers = buffers_of(self.network)
+        value = trace_by_products(
+            lambda p: call(self.network, self._all_parameters(p), buffers, x),
+            self.means,
+            sigmas,
+            self.likelihood,
+            signs,
+        )
+        return float(value)
+
+    def _fisher_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
+        size = batch_size(x)
+        few = self.regulariser_batch
+        if few is None or few >= size:
+            return self._data_term(x, y, mask)
+        with _replaying(self.means[0].device):
+            outputs = self._main_pass(x)
+        self.likelihood.validate(outputs.detach(), y, mask)
+        with torch.enable_grad():
+            fit = self.likelihood.log_prob(outputs, y, mask).mean()
+            found = torch.autograd.grad(-fit, self.means, allow_unused=True)
+        some = pytree.tree_map_only(Tensor, lambda t: t[:few], x)
+        rest = self._data_term(some, None, None if mask is None else mask.expand_as(y)[:few])
+        gradient = [r if g is None else g + r for g, r in zip(found, rest.mean_gradient, strict=True)]
+        return DataTerm(fit.detach(), rest.regulariser, gradient, rest.log_sigma_gradient)
+
+    def _data_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
+        """The whole data term; without labels only the regulariser, and no pass then updates batch statistics."""
+        with _replaying(self.means[0].device) as replay:
+            if y is None:
+                with torch.enable_grad():
+                    outputs = self._auxiliary_pass(self.means, x)
+            else:
+                outputs = self._main_pass(x)
+                self.likelihood.validate(outputs.detach(), y, mask)
+            drawn = self.likelihood.sample(outputs.detach(), self.generator)
+            side = 1
+            if self.gradient == "one-sided":
+                coin = torch.randint(2, (), device=outputs.device, generator=self.generator)
+                side = 2 * int(coin) - 1
+
+            def again(trained: Any) -> Tensor:
+                with replay():
+                    return self._auxiliary_pass(trained, x)
+
+            return data_term(
+                Batch(self.likelihood, outputs, y, drawn, mask),
+                self.means,
+                self.log_sigmas,
+                again,
+                way=self.gradient,
+                side=side,
+                epsilon=self.epsilon,
+                score_correction=self.score_correction,
+            )
+
+    def _hessian_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
+        outputs = self._main_pass(x).detach()
+        self.likelihood.validate(outputs, y, mask)
+
+        def fit(trained: Any) -> Tensor:
+            return self.likelihood.log_prob(self._auxiliary_pass(trained, x), y, mask).mean()
+
+        return hessian_term(fit, self.means, self.log_sigmas)
+
+    def _loss(self, term: DataTerm) -> Tensor:
+        """Add the KL, whose gradient is known in closed form, and wrap value and gradients as a loss."""
+        means, scales = self.means, self.prior_scales
+        with torch.no_grad():
+            share = self.tempering / self.num_data
+            penalty = share * self.kl()
+            mean_gradient = [
+                g + (share / s.square()) * m for g, m, s in zip(term.mean_gradient, means, scales, strict=True)
+            ]
+            width_gradient = [
+                g + share * ((w.exp() / s).square() - 1)
+                for g, w, s in zip(term.log_sigma_gradient, self.widths, scales, strict=True)
+            ]
+            value = term.regulariser + penalty - term.log_likelihood
+        self.last_terms = Terms(float(term.log_likelihood), float(term.regulariser), float(penalty))
+        return loss_with_gradients(value, [*means, *self.widths], [*mean_gradient, *width_gradient])
+
+    def _auxiliary_pass(self, trained: Any, x: Any) -> Tensor:
+        """The network at other parameters; running statistics are updated in copies that are thrown away."""
+        buffers = {name: buffer.detach().clone() for name, buffer in self.network.named_buffers()}
+        return call(self.network, self._all_parameters(trained), buffers, x)
+
+    def _examine(self, x: Any) -> None:
+        """Look for kinks once for each combination of training flags that is used."""
+        flags = tuple(module.training for module in self.network.modules())
+        if flags in self._examined:
+            return
+        parameters = {name: p.detach() for name, p in self.network.named_parameters()}
+        for inner in self._inner:
+            parameters[inner].requires_grad_()
+        refuse_kinks(self.network, parameters, buffers_of(self.network), x)
+        self._examined.add(flags)
+
+
+@contextmanager
+def _replaying(device: torch.device) -> Iterator[Any]:
+    """Gives a context in which passes meet the random state of this moment, so that dropout keeps its mask."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def replay() -> Iterator[None]:
+        with torch.random.fork_rng(devices=[device] if cuda is not None else []):
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, device)
+            yield
+
+    yield replay
