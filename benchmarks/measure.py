@@ -1,11 +1,13 @@
-"""One measurement in a fresh process: `python -m benchmarks.measure W1 ours:sketched --seconds 3` prints one JSON line.
+"""One measurement in a fresh process: `python -m benchmarks.measure memory W1 ours:sketched` prints one JSON line.
 
-Memory first: the peak of the resident set above its value just before the call, for the plain step and then for the
-curvature call. Imports, the network, its batch and (by one warm-up call) the captured graph are there already and do
-not count; tensors that the warm-up leaves behind (buffers kept between calls) are added: keeping them hides nothing.
-Then time: plain step and curvature call in turn on one pinned core. The ratio is the median over the turns of
-(curvature / plain step just before it; the median of three steps where the call is slow), so a slow drift of the
-machine cancels.
+Memory: the peak of the resident set above its value just before the call, for the plain step and then for the curvature
+call. Imports, the network, its batch and (by one warm-up call) the captured graph are there already and do not count;
+tensors that the warm-up leaves behind (buffers kept between calls) are added: keeping them hides nothing. Every tensor
+gets pages of its own, so that the number is what the call needs and not what the allocator happens to hold back.
+
+Time: plain step and curvature call in turn on one pinned core, with the allocator as it is. The ratio is the median
+over the turns of (curvature / plain step just before it; the median of three steps where the call is slow), so a slow
+drift of the machine cancels.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ MODULES = {
     "curvlinops": "benchmarks.peers_curvlinops",
     "laplace": "benchmarks.peers_laplace",
 }
-MOST_REPEATS = 25
-FEW_REPEATS = 6
+MOST_TURNS, FEWEST_TURNS = 25, 3
 MEGABYTE = 2.0**20
+OWN_PAGES = 32 * 1024  # bytes from which on an allocation gets pages of its own while memory is measured
 
 
 def pin_to_one_core() -> int | None:
@@ -58,10 +60,16 @@ def _status(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
+def _own_pages() -> None:
+    """Tell the C library to map every tensor and to unmap it when freed, instead of keeping it for later."""
+    with suppress(OSError, AttributeError):  # another C library: freed memory that it keeps is then not counted
+        ctypes.CDLL("libc.so.6").mallopt(-3, OWN_PAGES)  # M_MMAP_THRESHOLD
+
+
 def _settle() -> None:
     """Give freed memory back to the system, so that it counts again when it is used again."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # another C library: freed memory that it keeps is then not counted
+    with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
@@ -79,24 +87,20 @@ def _tensor_bytes() -> int:
     return sum(storages.values())
 
 
-def peak_bytes(call: Callable[[], object], repeats: int = 3) -> int:
-    """Peak of the resident set during the call, above what it was before: the median of the repeats.
-
-    Several, because the allocator sometimes reuses a hole and sometimes does not.
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Peak of the resident set during the call, above what it was before.
 
     Raises:
         OSError: not on Linux, or /proc may not be written.
     """
-    peaks = []
-    for _ in range(repeats):
-        _settle()
-        with open("/proc/self/clear_refs", "w") as reset:
-            reset.write("5")  # sets the high-water mark VmHWM to the present
-        start = _status("VmRSS")
-        result = call()
-        peaks.append(max(_status("VmHWM") - start, 0))
-        del result
-    return sorted(peaks)[len(peaks) // 2]
+    _settle()
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # sets the high-water mark VmHWM to the present
+    start = _status("VmRSS")
+    result = call()
+    peak = _status("VmHWM") - start
+    del result
+    return max(peak, 0)
 
 
 def _timed(call: Callable[[], object]) -> tuple[float, float]:
@@ -118,65 +122,77 @@ def _summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def measure(workload_name: str, method: str, seconds: float = 3.0) -> dict[str, Any]:
-    """Peak memory and time of one method on one workload, and of the plain step next to it.
+def measure(what: str, workload_name: str, method: str, seconds: float = 3.0) -> dict[str, Any]:
+    """Memory or time of one method on one workload, and of the plain step next to it.
 
     Args:
+        what: "memory" or "time".
         workload_name: as `workloads.build` takes it.
         method: "module:name", for instance "ours:sketched" or "backpack:exact".
-        seconds: about how long the timing may take. A call longer than that is timed once.
+        seconds: about how long the timing may take. Three turns are taken if four times as long suffices.
 
     Returns:
         What goes into results.json: "status" is "measured", or "left out" with a "reason".
     """
     torch.set_num_threads(1)
-    core = pin_to_one_core()
-    row: dict[str, Any] = {"workload": workload_name, "method": method, "core": core}
+    row: dict[str, Any] = {"workload": workload_name, "method": method, "core": pin_to_one_core()}
     workload = build(workload_name)
-    plain = plain_step(workload)
-    plain()
-    try:
-        row["plain_peak_mb"] = peak_bytes(plain) / MEGABYTE
-    except OSError as error:
-        row["memory_reason"] = f"peak memory not measured: {error}"
-
     module, _, name = method.partition(":")
     try:
         call = import_module(MODULES[module]).METHODS[name](workload)
-        tensors = _tensor_bytes()
-        call()  # captures the network, loads what is loaded late
-        gc.collect()
-        kept = max(_tensor_bytes() - tensors, 0)
-        expected = _timed(call)[1]
-        if "memory_reason" not in row:
-            peak = peak_bytes(call, repeats=3 if expected < 1 else 1)
-            row["peak_mb"] = (peak + kept) / MEGABYTE
-            row["kept_mb"] = kept / MEGABYTE
-            row["peak_ratio"] = row["peak_mb"] / row["plain_peak_mb"] if row["plain_peak_mb"] else None
+        numbers = (
+            _memory(plain_step(workload), call) if what == "memory" else _time(plain_step(workload), call, seconds)
+        )
     except Exception as error:  # a peer raises what it likes; the table says what
-        row |= {"status": "left out", "reason": f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"}
-        return row
+        words = (str(error) or "no message").splitlines()[0].replace("|", "/")[:200]
+        return row | {"status": "left out", "reason": f"{type(error).__name__}: {words}"}
+    return row | {"status": "measured"} | numbers
 
-    repeats = max(1, min(MOST_REPEATS, int(seconds / max(expected, 1e-9))))
-    steps = 1 if repeats > FEW_REPEATS else 3  # a slow call is timed seldom; the cheap step next to it need not be
-    walls, clocks = [], []
-    for _ in range(repeats):
+
+def _memory(plain: Callable[[], object], call: Callable[[], object]) -> dict[str, Any]:
+    _own_pages()
+    plain()
+    try:
+        plain_peak = peak_bytes(plain) / MEGABYTE
+    except OSError as error:
+        return {"memory_reason": f"peak memory not measured: {error}"}
+    gc.collect()
+    tensors = _tensor_bytes()
+    call()  # captures the network, loads what is loaded late
+    gc.collect()
+    kept = max(_tensor_bytes() - tensors, 0) / MEGABYTE
+    peak = peak_bytes(call) / MEGABYTE + kept
+    ratio = peak / plain_peak if plain_peak else None
+    return {"plain_peak_mb": plain_peak, "peak_mb": peak, "kept_mb": kept, "peak_ratio": ratio}
+
+
+def _time(plain: Callable[[], object], call: Callable[[], object], seconds: float) -> dict[str, Any]:
+    plain()
+    call()
+    walls: list[tuple[float, float]] = []
+    clocks: list[tuple[float, float]] = []
+    begin, steps = time.perf_counter(), 3
+    while len(walls) < MOST_TURNS:
         plain_times = [_timed(plain) for _ in range(steps)]
         wall, cpu = _timed(call)
         walls.append((median(w for w, _ in plain_times), wall))
         clocks.append((median(c for _, c in plain_times), cpu))
-    row |= {"status": "measured", "repeats": repeats, "cpu": _summary(clocks), "wall": _summary(walls)}
-    return row
+        spent = time.perf_counter() - begin
+        if spent > 4 * seconds or (spent > seconds and len(walls) >= FEWEST_TURNS):
+            break
+        steps = 3 if wall > seconds / 6 else 1  # a slow call is timed seldom; the cheap step next to it need not be
+    return {"repeats": len(walls), "cpu": _summary(clocks), "wall": _summary(walls)}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Take one measurement and print it as the last line of the output."""
     parser = argparse.ArgumentParser(description="One measurement, as one line of JSON.")
+    parser.add_argument("what", choices=["memory", "time"])
     parser.add_argument("workload")
     parser.add_argument("method", help=f"one of {', '.join(MODULES)}, a colon, and the name of its method")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long the timing may take")
     chosen = parser.parse_args(arguments)
-    row = measure(chosen.workload, chosen.method, chosen.seconds)
+    row = measure(chosen.what, chosen.workload, chosen.method, chosen.seconds)
     sys.stdout.flush()
     print(json.dumps(row), flush=True)
 

@@ -63,7 +63,7 @@ def _ratio_panel(panel: Axes, workload: str, rows: list[dict[str, Any]]) -> None
         if quoted:
             style = {"facecolor": "white", "edgecolor": PEER, "hatch": "///"}
         panel.barh(place, ratio, height=0.7, left=0, **style)
-        panel.text(ratio * 1.12, place, f"{number(ratio)}", va="center", fontsize=8)
+        panel.text(1.15 * max(ratio, limits.get(name, 0)), place, f"{number(ratio)}", va="center", fontsize=8)
         if name in limits:
             panel.plot(limits[name], place, color=LIMIT, marker="|", markersize=15, markeredgewidth=2.5)
     panel.set_yticks(range(len(entries)), [name for name, *_ in entries], fontsize=8)
@@ -96,7 +96,7 @@ def figure7(lines: dict[str, dict[int, tuple[float, float | None]]], path: Path)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.yaxis.set_major_formatter(FuncFormatter(_plain_number))
-        panel.set_xlabel("picture of 3 x S x S: S")
+        panel.set_xlabel("S, for a picture of 3 x S x S")
         panel.set_ylabel(words)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)

@@ -196,12 +196,15 @@ def _how(results: dict[str, Any], machine: dict[str, Any]) -> str:
         f"- Software: Python {machine['python']}, torch {machine['torch']}, float32, marquis {machine['marquis']} "
         f"(commit {machine['commit']}). Peers: {peers}.",
         f"- Taken {results['taken']}, {results.get('minutes', '?')} minutes.",
-        "- Each row is a process of its own. Plain step and curvature call take turns; the ratio is the median over "
-        "the turns. The bars are judged by CPU time of the thread, the wall clock stands next to it.",
+        "- Each row is two processes of its own, one for memory and one for time. Plain step and curvature call take "
+        "turns; the ratio is the median over the turns. The bars are judged by CPU time of the thread, the wall clock "
+        "stands next to it.",
         "- The whole call counts, its own forward pass included. A first call, not timed, captures the network (0.1-2 "
         "s, remembered as long as the network does not change).",
         "- Peak memory is the high-water mark of the resident set above its value just before the call, plus tensors "
-        "that the first call left behind. Imports, the network and its batch do not count; the result does.",
+        "that the first call left behind, with every tensor on pages of its own (what is needed, not what the "
+        "allocator holds back). Imports, the network and its batch do not count; the result does. Resolution about "
+        "0.3 MB.",
         "- BackPACK computes the gradient along with the curvature; curvlinops computes only the Kronecker factors, "
         "with its checks switched off; laplace-torch only the diagonal of one batch.",
     ]

@@ -45,30 +45,27 @@ def measurements() -> list[tuple[str, str]]:
 
 
 def take(python: Path, workload: str, method: str, seconds: float) -> dict[str, Any]:
-    """One measurement in a process of its own; a process that dies is a row, not the end of the run."""
-    command = [str(python), "-m", "benchmarks.measure", workload, method, "--seconds", str(seconds)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    failed = {"workload": workload, "method": method, "status": "left out"}
+    """Memory and time of one method, each in a process of its own."""
+    row = _process(python, "memory", workload, method, seconds)
+    return row if row["status"] != "measured" else row | _process(python, "time", workload, method, seconds)
+
+
+def _process(python: Path, what: str, workload: str, method: str, seconds: float) -> dict[str, Any]:
+    """One measurement; a process that dies is a row with a reason, not the end of the run."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
 
+    command = [str(python), "-m", "benchmarks.measure", what, workload, method, "--seconds", str(seconds)]
+    failed = {"workload": workload, "method": method, "status": "left out"}
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIME_LIMIT}
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT,
-            check=False,
-            preexec_fn=limit,
-        )
+        done = subprocess.run(command, cwd=ROOT, preexec_fn=limit, check=False, **pipes)
     except subprocess.TimeoutExpired:
         return failed | {"reason": f"stopped after {TIME_LIMIT:.0f} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        words = (done.stderr.strip() or "no message").splitlines()[-1][:200]
+        words = (done.stderr.strip() or "no message").splitlines()[-1].replace("|", "/")[:200]
         return failed | {"reason": f"the process ended with {done.returncode}: {words}"}
     return json.loads(lines[-1])
 

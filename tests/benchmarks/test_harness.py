@@ -41,7 +41,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def taken() -> dict:
-    """One real measurement, in a process of its own as in a run."""
+    """One real measurement, in processes of its own as in a run."""
     return run.take(Path(sys.executable), "tiny", "ours:exact", seconds=0.01)
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_a_row_with_a_reason(own_process: None, monke
         return call
 
     monkeypatch.setitem(ours.METHODS, "broken", broken)
-    row = measure.measure("tiny", "ours:broken", seconds=0.01)
+    row = measure.measure("memory", "tiny", "ours:broken")
     assert (row["status"], row["reason"]) == ("left out", "LeftOutError: no rule for this")
     assert "left out: LeftOutError" in report.one_line(row | {"method": "ours:exact"})
 
