@@ -1,0 +1,29 @@
+"""How probable the data are under prior and noise, and which prior and noise make them most probable.
+
+`log_evidence(problem)` is the number, `tune(problem, method)` the choice, `train(...)` both at once while a network
+trains. All take an `EvidenceProblem`, which `Laplace` builds.
+"""
+
+from __future__ import annotations
+
+from marquis.evidence.log_evidence import EvidenceTerms, effective_parameters, evidence_terms, log_evidence
+from marquis.evidence.problem import EvidenceProblem, Statistics
+from marquis.evidence.training import Epoch, Trained, number_of_updates, train
+from marquis.evidence.tune import tune
+from marquis.evidence.tuned import Step, Tuned
+
+__all__ = [
+    "Epoch",
+    "EvidenceProblem",
+    "EvidenceTerms",
+    "Statistics",
+    "Step",
+    "Trained",
+    "Tuned",
+    "effective_parameters",
+    "evidence_terms",
+    "log_evidence",
+    "number_of_updates",
+    "train",
+    "tune",
+]

@@ -1,0 +1,128 @@
+"""Evidence by gradient: Adam on the logarithms of prior and noise precision, the best iterate kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.evidence.log_evidence import log_evidence
+from marquis.evidence.mackay import step_of
+from marquis.evidence.problem import EvidenceProblem
+from marquis.evidence.tuned import HIGHEST, LOWEST, Step
+from marquis.priors import BoundPrior
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent:
+    """The best iterate, its evidence, the slope there, and every step."""
+
+    problem: EvidenceProblem
+    log_evidence: float
+    slope: float
+    converged: bool
+    history: list[Step]
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say if it stopped early."""
+        if self.converged:
+            return []
+        return [f"Adam stopped at a slope of {self.slope:.2g} nats per e-fold; more steps= may gain a little."]
+
+
+class LogPrecisions:
+    """Logarithms of the precisions as leaves of an optimiser, which outlives the problem they belong to.
+
+    Training with evidence keeps one such object, so that Adam's moments carry over from update to update.
+    """
+
+    def __init__(self, problem: EvidenceProblem, *, noise: bool = True, learning_rate: float = 0.1) -> None:
+        self._noise = noise and problem.noise is not None
+        self._prior = isinstance(problem.prior, BoundPrior)
+        if not self._prior and not self._noise:
+            raise UnsupportedOperationError(
+                "nothing to tune: the prior is an earlier posterior and there is no noise precision to learn."
+            )
+        self.leaves: list[Tensor] = []
+        if self._prior:
+            self.leaves.append(problem.grouped_prior.precision.detach().double().log().requires_grad_())
+        if self._noise:
+            assert problem.noise is not None
+            self.leaves.append(problem.noise.detach().double().log().clone().requires_grad_())
+        self._adam = torch.optim.Adam(self.leaves, lr=learning_rate)
+
+    def apply(self, problem: EvidenceProblem) -> EvidenceProblem:
+        """The problem at the present precisions; gradients flow to the leaves."""
+        precision = self.leaves[0].exp() if self._prior else None
+        return problem.with_hyper(precision, self.leaves[-1].exp() if self._noise else None)
+
+    def value_and_gradient(self, problem: EvidenceProblem) -> float:
+        """Log evidence at the present precisions; leaves its gradient, with the sign to be minimised, in the leaves."""
+        self._adam.zero_grad()
+        with torch.enable_grad():
+            value = log_evidence(self.apply(problem))
+            (-value).backward()
+        return float(value.detach())
+
+    @property
+    def slope(self) -> float:
+        """Largest entry of the last gradient, leaving out what a limit holds back."""
+        largest = 0.0
+        for leaf in self.leaves:
+            assert leaf.grad is not None
+            up = (leaf >= math.log(HIGHEST) - 1e-9) & (leaf.grad < 0)
+            down = (leaf <= math.log(LOWEST) + 1e-9) & (leaf.grad > 0)
+            free = leaf.grad.masked_fill(up | down, 0.0)
+            largest = max(largest, float(free.abs().max()) if free.numel() else 0.0)
+        return largest
+
+    def step(self) -> None:
+        """One step of Adam, within the limits."""
+        self._adam.step()
+        with torch.no_grad():
+            for leaf in self.leaves:
+                leaf.clamp_(math.log(LOWEST), math.log(HIGHEST))
+
+
+def ascend(
+    problem: EvidenceProblem,
+    *,
+    noise: bool = True,
+    learning_rate: float = 0.1,
+    steps: int = 100,
+    tolerance: float = 1e-3,
+) -> Ascent:
+    """Adam on `log delta` and `log beta` (methods.md 5.3), the best iterate kept.
+
+    The gradient in `log delta_g` is `1/2 (gamma_g - delta_g |theta_g|^2)`, in `log beta` it is
+    `1/2 (N O/T - gamma - beta SSE/T)`. Cost per step: one log-determinant and its derivative.
+
+    Args:
+        problem: with curvature.
+        noise: whether the noise precision is tuned too, where there is one.
+        learning_rate: of Adam.
+        steps: at most.
+        tolerance: ends the ascent once no component of the gradient exceeds it (in nats per e-fold).
+    """
+    if steps < 1 or not learning_rate > 0:
+        raise DataError(f"steps={steps} and learning_rate={learning_rate} have to be positive.")
+    logs = LogPrecisions(problem, noise=noise, learning_rate=learning_rate)
+    history: list[Step] = []
+    best, best_value, slope = problem, -math.inf, math.inf
+    for count in range(steps + 1):
+        value = logs.value_and_gradient(problem)
+        with torch.no_grad():
+            here = logs.apply(problem)
+        history.append(step_of(here, value))
+        if value > best_value:
+            best, best_value, slope = here, value, logs.slope
+        if slope <= tolerance or count == steps:
+            break
+        logs.step()
+    if not math.isfinite(best_value):
+        raise NumericalError("the log evidence is NaN or infinite at the present precisions; check the curvature.")
+    return Ascent(best, best_value, slope, slope <= tolerance, history)

@@ -1,0 +1,323 @@
+"""Training with evidence: weight decay and noise are learnt while the network trains, without validation data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.curvature import accumulate
+from marquis.curvature.call import batch_size, call, parameters_of, select, split_batch
+from marquis.curvature.progress import ProgressBar
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.evidence.gradient import LogPrecisions
+from marquis.evidence.log_evidence import effective_parameters, log_evidence
+from marquis.evidence.maximise import maximise
+from marquis.evidence.problem import (
+    EvidenceProblem,
+    MaskOf,
+    Statistics,
+    labelled_batches,
+    noise_precision,
+    unit_noise,
+)
+from marquis.evidence.tuned import Step, finish
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.priors import BoundPrior, Prior
+from marquis.structures import Layout
+
+UPDATES = ("gradient", "mackay")
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """One epoch: mean loss per datum while training, and the values after it.
+
+    Attributes:
+        number: counted from 1.
+        loss: negative log joint per datum, averaged over the epoch.
+        log_evidence: after the update of the precisions; None where there was none.
+        precision: prior precision per group in force after the epoch.
+        noise_precision: of a Gaussian with one noise precision, else None.
+    """
+
+    number: int
+    loss: float
+    log_evidence: float | None
+    precision: Tensor
+    noise_precision: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What `train` gives back.
+
+    Attributes:
+        model: a trained copy of the network, in evaluation mode, at the epoch of the largest evidence.
+        prior: its prior.
+        likelihood: its likelihood, with the learnt noise.
+        log_evidence: at that epoch; None if no update took place.
+        epoch: number of that epoch.
+        updates: how often the precisions were updated.
+        history: every epoch.
+        report: a table.
+    """
+
+    model: nn.Module
+    prior: BoundPrior
+    likelihood: Likelihood
+    log_evidence: float | None
+    epoch: int
+    updates: int
+    history: tuple[Epoch, ...]
+    report: str
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.report
+
+
+def number_of_updates(epochs: int, burn_in: int, every: int) -> int:
+    """How many of the epochs 1 to `epochs` are at least `burn_in` and multiples of `every` (methods.md 5.4)."""
+    return max(epochs // every - (max(burn_in, 1) - 1) // every, 0)
+
+
+def train(
+    model: nn.Module,
+    loader: Iterable[Any],
+    likelihood: str | Likelihood,
+    *,
+    prior: Prior | None = None,
+    structure: str = "kronecker",
+    estimator: str = "exact",
+    epochs: int = 300,
+    burn_in: int = 0,
+    every: int = 1,
+    update: str = "gradient",
+    hyper_steps: int = 10,
+    hyper_learning_rate: float = 0.1,
+    noise: bool = True,
+    temperature: float = 1.0,
+    learning_rate: float = 1e-3,
+    optimiser: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+    curvature_loader: Iterable[Any] | None = None,
+    mask_of: MaskOf | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+) -> Trained:
+    """Train to the mode of the posterior while the evidence chooses prior precisions and noise (methods.md 5.4).
+
+    Minimises `1/N [sum_n l(y_n, f(x_n)) / T + 1/2 (theta-mu0)^T Delta (theta-mu0)]` by mini-batches. After every epoch
+    that is at least `burn_in` and a multiple of `every`, the curvature is computed anew and the precisions are updated.
+    The network of the largest evidence is returned. Immer et al. (2021); MacKay (1992).
+    Cost: that of training, and one curvature pass per update.
+
+    Args:
+        model: starting point; it is copied and not changed.
+        loader: labelled data; shuffling is welcome.
+        likelihood: a name or an object.
+        prior: by default one precision per layer, starting at 1.
+        structure: of the curvature.
+        estimator: of the curvature.
+        epochs: how many.
+        burn_in: first epoch with an update.
+        every: epochs between updates.
+        update: `"gradient"`: `hyper_steps` of Adam on the logarithms, its moments kept from update to update;
+            `"mackay"`: all the way to the maximum at the present weights.
+        hyper_steps: of Adam per update.
+        hyper_learning_rate: of that Adam.
+        noise: whether the noise precision of a Gaussian is learnt.
+        temperature: T.
+        learning_rate: of the default optimiser, Adam.
+        optimiser: makes another one from the list of parameters; it must not decay weights itself.
+        schedule: makes a learning-rate schedule from the optimiser, stepped once per epoch.
+        curvature_loader: data for the evidence, if not `loader` (one without augmentation, with larger batches); it
+            has to hold the same number of data.
+        mask_of: gives a batch's mask.
+        generator: for the estimator "sketched".
+        progress: show a bar.
+
+    Raises:
+        NumericalError: the loss is no longer finite.
+    """
+    for name, value in (("epochs", epochs), ("every", every), ("hyper_steps", hyper_steps)):
+        if value < 1:
+            raise DataError(f"{name} is {value}; it has to be at least 1.")
+    if update not in UPDATES:
+        raise UnsupportedOperationError(f"update={update!r} is not known; choose one of {', '.join(UPDATES)}.")
+    if hasattr(loader, "__next__"):
+        raise DataError("the loader is a one-shot iterator; training passes over the data many times.")
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        warnings.warn(
+            "the network has BatchNorm: the scale of the weights before it is free, so their precision may drift; "
+            "Prior(groups='normalised') keeps them apart, and tune(method='adapted') after training is the safer way.",
+            UserWarning,
+            stacklevel=2,
+        )
+    network = copy.deepcopy(model)
+    chosen = {name: p for name, p in select(parameters_of(network)).items() if isinstance(p, nn.Parameter)}
+    weights = list(chosen.values())
+    steps = torch.optim.Adam(weights, lr=learning_rate) if optimiser is None else optimiser(weights)
+    if any(group.get("weight_decay", 0) for group in steps.param_groups):
+        raise UnsupportedOperationError("the optimiser decays weights, but so does the prior; set weight_decay=0.")
+    rate = None if schedule is None else schedule(steps)
+    n, x = _count(loader)
+    layout = Layout.of(chosen)
+    bound = (prior or Prior(groups="layer")).bind(layout, network.eval(), x, like=weights[0].detach())
+    run = _Run(network, chosen, layout, bound, as_likelihood(likelihood), n, temperature, mask_of)
+    data = loader if curvature_loader is None else curvature_loader
+    logs: LogPrecisions | None = None
+    history: list[Epoch] = []
+    best: _Checkpoint | None = None
+    with ProgressBar("training with evidence", epochs, progress) as bar:
+        for number in range(1, epochs + 1):
+            loss = run.epoch(loader, steps, number)
+            if rate is not None:
+                rate.step()
+            value = None
+            if number >= burn_in and number % every == 0:
+                problem = run.problem(data, structure, estimator, generator)
+                if update == "mackay":
+                    problem = maximise(problem, noise=noise).problem
+                else:
+                    logs = logs or LogPrecisions(problem, noise=noise, learning_rate=hyper_learning_rate)
+                    problem = _climb(logs, problem, hyper_steps)
+                run.prior, run.likelihood = problem.grouped_prior, problem.likelihood
+                value = float(log_evidence(problem))
+                if best is None or value > best.log_evidence:
+                    best = _Checkpoint(value, number, copy.deepcopy(network.state_dict()), problem)
+            beta = noise_precision(run.likelihood)
+            history.append(
+                Epoch(number, loss, value, run.prior.precision.detach().clone(), None if beta is None else float(beta))
+            )
+            bar.advance()
+    return _restored(run, best, bound, as_likelihood(likelihood), history)
+
+
+@dataclass(frozen=True, eq=False)
+class _Checkpoint:
+    """The network and the precisions at one update."""
+
+    log_evidence: float
+    epoch: int
+    state: dict[str, Any]
+    problem: EvidenceProblem
+
+
+@dataclass(eq=False)
+class _Run:
+    """The copy that is trained, with the prior and the likelihood in force."""
+
+    network: nn.Module
+    chosen: dict[str, nn.Parameter]
+    layout: Layout
+    prior: BoundPrior
+    likelihood: Likelihood
+    n: int
+    temperature: float
+    mask_of: MaskOf | None
+
+    def epoch(self, loader: Iterable[Any], optimiser: torch.optim.Optimizer, number: int) -> float:
+        """One pass of mini-batch steps; the mean of the loss per datum."""
+        self.network.train()
+        total, seen = 0.0, 0
+        for x, y, mask in labelled_batches(loader, self.prior.mean.device, self.mask_of):
+            optimiser.zero_grad()
+            f = call(self.network, {}, {}, x)
+            count = f.shape[0]
+            data = -self.likelihood.log_prob(f, y, mask).sum() / (count * self.temperature)
+            loss = data + 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
+            if not bool(torch.isfinite(loss)):
+                raise NumericalError(f"the loss is {float(loss)} in epoch {number}; lower the learning rate.")
+            loss.backward()
+            optimiser.step()
+            total, seen = total + count * float(loss), seen + count
+        return total / seen
+
+    def problem(
+        self, data: Iterable[Any], structure: str, estimator: str, generator: torch.Generator | None
+    ) -> EvidenceProblem:
+        """The evidence at the present weights."""
+        self.network.eval()
+        curvature = accumulate(
+            self.network,
+            data,
+            unit_noise(self.likelihood),
+            structure=structure,
+            estimator=estimator,
+            parameters=list(self.layout.names),
+            mask_of=self.mask_of,
+            generator=generator,
+            progress=False,
+        )
+        seen = Statistics.gather(self.network, data, self.likelihood, mask_of=self.mask_of)
+        if seen.n != self.n:
+            raise DataError(
+                f"the curvature's loader holds {seen.n} data and the training loader {self.n}; both must hold the same "
+                "data (drop_last leaves some out)."
+            )
+        theta = self.layout.flatten(self.chosen).detach()
+        return EvidenceProblem(curvature, theta, self.prior, self.likelihood, seen, self.temperature)
+
+
+def _climb(logs: LogPrecisions, problem: EvidenceProblem, steps: int) -> EvidenceProblem:
+    for _ in range(steps):
+        logs.value_and_gradient(problem)
+        logs.step()
+    with torch.no_grad():
+        return logs.apply(problem)
+
+
+def _count(loader: Iterable[Any]) -> tuple[int, Any]:
+    """Number of data, and the first batch's inputs."""
+    n, first = 0, None
+    for batch in loader:
+        x, _ = split_batch(batch)
+        first = x if first is None else first
+        n += batch_size(x)
+    if n == 0:
+        raise DataError("the loader yields no batches; there is nothing to train on.")
+    return n, first
+
+
+def _restored(
+    run: _Run, best: _Checkpoint | None, prior: BoundPrior, likelihood: Likelihood, history: list[Epoch]
+) -> Trained:
+    """The best checkpoint, or the last state if there never was an update."""
+    updates = sum(epoch.log_evidence is not None for epoch in history)
+    if best is None:
+        text = f"none of the {len(history)} epochs was due for an update, so prior and noise are those at the start."
+        warnings.warn(text, UserWarning, stacklevel=3)
+        return Trained(run.network.eval(), run.prior, run.likelihood, None, len(history), 0, tuple(history), text)
+    run.network.load_state_dict(best.state)
+    before = best.problem.with_hyper(prior.precision, noise_precision(likelihood))
+    steps = [Step(None, prior.precision)] + [
+        Step(epoch.log_evidence, epoch.precision, epoch.noise_precision)
+        for epoch in history
+        if epoch.log_evidence is not None
+    ]
+    tuned = finish(
+        before,
+        best.problem,
+        method=f"evidence while training (epoch {best.epoch} of {len(history)} kept)",
+        log_evidence=best.log_evidence,
+        gamma=effective_parameters(best.problem).detach(),
+        history=steps,
+        notes=[],
+    )
+    return Trained(
+        run.network.eval(),
+        best.problem.grouped_prior,
+        best.problem.likelihood,
+        best.log_evidence,
+        best.epoch,
+        updates,
+        tuple(history),
+        tuned.report,
+    )

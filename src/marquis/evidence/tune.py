@@ -1,0 +1,96 @@
+"""One call for every way of choosing prior and noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marquis.errors import UnsupportedOperationError
+from marquis.evidence.adapted import adapted
+from marquis.evidence.gradient import ascend
+from marquis.evidence.grid import grid
+from marquis.evidence.log_evidence import effective_parameters
+from marquis.evidence.maximise import maximise
+from marquis.evidence.problem import EvidenceProblem
+from marquis.evidence.sampled import sampled
+from marquis.evidence.tuned import Tuned, finish
+from marquis.priors import BoundPrior
+
+METHODS = ("evidence", "gradient", "adapted", "grid", "sampled")
+
+
+def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> Tuned:
+    """Choose prior precisions, and the noise precision of a Gaussian, by the evidence or by validation data.
+
+    Args:
+        problem: what the evidence is a function of; see `EvidenceProblem`.
+        method: `"evidence"`: MacKay's fixed points, or Adam where they do not converge (options `noise`,
+            `tolerance`, `max_iterations`). `"gradient"`: Adam on the logarithms (`noise`, `learning_rate`, `steps`,
+            `tolerance`). `"adapted"`: the evidence of the linearised model at its own optimum, for networks that are
+            not at a mode, above all normalised ones (see `adapted`). `"grid"`: predictive log density of validation
+            data (`score=` is required; see `grid`). `"sampled"`: without any factorisation (see `sampled`).
+        **options: passed on to the method.
+
+    Returns:
+        A `Tuned`; print it for a table of what was tuned, from what to what.
+
+    Raises:
+        UnsupportedOperationError: the method is not known, or there is nothing to tune.
+    """
+    if method == "evidence":
+        return by_evidence(problem, **options)
+    if method == "gradient":
+        return by_gradient(problem, **options)
+    if method == "adapted":
+        return adapted(problem, **options)
+    if method == "grid":
+        if "score" not in options:
+            raise UnsupportedOperationError(
+                "tune(method='grid') needs score=, a function (prior, likelihood) -> log predictive density of "
+                "validation data."
+            )
+        return grid(problem, **options)
+    if method == "sampled":
+        return sampled(problem, **options)
+    raise UnsupportedOperationError(f"tune(method={method!r}) is not known; choose one of {', '.join(METHODS)}.")
+
+
+def by_evidence(
+    problem: EvidenceProblem, *, noise: bool = True, tolerance: float = 1e-3, max_iterations: int = 100
+) -> Tuned:
+    """MacKay's fixed points (methods.md 5.2); Adam on the logarithms from the best point if they do not converge."""
+    if not isinstance(problem.prior, BoundPrior):  # an earlier posterior: only the noise is left
+        return by_gradient(problem, noise=noise, steps=500)
+    found = maximise(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
+    return finish(
+        problem,
+        found.problem,
+        method=f"evidence ({found.by})",
+        log_evidence=found.log_evidence,
+        gamma=found.gamma,
+        history=found.history,
+        notes=found.notes,
+        converged=found.converged,
+    )
+
+
+def by_gradient(
+    problem: EvidenceProblem,
+    *,
+    noise: bool = True,
+    learning_rate: float = 0.1,
+    steps: int = 100,
+    tolerance: float = 1e-3,
+) -> Tuned:
+    """Adam on the logarithms (methods.md 5.3)."""
+    found = ascend(problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance)
+    has_groups = isinstance(found.problem.prior, BoundPrior)
+    return finish(
+        problem,
+        found.problem,
+        method="evidence (Adam)",
+        log_evidence=found.log_evidence,
+        gamma=effective_parameters(found.problem).detach() if has_groups else None,
+        history=found.history,
+        notes=found.notes,
+        converged=found.converged,
+    )

@@ -1,0 +1,173 @@
+"""What tuning gives back: the new prior and noise, and a table that says what changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from marquis.evidence.problem import EvidenceProblem, noise_precision
+from marquis.likelihoods import Likelihood
+from marquis.priors import BoundPrior, StructuredPrior
+
+LOWEST, HIGHEST = 1e-8, 1e8
+"""Limits of every tuned precision (methods.md 5.2, 5.3): beyond them the evidence asks for none or for infinity."""
+
+SHOWN = 12
+"""Groups that the table lists one by one; of more, it shows the range."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One iteration of tuning.
+
+    Attributes:
+        log_evidence: at these values; a validation score for method "grid"; None where it is not known.
+        precision: prior precision per group `[G]`.
+        noise_precision: of a Gaussian with one noise precision, else None.
+        effective_parameters: per group `[G]`, where the method computes them.
+    """
+
+    log_evidence: float | None
+    precision: Tensor | None
+    noise_precision: float | None = None
+    effective_parameters: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The outcome of `tune`.
+
+    Attributes:
+        prior: with the tuned precisions.
+        likelihood: with the tuned noise.
+        log_evidence: at these values (at theta-star for method "adapted"); None where the method has no
+            log-determinant ("sampled").
+        effective_parameters: per prior group `[G]`; None where nothing says it.
+        history: one entry per iteration, the first at the values before tuning.
+        method: how it was tuned.
+        notes: what a user should know: limits reached, fall-backs taken.
+        theta_star: optimum of the linear model, for methods "adapted" and "sampled"; predictions keep the network's
+            own mean.
+        converged: whether the method's own stopping rule was met.
+        report: the table.
+    """
+
+    prior: BoundPrior | StructuredPrior
+    likelihood: Likelihood
+    log_evidence: float | None
+    effective_parameters: Tensor | None
+    history: tuple[Step, ...]
+    method: str
+    notes: tuple[str, ...] = ()
+    theta_star: Tensor | None = None
+    converged: bool = True
+    report: str = field(default="")
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.report
+
+
+def limited(precision: Tensor) -> Tensor:
+    """A precision within the limits; what is NaN (0/0: neither data nor weights say anything) is an upper limit."""
+    return torch.nan_to_num(precision, nan=HIGHEST, posinf=HIGHEST).clamp(LOWEST, HIGHEST)
+
+
+def limit_notes(prior: BoundPrior) -> list[str]:
+    """Sentences on the groups whose precision stopped at a limit."""
+    notes = []
+    for limit, meaning in (
+        (HIGHEST, "their weights are pinned to the prior mean"),
+        (LOWEST, "the data hardly depend on their weights, so the prior there is all but flat"),
+    ):
+        # Half a per mille of the limit: float32 does not hold the limits exactly.
+        at = ((prior.precision / limit - 1).abs() < 5e-4).nonzero().flatten().tolist()
+        if at:
+            names = ", ".join(prior.names[i] for i in at[:4]) + (", ..." if len(at) > 4 else "")
+            notes.append(f"{len(at)} prior precision(s) stopped at the limit {limit:.0e} ({names}): {meaning}.")
+    return notes
+
+
+def finish(
+    before: EvidenceProblem,
+    after: EvidenceProblem,
+    *,
+    method: str,
+    log_evidence: float | None,
+    gamma: Tensor | None,
+    history: list[Step],
+    notes: list[str],
+    converged: bool = True,
+    theta_star: Tensor | None = None,
+    value_name: str = "log evidence",
+) -> Tuned:
+    """Detach what was found, add notes on limits, and write the table."""
+    prior, likelihood = after.prior, after.likelihood
+    if isinstance(prior, BoundPrior):
+        prior = prior.with_precision(prior.precision.detach().clone())
+        notes = [*notes, *limit_notes(prior)]
+    beta = noise_precision(likelihood)
+    if beta is not None and (float(beta) >= 0.9995 * HIGHEST or float(beta) <= 1.0005 * LOWEST):
+        notes = [*notes, f"the noise precision stopped at its limit ({float(beta):.0e}): the network interpolates."]
+    report = table(before, prior, likelihood, method, log_evidence, gamma, history, notes, value_name)
+    return Tuned(
+        prior, likelihood, log_evidence, gamma, tuple(history), method, tuple(notes), theta_star, converged, report
+    )
+
+
+def table(
+    before: EvidenceProblem,
+    prior: BoundPrior | StructuredPrior,
+    likelihood: Likelihood,
+    method: str,
+    value: float | None,
+    gamma: Tensor | None,
+    history: list[Step],
+    notes: list[str],
+    value_name: str = "log evidence",
+) -> str:
+    """What was tuned, from what to what, and how many parameters the data determine."""
+    rows: list[tuple[str, ...]] = []
+    total = prior.layout.total
+    if isinstance(prior, BoundPrior):
+        old = before.grouped_prior.precision.detach()
+        if prior.group_names is not None and len(prior.precision) <= SHOWN:
+            for i, name in enumerate(prior.names):
+                shown = "" if gamma is None else f"{float(gamma[i]):.1f}"
+                size = f"{int(prior.sizes[i])}"
+                label = "prior precision" if len(prior.names) == 1 else f"prior precision, {name}"
+                rows.append((label, _number(old[i if len(old) > 1 else 0]), _number(prior.precision[i]), size, shown))
+        else:
+            shown = "" if gamma is None else f"{float(gamma.sum()):.1f}"
+            label = f"prior precision, {len(prior.precision)} groups"
+            rows.append((label, _range(old), _range(prior.precision), f"{total}", shown))
+    old_noise, new_noise = noise_precision(before.likelihood), noise_precision(likelihood)
+    if old_noise is not None and new_noise is not None:
+        rows.append(("noise precision", _number(old_noise), _number(new_noise), "", ""))
+    first = history[0].log_evidence if history else None
+    if value is not None:
+        rows.append((value_name, "" if first is None else f"{first:.3f}", f"{value:.3f}", "", ""))
+    if gamma is not None:
+        rows.append(("all weights", "", "", f"{total}", f"{float(gamma.sum()):.1f}"))
+    head = ("tuned", "from", "to", "weights", "effective")
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        return "  ".join(cells).rstrip()
+
+    steps = max(len(history) - 1, 0)
+    lines = [f"tuned by {method}, {steps} iteration{'' if steps == 1 else 's'}", line(head)]
+    lines += [line(tuple("-" * w for w in widths)), *map(line, rows)]
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def _number(value: Tensor | float) -> str:
+    return f"{float(value):.4g}"
+
+
+def _range(values: Tensor) -> str:
+    low, high = float(values.min()), float(values.max())
+    return _number(low) if low == high else f"{_number(low)} .. {_number(high)}"
