@@ -49,6 +49,7 @@ class _Mixed:
 
     def __post_init__(self) -> None:
         network = self.context.network
+        self.context.folding = False  # between two steps a factor may turn into squares, which know of no folding
         self.pending: dict[int, _State] = {}
         self.totals: dict[int, Tensor] = {}
         self.collected: dict[tuple[str, int], list[Form]] = {}

@@ -45,7 +45,7 @@ def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
 
 def _through_activation(context: Context, step: Step, number: int, factor: Factor) -> Factor:
     """Multiply by the derivative of an activation whose only reader is this pooling, and mark it as done."""
-    source = context.network.producers.get(number)
+    source = context.network.producers.get(number) if context.folding else None
     if source is None or source.name not in FROM_OUTPUT or len(context.network.uses[number]) > 1:
         return factor
     context.folded.add(source.value)

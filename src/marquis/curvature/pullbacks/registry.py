@@ -38,6 +38,7 @@ class Context:
         shapes: shapes of all values, also of those that were dropped.
         active: values through which a selected parameter is reached backwards.
         size: number of samples in the batch.
+        folding: whether a rule may multiply in the derivative of the step before it.
         folded: elementwise steps whose derivative an earlier rule has already multiplied in.
         caching: whether there is a next chunk that could use what is cached.
         cache: anything computed from `values` that the next column chunk can use again, by (step, what).
@@ -48,6 +49,7 @@ class Context:
     shapes: Mapping[int, tuple[int, ...]]
     active: frozenset[int]
     size: int
+    folding: bool = True
     folded: set[int] = field(default_factory=set)
     caching: bool = True
     cache: dict[tuple[int, str], Any] = field(default_factory=dict)
