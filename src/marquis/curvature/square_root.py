@@ -79,6 +79,6 @@ def square_root(gram: Tensor, where: str) -> Tensor:
         if not bool(info.any()):
             return lower
     raise NumericalError(
-        f"the curvature at the output of {where} (width {width}) is not positive semi-definite even with a relative jitter "
-        f"of {jitter:.1g}; compute in float64."
+        f"the curvature at the output of {where} (width {width}) is not positive semi-definite even with a relative "
+        f"jitter of {jitter:.1g}; compute in float64."
     )

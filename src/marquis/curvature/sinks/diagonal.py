@@ -16,7 +16,7 @@ from marquis.structures import Diagonal
 class DiagonalSink(Sink):
     """Sums of squares. For dense layers diag(M) is gathered over the chunks and meets the inputs once, at the end."""
 
-    waiting: dict[str, tuple[RankOne, Tensor]] = field(default_factory=dict)
+    waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Allocate the result once, unwritten; every parameter's total is a view of it."""
@@ -28,16 +28,15 @@ class DiagonalSink(Sink):
         """Square and sum."""
         if isinstance(form, RankOne):
             if name not in self.waiting:
-                self.waiting[name] = (form, form.factor.columns.new_zeros(form.factor.shape))
-            form.factor.add_square_sum_(self.waiting[name][1])
+                self.waiting[name] = (form.inputs, form.swapped, form.factor.columns.new_zeros(form.factor.shape))
+            form.factor.add_square_sum_(self.waiting[name][2])
         else:
             form.add_diagonal_(self._zeroed(name))
 
     def end_segment(self) -> None:
         """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""
-        for name, (form, squares) in self.waiting.items():
-            inputs = form.inputs.square()
-            left, right = (inputs, squares) if form.swapped else (squares, inputs)
+        for name, (inputs, swapped, squares) in self.waiting.items():
+            left, right = (inputs.square(), squares) if swapped else (squares, inputs.square())
             if name in self.unwritten:  # a first product needs no zeros to be added to
                 torch.mm(left.t(), right, out=self.totals[name])
                 self.unwritten.remove(name)
