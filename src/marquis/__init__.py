@@ -19,9 +19,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
         NumericalError,
         UnsupportedOperationError,
     )
+    from marquis.laplace import Laplace, load
     from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood
     from marquis.posterior import Posterior
     from marquis.priors import Prior
+    from marquis.subnetwork import Subnetwork
+    from marquis.tangent_kernel import kernel
 
 __version__ = "0.1.0"
 
@@ -43,9 +46,13 @@ _HOMES = {
     "Categorical": "marquis.likelihoods",
     "Gaussian": "marquis.likelihoods",
     "Heteroscedastic": "marquis.likelihoods",
+    "Laplace": "marquis.laplace",
     "Likelihood": "marquis.likelihoods",
     "Posterior": "marquis.posterior",
     "Prior": "marquis.priors",
+    "Subnetwork": "marquis.subnetwork",
+    "kernel": "marquis.tangent_kernel",
+    "load": "marquis.laplace",
 }
 
 __all__ = [
@@ -54,6 +61,7 @@ __all__ = [
     "DataError",
     "Gaussian",
     "Heteroscedastic",
+    "Laplace",
     "Likelihood",
     "MarquisError",
     "MemoryBudgetError",
@@ -61,12 +69,15 @@ __all__ = [
     "NumericalError",
     "Posterior",
     "Prior",
+    "Subnetwork",
     "UnsupportedOperationError",
     "__version__",
     "curvature",
     "data",
     "errors",
+    "kernel",
     "likelihoods",
+    "load",
     "predictive",
     "structures",
 ]

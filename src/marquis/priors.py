@@ -200,6 +200,10 @@ class BoundPrior:
         """(theta - mean)^T diag(precision) (theta - mean)."""
         return (self.precision * self.scatter(theta)).sum()
 
+    def gradient(self, theta: Weights) -> Tensor:
+        """Gradient of `quadratic / 2`: diag(precision) (theta - mean), `[P]`."""
+        return self.vector() * self.deviation(theta)
+
     def logdet(self) -> Tensor:
         """Logarithm of the determinant of the prior precision."""
         return (self.sizes * self.precision.log()).sum()
@@ -209,8 +213,13 @@ class BoundPrior:
         return 0.5 * (self.logdet() - self.quadratic(theta) - self.layout.total * math.log(2 * math.pi))
 
     def select(self, layout: Layout, index: Tensor) -> BoundPrior:
-        """The prior of the weights at these positions of the flat vector, described by `layout`; groups are kept."""
-        return replace(self, layout=layout, index=self.index[index], mean=self.mean[index])
+        """The prior of the weights at these positions of the flat vector, described by `layout`.
+
+        Groups that lose all their weights are gone.
+        """
+        groups, numbers = self.index[index].unique(return_inverse=True)
+        names = None if self.group_names is None else tuple(self.names[group] for group in groups.tolist())
+        return BoundPrior(layout, numbers, self.precision[groups], self.mean[index], names)
 
     def __repr__(self) -> str:
         """Groups and their precisions, the first few."""
@@ -248,6 +257,10 @@ class StructuredPrior:
         """(theta - mean)^T precision (theta - mean)."""
         away = self.deviation(theta)
         return away @ (self.structure @ away)
+
+    def gradient(self, theta: Weights) -> Tensor:
+        """Gradient of `quadratic / 2`: precision (theta - mean), `[P]`."""
+        return self.structure @ self.deviation(theta)
 
     def logdet(self) -> Tensor:
         """Logarithm of the determinant of the prior precision."""

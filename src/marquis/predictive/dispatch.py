@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.curvature.call import Model, split_batch
+from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
 from marquis.posterior import Posterior
@@ -203,22 +204,22 @@ def predict_loader(
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     state = generator.get_state()
     parts: list[Prediction] = []
-    for batch in _with_bar(loader, progress):
-        x, _ = split_batch(batch)
-        if device is not None:
-            x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
-        generator.set_state(state)
-        part = predict(posterior, model, x, likelihood, generator=generator, **options)
-        parts.append(part if keep_inputs else Prediction.join([part]))
+    with ProgressBar("predicting", _length(loader), progress) as bar:
+        for batch in loader:
+            x, _ = split_batch(batch)
+            if device is not None:
+                x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
+            generator.set_state(state)
+            part = predict(posterior, model, x, likelihood, generator=generator, **options)
+            parts.append(part if keep_inputs else Prediction.join([part]))
+            bar.advance()
     if not parts:
         raise DataError("the loader is empty: there is nothing to predict.")
     return Prediction.join(parts, keep_draws=keep_inputs)
 
 
-def _with_bar(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
-    if not progress:
-        return loader
-    from rich.progress import track
-
-    total = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]
-    return track(loader, description="predicting", total=total, transient=True)
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None

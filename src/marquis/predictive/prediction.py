@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.likelihoods import Bernoulli, Likelihood
+from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.predictive.links import label_entropy, point
 
 Draw = Callable[[int, "torch.Generator | None"], Tensor]
@@ -67,8 +67,8 @@ class Prediction:
         """
         if self._draw is None:
             raise UnsupportedOperationError(
-                "this prediction was put together from a loader and has kept no inputs; call predict on a batch, or "
-                "predict_loader(..., keep_inputs=True)."
+                "this prediction has kept nothing to draw from, as it comes from a loader or from function space; call "
+                "predict on a batch, or predict_loader(..., keep_inputs=True)."
             )
         drawn = self._draw(n, generator)
         if not labels:
@@ -100,6 +100,25 @@ class Prediction:
             )
         spread = width * self.variance.sqrt()
         return (self.mean - spread).sigmoid(), (self.mean + spread).sigmoid()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log predictive density of labels, one number per datum `[B]`: sums of the logarithms of the marginals.
+
+        Gaussian noise: `N(mean, total_variance)` per output. Classes: the logarithm of `probs`.
+        """
+        if isinstance(self.likelihood, Categorical) and self.probs is not None:
+            dim = self.likelihood.dim % self.probs.dim()
+            each = self.probs.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
+        elif isinstance(self.likelihood, Bernoulli) and self.probs is not None:
+            each = -torch.nn.functional.binary_cross_entropy(self.probs, y.to(self.probs.dtype), reduction="none")
+        elif self.noise_variance is not None:
+            variance = self.total_variance
+            each = -0.5 * ((y.to(self.mean.dtype) - self.mean).square() / variance + (2 * math.pi * variance).log())
+        else:
+            raise UnsupportedOperationError(f"the predictive density of labels is not known for {self.likelihood}.")
+        if y.shape != each.shape:
+            raise DataError(f"labels have shape {list(y.shape)}, the prediction is about {list(each.shape)}.")
+        return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     @cached_property
     def entropy(self) -> Tensor:

@@ -1,0 +1,9 @@
+"""The after-training front door: `Laplace`, `load`, and what they return."""
+
+from __future__ import annotations
+
+from marquis.laplace.check import CheckReport, Finding
+from marquis.laplace.fitting import Fitted
+from marquis.laplace.front import Laplace, load
+
+__all__ = ["CheckReport", "Finding", "Fitted", "Laplace", "load"]

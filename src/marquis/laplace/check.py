@@ -1,0 +1,188 @@
+"""Is this posterior to be trusted? Four questions, each with a number, a verdict and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, batch_size, split_batch
+from marquis.errors import DataError
+from marquis.evidence.problem import EvidenceProblem
+from marquis.posterior import Posterior
+from marquis.predictive.function import NetworkFunction, plain_attention, take
+from marquis.predictive.sampling import WeightSamples
+from marquis.priors import StructuredPrior
+
+AT_PRIOR = 0.05
+"""A weight is at the prior when the data determine less than this share of it."""
+
+INPUTS, SAMPLES = 64, 10
+"""How much data and how many weights the linearisation is tried with."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table.
+
+    Attributes:
+        what: the question.
+        value: the number, as text.
+        good: whether it is as it should be.
+        advice: what to do otherwise.
+    """
+
+    what: str
+    value: str
+    good: bool
+    advice: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The answers; `print` it for a table.
+
+    Attributes:
+        relative_gradient: `|g_data + g_prior| / (|g_data| + |g_prior|)`: 0 at a mode.
+        distance_to_mode: length of the Newton step in posterior standard deviations, per weight.
+        linearisation_error: of functions drawn from the posterior, relative to how far they move.
+        share_at_prior: share of weights that the data determine by less than 5 %.
+        noise_is_tuned: None where there is no noise to tune.
+        findings: the same with verdicts.
+    """
+
+    relative_gradient: float
+    distance_to_mode: float
+    linearisation_error: float
+    share_at_prior: float
+    noise_is_tuned: bool | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing needs attention."""
+        return all(finding.good for finding in self.findings)
+
+    def __str__(self) -> str:
+        """The table."""
+        width = max(len(finding.what) for finding in self.findings)
+        values = max(len(finding.value) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            verdict = "ok  " if finding.good else "look"
+            line = f"{verdict}  {finding.what.ljust(width)}  {finding.value.rjust(values)}"
+            lines.append(line if finding.good else f"{line}  {finding.advice}")
+        return "\n".join(lines)
+
+
+def check(
+    model: Model,
+    posterior: Posterior,
+    problem: EvidenceProblem,
+    loader: Iterable[Any],
+    noise_is_tuned: bool | None,
+    generator: torch.Generator | None = None,
+) -> CheckReport:
+    """Answer the four questions. Cost: one gradient over the data, ten weight samples on one batch.
+
+    Args:
+        model: the network.
+        posterior: its posterior.
+        problem: curvature, prior and likelihood behind it.
+        loader: the training data with labels.
+        noise_is_tuned: whether the noise was tuned; None where there is none.
+        generator: for the weight samples.
+    """
+    function = NetworkFunction(model, posterior)
+    data, first = _gradient(function, problem, loader)
+    prior = problem.prior.gradient(problem.mean)
+    total = data + prior
+    scale = float(data.norm() + prior.norm())
+    relative = float(total.norm()) / scale if scale else 0.0
+    step = posterior.precision.solve(total.to(posterior.precision.dtype))
+    distance = float((step @ total.to(step.dtype)).clamp(min=0) / max(1, len(total))) ** 0.5
+    error = _linearisation_error(function, first, generator)
+    share = float((_determined(problem, posterior) < AT_PRIOR).double().mean())
+    findings = [
+        Finding(
+            "at a mode: relative gradient",
+            f"{relative:.2g}",
+            relative < 0.1 or distance < 0.1,
+            "train on with weight decay that matches the prior, or tune(method='adapted')",
+        ),
+        Finding(
+            "distance to the mode, in standard deviations",
+            f"{distance:.2g}",
+            distance < 0.5,
+            "the mean is off its own posterior: train on, or tune(method='adapted')",
+        ),
+        Finding(
+            "linearisation error of posterior samples",
+            f"{error:.2g}",
+            error < 0.5,
+            "predict linearised (the default), not sampled; a larger prior precision narrows the posterior",
+        ),
+        Finding(
+            "share of weights at the prior",
+            f"{share:.0%}",
+            share < 0.9,
+            "tune the prior: these weights' uncertainty is whatever the prior says",
+        ),
+    ]
+    if noise_is_tuned is not None:
+        seen, noise = problem.statistics, problem.noise
+        value = "" if noise is None else f"{float(noise):.3g}"
+        if seen.sse is not None and float(seen.sse) > 0:
+            value += f" (residuals: {seen.observed / float(seen.sse):.3g})"
+        findings.append(Finding("noise precision tuned", value, noise_is_tuned, "call tune() before predicting"))
+    return CheckReport(relative, distance, error, share, noise_is_tuned, tuple(findings))
+
+
+def _determined(problem: EvidenceProblem, posterior: Posterior) -> Tensor:
+    """Share of each weight that the data determine, `[K]`: 1 - posterior variance / prior variance."""
+    prior = problem.prior
+    if isinstance(prior, StructuredPrior):
+        return 1 - posterior.precision.inverse_diagonal() / prior.structure.inverse_diagonal()
+    return problem.scaled_curvature().effective_dimension(prior.diagonal())
+
+
+def _gradient(function: NetworkFunction, problem: EvidenceProblem, loader: Iterable[Any]) -> tuple[Tensor, Any]:
+    """Gradient of `sum_n l / T` in the random weights, and the first inputs."""
+    posterior = function.posterior
+    device = posterior.vector.device
+    total: Tensor | None = None
+    first: Any = None
+    for batch in loader:
+        x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
+        if y is None:
+            raise DataError("check needs labels: the loader has to yield (x, y).")
+        first = take(x, 0, min(INPUTS, batch_size(x))) if first is None else first
+
+        def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
+            return -problem.likelihood.log_prob(function(params, x), y).sum()
+
+        with plain_attention():
+            found = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
+        total = found if total is None else total + found
+    if total is None:
+        raise DataError("the loader yields no batches; there is nothing to check with.")
+    return posterior.restrict(total.detach()) / problem.temperature, first
+
+
+def _linearisation_error(function: NetworkFunction, x: Any, generator: torch.Generator | None) -> float:
+    """Median over posterior samples of `|f(theta_s) - f_lin(theta_s)| / |J (theta_s - theta*)|`."""
+    posterior = function.posterior
+    mean = function.at_mean(x)
+    drawn = posterior.deviations_from(posterior.noise(SAMPLES, generator))
+    errors = []
+    for s in range(SAMPLES):
+        one = {name: value[s : s + 1] for name, value in drawn.items()}
+        moved = WeightSamples(function, x, True).evaluate(one, x)[0]
+        there = WeightSamples(function, x, False).evaluate(one, x)[0]
+        size = float(moved.norm())
+        errors.append(float((there - mean - moved).norm()) / size if size else 0.0)
+    return sorted(errors)[SAMPLES // 2]

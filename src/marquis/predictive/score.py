@@ -1,0 +1,83 @@
+"""How well a posterior predicts data that were held back: the objective of a grid over priors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, split_batch
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood
+from marquis.posterior import Posterior
+from marquis.predictive.dispatch import predict
+from marquis.predictive.function import NetworkFunction
+from marquis.predictive.jacobian import jacobian
+from marquis.predictive.linearised import COVARIANCE_OUTPUTS
+from marquis.predictive.prediction import Prediction
+
+KEPT = 2**29
+"""Bytes of Jacobians that are kept between calls; beyond, they are computed anew each time."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    x: Any
+    y: Tensor
+    mean: Tensor | None
+    jacobian: Tensor | None
+
+
+class ValidationScore:
+    """Mean log predictive density of labelled data under a posterior, linearised.
+
+    The Jacobians do not depend on prior and noise, so they are computed once and kept while they fit.
+
+    Args:
+        model: the network.
+        posterior: any posterior over the same weights with the same mean.
+        loader: labelled batches.
+        memory_limit: bytes of Jacobians to keep; default 512 MB.
+    """
+
+    def __init__(
+        self, model: Model, posterior: Posterior, loader: Iterable[Any], memory_limit: int | None = None
+    ) -> None:
+        self._model = model
+        function = NetworkFunction(model, posterior)
+        left = KEPT if memory_limit is None else memory_limit
+        device = next(iter(posterior.mean.values())).device
+        self._batches: list[_Batch] = []
+        for batch in loader:
+            x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
+            if y is None:
+                raise DataError("validation data need labels: the loader has to yield (x, y).")
+            mean = function.at_mean(x)
+            size = mean.numel() * posterior.layout.total * mean.element_size()
+            if mean[0].numel() <= COVARIANCE_OUTPUTS and size <= left:
+                left -= size
+                self._batches.append(_Batch(x, y, mean, jacobian(function, x)))
+            else:
+                self._batches.append(_Batch(x, y, None, None))
+        if not self._batches:
+            raise DataError("the loader of validation data is empty.")
+
+    def __call__(self, posterior: Posterior, likelihood: Likelihood) -> float:
+        """The mean over the data; larger is better."""
+        total, count = 0.0, 0
+        for batch in self._batches:
+            value = self._prediction(batch, posterior, likelihood).log_prob(batch.y)
+            total, count = total + float(value.double().sum()), count + len(value)
+        return total / count
+
+    def _prediction(self, batch: _Batch, posterior: Posterior, likelihood: Likelihood) -> Prediction:
+        if batch.jacobian is None or batch.mean is None:
+            same = torch.Generator().manual_seed(0)  # the same draws for every prior, if there are any
+            return predict(posterior, self._model, batch.x, likelihood, diagonal=None, generator=same)
+        variance = posterior.precision.quadratic(batch.jacobian, diagonal_only=True)
+        found = likelihood.predictive(batch.mean, variance.reshape(batch.mean.shape).to(batch.mean.dtype))
+        return Prediction(found.mean, found.variance, found.noise_variance, found.probs, likelihood=likelihood)

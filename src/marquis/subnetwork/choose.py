@@ -1,0 +1,175 @@
+"""Single weights that matter most (methods.md 2.9).
+
+A subnetwork is an index set inside the parameters. Its posterior is the full one *conditioned* on the other weights
+staying where they are: the sub-block of the precision, not of the covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.accumulate import accumulate
+from marquis.curvature.call import Model, parameters_of, select
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+from marquis.priors import BoundPrior
+from marquis.structures import Layout
+from marquis.subnetwork.swag import swag_variance
+
+SCORES = ("variance", "swag", "magnitude", "random")
+"""Ways of ranking weights."""
+
+INSIDE = ("full", "diagonal", "lowrank", "block")
+"""Structures that an index set can have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subnetwork:
+    """The `size` weights that matter most, as an index set inside the parameters.
+
+    With a diagonal posterior, keeping the weights of largest marginal variance minimises the squared 2-Wasserstein
+    distance to it (Daxberger et al. 2021; methods.md 2.9). Ties go to the lowest index.
+
+    Args:
+        size: how many weights, or a share between 0 and 1; None with names.
+        by: "variance" (of the diagonal Laplace posterior, one more pass over the data), "swag" (of the iterates of
+            further training on a copy of the network), "magnitude", "random", a name pattern or names (all weights
+            of these parameters), or a tensor of scores, one per weight.
+        structure: of the posterior inside: "full", "diagonal", "lowrank" or "block".
+        swag: for by="swag": `epochs`, `lr`, `momentum`, `weight_decay` (methods.md: 40, 0.01, 0.9, 3e-4).
+    """
+
+    size: int | float | None = None
+    by: str | Iterable[str] | Tensor = "variance"
+    structure: str = "full"
+    swag: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.structure not in INSIDE:
+            raise UnsupportedOperationError(
+                f"structure={self.structure!r} inside a subnetwork: an index set of single weights has no Kronecker "
+                f"form; choose one of {', '.join(map(repr, INSIDE))}."
+            )
+        ranked = isinstance(self.by, Tensor) or (isinstance(self.by, str) and self.by in SCORES)
+        if ranked and self.size is None:
+            raise DataError(f"Subnetwork(by={self.by!r}) needs a size: a number of weights, or a share of them.")
+        if not ranked and self.size is not None:
+            raise DataError(f"Subnetwork(by={self.by!r}) takes all weights of these parameters; leave out size.")
+        if self.size is not None and not self.size > 0:
+            raise DataError(f"Subnetwork(size={self.size}): at least one weight is needed.")
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether ranking the weights takes passes over the data."""
+        return isinstance(self.by, str) and self.by in ("variance", "swag")
+
+    def choose(
+        self,
+        model: Model,
+        layout: Layout,
+        *,
+        params: Mapping[str, Tensor] | None = None,
+        loader: Iterable[Any] | None = None,
+        likelihood: Likelihood | None = None,
+        prior: BoundPrior | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Chosen:
+        """Rank the weights and keep the best.
+
+        Args:
+            model: the trained network.
+            layout: the parameters to choose from.
+            params: parameter values, for a model that is a function.
+            loader: data, for "variance" and "swag".
+            likelihood: p(y|f), for the same.
+            prior: over `layout`, for "variance".
+            generator: for "random", and for the dropout of "swag".
+            options: passed to `accumulate` for "variance".
+        """
+        tensors = parameters_of(model, params)
+        if not isinstance(self.by, Tensor) and not (isinstance(self.by, str) and self.by in SCORES):
+            names = select({name: tensors[name] for name in layout.names}, self.by)
+            return Chosen.of(layout, torch.cat([torch.arange(layout.total)[layout.slice(name)] for name in names]))
+        scores = self._scores(model, layout, tensors, params, loader, likelihood, prior, generator, options)
+        layout.check_finite(scores, "subnetwork scores")
+        assert self.size is not None
+        count = round(self.size * layout.total) if isinstance(self.size, float) and self.size < 1 else int(self.size)
+        if not 1 <= count <= layout.total:
+            raise DataError(f"Subnetwork(size={self.size}) of {layout.total} weights: that is {count} of them.")
+        order = torch.sort(scores, descending=True, stable=True).indices
+        return Chosen.of(layout, order[:count].sort().values)
+
+    def _scores(
+        self,
+        model: Model,
+        layout: Layout,
+        tensors: Mapping[str, Tensor],
+        params: Mapping[str, Tensor] | None,
+        loader: Iterable[Any] | None,
+        likelihood: Likelihood | None,
+        prior: BoundPrior | None,
+        generator: torch.Generator | None,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        if isinstance(self.by, Tensor):
+            layout.check_length(self.by, "subnetwork scores")
+            return self.by.detach()
+        weights = layout.flatten({name: tensors[name].detach() for name in layout.names})
+        if self.by == "magnitude":
+            return weights.abs()
+        if self.by == "random":
+            return torch.rand(layout.total, generator=generator, dtype=torch.float64)
+        if loader is None or likelihood is None:
+            raise DataError(f"Subnetwork(by={self.by!r}) needs data and a likelihood.")
+        if self.by == "swag":
+            return layout.flatten(
+                swag_variance(model, loader, likelihood, layout.names, generator=generator, **(self.swag or {}))
+            )
+        if prior is None:
+            raise DataError("Subnetwork(by='variance') needs a prior over the parameters.")
+        names = list(layout.names)
+        curvature = accumulate(
+            model, loader, likelihood, "diagonal", params=params, parameters=names, generator=generator, **options
+        )
+        return prior.add_to(curvature).inverse_diagonal()
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Single weights: the parameters that hold any of them, and where.
+
+    Attributes:
+        layout: parameters with at least one chosen weight.
+        index: positions of the chosen weights in the flat vector of `layout`, ascending.
+        inside: the layout of the chosen weights alone: the same names, flat.
+        among: their positions in the layout that was chosen from.
+    """
+
+    layout: Layout
+    index: Tensor
+    inside: Layout
+    among: Tensor
+
+    @staticmethod
+    def of(layout: Layout, among: Tensor) -> Chosen:
+        """From ascending positions in the flat vector of a layout."""
+        among = among.cpu()
+        counts = {name: 0 for name in layout.names}
+        local: list[Tensor] = []
+        start = 0
+        for name in layout.names:
+            place = layout.slice(name)
+            own = among[(among >= place.start) & (among < place.stop)] - place.start
+            counts[name] = len(own)
+            if len(own):
+                local.append(own + start)
+                start += layout.sizes[name]
+        held = [name for name, count in counts.items() if count]
+        return Chosen(layout.select(held), torch.cat(local), Layout({name: (counts[name],) for name in held}), among)

@@ -1,0 +1,156 @@
+"""The curvature of single weights: the sub-block of the whole network's, without the whole network's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.accumulate import accumulate
+from marquis.curvature.call import Model, batch_size, parameters_of, split_batch
+from marquis.curvature.ggn import ggn
+from marquis.curvature.progress import ProgressBar
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+from marquis.structures import Block, Diagonal, Full, LowRank, Structure
+from marquis.subnetwork.choose import Chosen
+
+BUDGET = 2**28
+"""Bytes for the columns of the parameters that hold chosen weights."""
+
+
+def subcurvature(
+    model: Model,
+    loader: Iterable[Any],
+    likelihood: Likelihood,
+    chosen: Chosen,
+    structure: str,
+    estimator: str,
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+    memory_limit: int | None = None,
+    progress: bool = True,
+    mask_of: Callable[[Any], Tensor] | None = None,
+) -> Structure:
+    """`H_ss`, summed over a loader, for the chosen weights s (methods.md 2.9).
+
+    Columns `J^T S` of the parameters that hold chosen weights are computed for a few data at a time, and only the
+    chosen rows are kept. Memory: K^2 for "full"; cost that of structure="lowrank" over those parameters.
+
+    Args:
+        model: as in `curvature.ggn`.
+        loader: batches.
+        likelihood: p(y|f).
+        chosen: the weights.
+        structure: "full", "diagonal", "lowrank" or "block".
+        estimator: "exact" or "sketched"; for "diagonal" any.
+        params: parameter values, for a function.
+        probes: of "sketched".
+        generator: of "sketched".
+        memory_limit: bytes for temporaries.
+        progress: show a bar.
+        mask_of: refused: masks are not supported here.
+    """
+    if mask_of is not None:
+        raise UnsupportedOperationError("masks are not supported for a subnetwork; use parameters='all' or names.")
+    names = list(chosen.layout.names)
+    if structure == "diagonal":
+        whole = accumulate(
+            model,
+            loader,
+            likelihood,
+            "diagonal",
+            estimator,
+            params=params,
+            parameters=names,
+            probes=probes,
+            generator=generator,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+        return Diagonal(chosen.inside, whole.diagonal()[chosen.index.to(whole.device)])
+    device = parameters_of(model, params)[names[0]].device
+    collected = _Collected(chosen, structure)
+    with ProgressBar("subnetwork curvature", _length(loader), progress) as bar:
+        for batch in loader:
+            x, _ = split_batch(batch)
+            x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
+            size, start = batch_size(x), 0
+            while start < size:
+                stop = min(size, start + collected.width(memory_limit))
+                part = pytree.tree_map_only(Tensor, lambda t, a=start, b=stop: t[a:b], x)
+                found = ggn(
+                    model,
+                    part,
+                    likelihood,
+                    "lowrank",
+                    estimator,
+                    params=params,
+                    parameters=names,
+                    probes=probes,
+                    generator=generator,
+                )
+                assert isinstance(found, LowRank)
+                collected.add(found.columns, stop - start)
+                start = stop
+            bar.advance()
+    return collected.structure()
+
+
+class _Collected:
+    """Adds up columns of the chosen weights in the form that the structure keeps."""
+
+    def __init__(self, chosen: Chosen, structure: str) -> None:
+        self._chosen, self._structure = chosen, structure
+        self._blocks = _modules(chosen) if structure == "block" else {"all": list(chosen.inside.names)}
+        self._sums: dict[str, Tensor] = {}
+        self._columns: list[Tensor] = []
+        self._bytes_per_datum = 0
+
+    def width(self, limit: int | None) -> int:
+        """How many data at a time; one, until it is known what one takes."""
+        if not self._bytes_per_datum:
+            return 1
+        return max(1, (BUDGET if limit is None else limit) // self._bytes_per_datum)
+
+    def add(self, columns: Tensor, count: int) -> None:
+        """Take columns `[P, R]` of all weights of the parameters, of `count` data."""
+        self._bytes_per_datum = max(1, 3 * columns.numel() * columns.element_size() // count)
+        rows = columns[self._chosen.index.to(columns.device)]
+        if self._structure == "lowrank":
+            self._columns.append(rows)
+            return
+        for block, names in self._blocks.items():
+            own = torch.cat([rows[self._chosen.inside.slice(name)] for name in names])
+            product = own @ own.mT
+            self._sums[block] = self._sums[block] + product if block in self._sums else product
+
+    def structure(self) -> Structure:
+        """The sub-block."""
+        if not self._sums and not self._columns:
+            raise DataError("the loader yields no batches; there is no curvature without data.")
+        inside = self._chosen.inside
+        if self._structure == "lowrank":
+            return LowRank(inside, torch.cat(self._columns, 1))
+        if self._structure == "full":
+            return Full(inside, self._sums["all"])
+        return Block(inside, {block: (tuple(names), self._sums[block]) for block, names in self._blocks.items()})
+
+
+def _modules(chosen: Chosen) -> dict[str, list[str]]:
+    members: dict[str, list[str]] = {}
+    for name in chosen.inside.names:
+        members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
+    return members
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,48 @@
+"""The last layer: the linear layer or convolution after which nothing has parameters (methods.md 2.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from marquis.curvature.cache import network_of
+from marquis.curvature.call import Model
+from marquis.errors import UnsupportedOperationError
+from marquis.normalised import LAYERS
+
+
+def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
+    """Parameters of the last linear layer or convolution before the output, found by tracing the network.
+
+    Weights that are computed from parameters (weight normalisation) count with all of these.
+
+    Args:
+        model: a module or a function `(params, x) -> outputs`.
+        params: all of its parameters by name.
+        x: a batch of inputs.
+    """
+    network = network_of(model, {name: p.detach() for name, p in params.items()}, x)
+    owner = {number: name for name, number in network.parameters.items()}
+
+    def behind(number: int) -> list[str]:
+        """The parameters that a value without the batch is made of."""
+        if number in owner:
+            return [owner[number]]
+        step = network.producers.get(number)
+        if step is None or number in network.batched:
+            return []
+        return [name for source in step.inputs for name in behind(source)]
+
+    fallback: list[str] = []
+    for step in reversed(network.steps):
+        if network.output not in network.dependents([step.value]) or step.value not in network.batched:
+            continue
+        found = list(dict.fromkeys(name for number in step.inputs for name in behind(number)))
+        if found and step.name in LAYERS:
+            return [name for name in params if name in found]
+        fallback = fallback or found
+    if not fallback:
+        raise UnsupportedOperationError("the network's output depends on no parameter, so it has no last layer.")
+    return [name for name in params if name in fallback]

@@ -1,0 +1,83 @@
+"""Variances of the weights along further training (diagonal SWAG, Maddox et al. 2019), to rank them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.call import Model, batch_size, split_batch
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+
+MINIMUM = 1e-30
+"""Lower limit of the variances (methods.md 2.9)."""
+
+
+def swag_variance(
+    model: Model,
+    loader: Iterable[Any],
+    likelihood: Likelihood,
+    names: Sequence[str],
+    *,
+    epochs: int = 40,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 3e-4,
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """Variance of every weight over one snapshot per epoch of SGD, by parameter name.
+
+    A copy of the network is trained, in training mode; the user's stays as it is. Cost: `epochs` epochs of training.
+
+    Args:
+        model: a module.
+        loader: labelled batches, iterated once per epoch.
+        likelihood: the loss is its mean negative log likelihood.
+        names: parameters whose variance is wanted.
+        epochs: number of snapshots.
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        generator: seeds the random numbers of the copy (dropout).
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedOperationError("SWAG trains a copy of the network, which needs a module, not a function.")
+    if epochs < 2:
+        raise DataError(f"epochs={epochs}: a variance needs at least two snapshots.")
+    trained = copy.deepcopy(model).train()
+    device = next(trained.parameters()).device
+    optimiser = torch.optim.SGD(
+        [p for p in trained.parameters() if p.requires_grad], lr=lr, momentum=momentum, weight_decay=weight_decay
+    )
+    means: dict[str, Tensor] = {}
+    squares: dict[str, Tensor] = {}
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(seed)
+        for epoch in range(epochs):
+            for batch in loader:
+                x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
+                if y is None:
+                    raise DataError("SWAG trains, so it needs labels: the loader has to yield (x, y).")
+                outputs = trained(**x) if isinstance(x, dict) else trained(*(x if isinstance(x, tuple) else (x,)))
+                loss = -likelihood.log_prob(outputs, y).sum() / batch_size(x)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+            for name, parameter in trained.named_parameters():
+                if name in names:
+                    _welford(means, squares, name, parameter.detach().double(), epoch + 1)
+    if not means or not all(bool(torch.isfinite(value).all()) for value in squares.values()):
+        raise NumericalError(f"SWAG training diverged at lr={lr}; pass Subnetwork(..., swag={{'lr': smaller}}).")
+    return {name: (squares[name] / epochs).clamp(min=MINIMUM) for name in names}
+
+
+def _welford(means: dict[str, Tensor], squares: dict[str, Tensor], name: str, value: Tensor, count: int) -> None:
+    before = means.get(name, torch.zeros_like(value))
+    means[name] = before + (value - before) / count
+    squares[name] = squares.get(name, torch.zeros_like(value)) + (value - before) * (value - means[name])

@@ -1,0 +1,154 @@
+"""Function space: the tangent kernel of a network, and prediction through it instead of through the weights.
+
+Linearised at its weights, a network with prior `N(0, Delta^-1)` is a Gaussian process with kernel
+`k(x, x') = J(x) Delta^-1 J(x')^T` (Jacot et al. 2018; Khan et al. 2019; methods.md 8.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.call import Model, Selection, batch_size, parameters_of, select
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.posterior import Posterior
+from marquis.predictive.function import NetworkFunction, check_inputs
+from marquis.predictive.jacobian import jacobian_chunks
+from marquis.predictive.prediction import Prediction
+from marquis.priors import BoundPrior, Prior
+from marquis.structures import Diagonal, Layout
+from marquis.structures.linalg import cholesky
+
+
+def kernel(
+    model: Model,
+    prior: Prior | BoundPrior | float | None = None,
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+    memory_limit: int | None = None,
+) -> TangentKernel:
+    """The tangent kernel `k(x, x') = J(x) Delta^-1 J(x')^T` as a callable.
+
+    Args:
+        model: a module in eval mode, or a function `(params, x) -> outputs`.
+        prior: gives Delta; a number is a scalar precision; default 1.
+        params: parameter values, required for a function.
+        parameters: which parameters count; as in `curvature.ggn`.
+        memory_limit: bytes for temporaries.
+    """
+    chosen = {n: t.detach().clone() for n, t in select(parameters_of(model, params), parameters).items()}
+    layout = Layout.of(chosen)
+    if isinstance(prior, BoundPrior):
+        prior.layout.require_same(layout)
+        bound = prior
+    else:
+        given = prior if isinstance(prior, Prior) else Prior(1.0 if prior is None else prior)
+        bound = given.bind(layout, model, params=params)
+    posterior = Posterior(layout, chosen, Diagonal(layout, bound.vector()))
+    return TangentKernel(NetworkFunction(model, posterior), memory_limit)
+
+
+@dataclass(frozen=True, eq=False)
+class TangentKernel:
+    """`k(x, x')` of a network with a prior; made by `kernel`."""
+
+    function: NetworkFunction
+    memory_limit: int | None = None
+
+    def __call__(self, x: Any, other: Any = None, *, diagonal: bool = False) -> Tensor:
+        """`[B O, B' O]`: covariance of all outputs at `x` with all outputs at `other` (default: `x` itself).
+
+        Args:
+            x: inputs.
+            other: more inputs.
+            diagonal: only the variances at `x`, `[B, O]`.
+
+        Cost: O backward passes per input; memory `B O P` for the first argument, chunks of the second.
+        """
+        if diagonal:
+            if other is not None:
+                raise DataError("diagonal=True is about one set of inputs.")
+            return torch.cat([half.square().sum(-1) for half in self._halves(x)])
+        first = torch.cat(list(self._halves(x))).flatten(0, 1)
+        if other is None:
+            return first @ first.mT
+        return torch.cat([first @ half.flatten(0, 1).mT for half in self._halves(other)], dim=1)
+
+    def _halves(self, x: Any) -> Any:
+        """`J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
+        check_inputs(x)
+        outputs = self.function.at_mean(x)[0].numel()
+        root = self.function.posterior.precision.diagonal().rsqrt()
+        for _, _, jacobian in jacobian_chunks(self.function, x, outputs, True, self.memory_limit):
+            yield jacobian * root
+
+    def condition(self, x: Any, likelihood: str | Likelihood | Any) -> DualPosterior:
+        """The posterior of the function given data at `x`, for prediction where N O < P.
+
+        The mean stays the network's own; the data narrow the variance down. Cost: `(N O)^2` memory, `(N O)^3` once.
+        """
+        return DualPosterior(self, x, as_likelihood(likelihood))
+
+
+@dataclass(frozen=True, eq=False)
+class DualPosterior:
+    """Prediction in function space: `V = k(x,x) - k(x,X) S (I + S^T k(X,X) S)^-1 S^T k(X,x)`, `L = S S^T`.
+
+    Equal to `J A^-1 J^T` with the full posterior precision (Woodbury). The square root S of the output Hessian instead
+    of the inverse of L makes it right also where L is singular, as for classes.
+
+    Args:
+        kernel: the prior over functions.
+        x: training inputs.
+        likelihood: p(y|f).
+    """
+
+    kernel: TangentKernel
+    x: Any
+    likelihood: Likelihood
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """S, block diagonal `[N O, N C]`."""
+        outputs = self.kernel.function.at_mean(self.x)
+        columns = self.likelihood.resolve(outputs).hessian_sqrt(outputs)
+        return torch.block_diag(*columns.flatten(2).permute(1, 2, 0))
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """Cholesky factor of `I + S^T k S`."""
+        inner = self._root.mT @ self.kernel(self.x) @ self._root
+        identity = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+        return cholesky(identity + (inner + inner.mT) / 2, "the dual matrix I + S^T k(X, X) S")
+
+    def covariance(self, x: Any, other: Any = None) -> Tensor:
+        """Posterior covariance of the outputs, `[B O, B' O]`."""
+        left = self._explained(x)
+        right = left if other is None else self._explained(other)
+        return self.kernel(x, other) - left.mT @ right
+
+    def _explained(self, x: Any) -> Tensor:
+        """`C^-1/2 S^T k(X, x)`, `[N C, B O]`."""
+        return torch.linalg.solve_triangular(self._factor, self._root.mT @ self.kernel(self.x, x), upper=False)
+
+    def predict(self, x: Any) -> Prediction:
+        """Mean and variance at new inputs, with the probit link for classes."""
+        mean = self.kernel.function.at_mean(x)
+        outputs = mean[0].numel()
+        variance = self.kernel(x, diagonal=True) - self._explained(x).square().sum(0).reshape(-1, outputs)
+        variance = variance.clamp(min=0).reshape(mean.shape).to(mean.dtype)
+        found = self.likelihood.predictive(mean, variance)
+        return Prediction(
+            found.mean, found.variance, found.noise_variance, found.probs, None, "function space", self.likelihood
+        )
+
+    def __repr__(self) -> str:
+        """How much data."""
+        return f"DualPosterior({batch_size(self.x)} data, {self.likelihood!r})"
