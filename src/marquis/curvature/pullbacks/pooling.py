@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marquis.curvature.factor import Factor, Window
+from marquis.curvature.geometry import per_dimension
 from marquis.curvature.graph import Step
-from marquis.curvature.pullbacks.convolution import pairs
 from marquis.curvature.pullbacks.elementwise import FROM_OUTPUT
 from marquis.curvature.pullbacks.registry import Context, pullback
 
@@ -26,11 +26,11 @@ def max_pool(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
     shape = context.shapes[number]
     indices: Tensor = context.values[~step.value]
     factor = _through_activation(context, step, number, factor)
-    kernel = pairs(step.argument("kernel_size", context.values), 2)
-    stride = pairs(step.argument("stride", context.values) or kernel, 2)
+    kernel = per_dimension(step.argument("kernel_size", context.values), 2)
+    stride = per_dimension(step.argument("stride", context.values) or kernel, 2)
     tiled = (
         stride == kernel
-        and pairs(step.argument("padding", context.values), 2) == [0, 0]
+        and per_dimension(step.argument("padding", context.values), 2) == [0, 0]
         and all(size % k == 0 for size, k in zip(shape[-2:], kernel, strict=True))
         and factor.batch_first
     )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from marquis.curvature.factor import Factor
 from marquis.curvature.gradients import Form, RankOne
-from marquis.curvature.graph import Step
+from marquis.curvature.graph import Network, Step
 from marquis.curvature.pullbacks.elementwise import is_pointwise
 from marquis.curvature.pullbacks.registry import Context, Cotangent
 from marquis.curvature.rules import convolution, elementwise, embedding, fallback, linear, normalisation
 from marquis.curvature.rules.registry import RULES
 
-__all__ = ["RULES", "convolution", "elementwise", "embedding", "gradients_of", "linear", "normalisation"]
+__all__ = ["RULES", "convolution", "elementwise", "embedding", "gradients_of", "linear", "normalisation", "without_kronecker_form"]
 
 
 def gradients_of(context: Context, step: Step, cotangent: Cotangent, number: int, name: str) -> Form:
@@ -37,3 +37,15 @@ def _local(context: Context, step: Step, cotangent: Cotangent, number: int) -> F
         elif is_pointwise(step):
             form = elementwise.pointwise(context, step, cotangent, number)
     return form if form is not None else fallback.masked(context, step, cotangent, number)
+
+
+def without_kronecker_form(network: Network, uses: Mapping[int, list[tuple[int, str]]]) -> frozenset[str]:
+    """Parameters that the `kronecker` structure keeps as a diagonal, from their uses by step (as in `Route.uses`)."""
+    names: set[str] = set()
+    for value, used in uses.items():
+        entry = RULES.get(network.producers[value].name)
+        for number, name in used:
+            direct = network.parameters[name] in (number, fallback.is_transpose_of(network, number))
+            if entry is None or entry.kronecker != "kronecker" or not direct:
+                names.add(name)
+    return frozenset(names)

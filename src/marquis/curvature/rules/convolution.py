@@ -6,16 +6,17 @@ For a transposed convolution the roles are swapped: the cotangent is unfolded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from torch import Tensor
 
 from marquis.curvature.factor import Factor, Window
+from marquis.curvature.geometry import Geometry
 from marquis.curvature.gradients import Explicit, Form, Outer
 from marquis.curvature.graph import Step
-from marquis.curvature.pullbacks.convolution import padding_of, pairs
 from marquis.curvature.pullbacks.registry import Context
-from marquis.curvature.rules.patches import Pads, patch_products, unfold
+from marquis.curvature.rules.patches import patch_products, unfold
 from marquis.curvature.rules.registry import parametric
 
 
@@ -28,13 +29,8 @@ from marquis.curvature.rules.registry import parametric
 )
 def convolution(context: Context, step: Step, factor: Factor, number: int) -> Form | None:
     """Kernel [O, I/q, *k]: G = sum_t g_t (patch at t)ᵀ for each group q."""
-    source = step.reference("input")
-    weight_number = step.reference("weight")
-    if source is None or weight_number is None or source not in context.network.batched:
-        return None
-    weight: Tensor = context.values[weight_number]
-    dims = weight.dim() - 2
-    if len(factor.shape) != dims + 2 or not factor.batch_first:
+    geometry = Geometry.of(context, step, factor)
+    if geometry is None:
         return None
     factor = _boxed(factor)
     window = factor.window
@@ -42,17 +38,12 @@ def convolution(context: Context, step: Step, factor: Factor, number: int) -> Fo
     columns = factor.product()
     if step.reference("bias") == number:
         return Explicit(columns.flatten(3).sum(-1), factor.shape[0], as_block=True)
-    groups = step.argument("groups", context.values)
-    stride = pairs(step.argument("stride", context.values), dims)
-    dilation = pairs(step.argument("dilation", context.values), dims)
-    padding = padding_of(step, context)
-    assert padding is not None
-    picture: Tensor = context.values[source]
-    kernel = tuple(weight.shape[2:])
+    picture: Tensor = context.values[geometry.source]
+    weight, kernel, groups, dims = geometry.weight, geometry.kernel, geometry.groups, geometry.dims
     boxes = window.ranges[1:]
 
     def patches(start: int, stop: int) -> Tensor:
-        return unfold(picture[start:stop], kernel, stride, dilation, padding, boxes, groups)
+        return unfold(picture[start:stop], geometry, boxes)
 
     c, n = columns.shape[:2]
     g = columns.reshape(c, n, groups, -1, prod(columns.shape[3:])).transpose(-1, -2)
@@ -66,27 +57,23 @@ def convolution(context: Context, step: Step, factor: Factor, number: int) -> Fo
     everywhere = tuple((0, size) for size in factor.shape[2:])
 
     def input_products(sharing: str) -> tuple[Tensor, float]:
-        return patch_products(picture, kernel, stride, dilation, padding, everywhere, groups, sharing)
+        return patch_products(picture, geometry, everywhere, sharing)
 
     direct = None
-    if c * weight.shape[0] // groups * 4 <= channels and set(stride) == {1} and groups == 1:
-        direct = _by_unfolded_cotangent(columns, picture, kernel, dilation, padding, boxes)
+    if c * weight.shape[0] // groups * 4 <= channels and set(geometry.stride) == {1} and groups == 1:
+        direct = _by_unfolded_cotangent(columns, picture, geometry, boxes)
     shape = tuple(weight.shape)
     return Outer(patches, g, factor.shape[0], sizes, shape, arrange, False, input_products, direct)
 
 
 def _by_unfolded_cotangent(
-    columns: Tensor,
-    picture: Tensor,
-    kernel: tuple[int, ...],
-    dilation: list[int],
-    padding: Pads,
-    boxes: tuple[tuple[int, int], ...],
+    columns: Tensor, picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...]
 ) -> Callable[[int, int], Tensor]:
     """Few outputs: unfold the cotangent, which is small, instead of the picture (stride 1).
 
     `G[o, u, i] = sum_s x[i, s] g[o, s - u + p]`, with s over the inputs that the box reads.
     """
+    kernel, dilation, padding = geometry.kernel, geometry.dilation, geometry.padding
     reads, pads = [], []
     for axis, (first, last) in enumerate(boxes):
         spread = dilation[axis] * (kernel[axis] - 1)
@@ -96,13 +83,13 @@ def _by_unfolded_cotangent(
         pads.append((spread - (inside[0] - low), spread - (high - inside[1])))
     index = tuple(slice(low, high) for low, high in reads)
     counts = tuple((0, high - low) for low, high in reads)
+    sliding = replace(geometry, padding=pads, groups=1)
 
     def gradients(start: int, stop: int) -> Tensor:
         g = columns if columns.shape[1] == 1 else columns[:, start:stop]
         c, m, o = g.shape[:3]
         folded = g.transpose(0, 1).reshape(m, c * o, *g.shape[3:])
-        ones = [1] * len(kernel)
-        unfolded = unfold(folded, kernel, ones, dilation, pads, counts, 1)  # [m, 1, s, k * c * o], offsets reversed
+        unfolded = unfold(folded, sliding, counts)  # [m, 1, s, k * c * o], offsets reversed
         unfolded = unfolded.reshape(m, -1, prod(kernel), c * o).flip(2)
         x = picture[(slice(start, stop), slice(None), *index)].flatten(2)  # [m', i, s]
         products = x @ unfolded.flatten(2)  # [m', i, k * c * o]
@@ -121,33 +108,23 @@ def _by_unfolded_cotangent(
 )
 def transposed_convolution(context: Context, step: Step, factor: Factor, number: int) -> Form | None:
     """Kernel [I, O/q, *k]: G = sum_t x_t (patch of the cotangent at t)ᵀ for each group q."""
-    source = step.reference("input")
-    weight_number = step.reference("weight")
-    if source is None or weight_number is None or source not in context.network.batched:
-        return None
-    weight: Tensor = context.values[weight_number]
-    dims = weight.dim() - 2
-    if len(factor.shape) != dims + 2 or not factor.batch_first:
+    geometry = Geometry.of(context, step, factor)
+    if geometry is None:
         return None
     columns = factor.dense()
     c, n = columns.shape[:2]
     if step.reference("bias") == number:
         return Explicit(columns.flatten(3).sum(-1), n, as_block=True)
-    groups = step.argument("groups", context.values)
-    stride, padding, dilation = (
-        pairs(step.argument(name, context.values), dims) for name in ("stride", "padding", "dilation")
-    )
-    picture: Tensor = context.values[source]
-    kernel = tuple(weight.shape[2:])
+    picture: Tensor = context.values[geometry.source]
+    weight, kernel, groups, dims = geometry.weight, geometry.kernel, geometry.groups, geometry.dims
     boxes = tuple((0, size) for size in picture.shape[2:])
-    pads = [
-        (p, max(0, _reach(size, s, k, d) - p - out))
-        for size, s, k, d, p, out in zip(
-            picture.shape[2:], stride, kernel, dilation, padding, columns.shape[3:], strict=True
-        )
-    ]
+    pads = []
+    for axis, (size, out) in enumerate(zip(picture.shape[2:], columns.shape[3:], strict=True)):
+        reach = (size - 1) * geometry.stride[axis] + geometry.dilation[axis] * (kernel[axis] - 1) + 1
+        before = geometry.padding[axis][0]
+        pads.append((before, max(0, reach - before - out)))
     folded = columns.reshape(c * n, *columns.shape[2:])
-    unfolded = unfold(folded, kernel, stride, dilation, pads, boxes, groups)  # [c * n, q, t, k * O/q]
+    unfolded = unfold(folded, replace(geometry, padding=pads), boxes)  # [c * n, q, t, k * O/q]
     g = unfolded.reshape(c, n, *unfolded.shape[1:])
     inputs = picture.reshape(n, groups, -1, g.shape[3]).transpose(-1, -2)  # [n, q, t, I/q]
     channels = weight.shape[1]
@@ -159,10 +136,6 @@ def transposed_convolution(context: Context, step: Step, factor: Factor, number:
 
     sizes = (groups, inputs.shape[2], inputs.shape[3])
     return Outer(lambda start, stop: inputs[start:stop], g, n, sizes, tuple(weight.shape), arrange, swapped=True)
-
-
-def _reach(size: int, stride: int, kernel: int, dilation: int) -> int:
-    return (size - 1) * stride + dilation * (kernel - 1) + 1
 
 
 def _boxed(factor: Factor) -> Factor:

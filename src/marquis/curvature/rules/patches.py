@@ -13,7 +13,7 @@ from math import prod
 from torch import Tensor
 from torch.nn import functional as F
 
-Pads = list[tuple[int, int]]
+from marquis.curvature.geometry import Geometry, Pads
 
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
@@ -22,17 +22,10 @@ FEW_CHANNELS = 32
 """With fewer channels, rows are unfolded first: otherwise the products would be too small to run fast."""
 
 
-def unfold(
-    picture: Tensor,
-    kernel: tuple[int, ...],
-    stride: list[int],
-    dilation: list[int],
-    padding: Pads,
-    boxes: tuple[tuple[int, int], ...],
-    groups: int,
-) -> Tensor:
+def unfold(picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
     """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
-    dims = len(kernel)
+    kernel, stride, dilation, padding = geometry.kernel, geometry.stride, geometry.dilation, geometry.padding
+    dims, groups = geometry.dims, geometry.groups
     n, channels = picture.shape[:2]
     index, pads = [], []
     for axis, (first, last) in enumerate(boxes):
@@ -62,38 +55,27 @@ def unfold(
 
 
 def patch_products(
-    picture: Tensor,
-    kernel: tuple[int, ...],
-    stride: list[int],
-    dilation: list[int],
-    padding: Pads,
-    boxes: tuple[tuple[int, int], ...],
-    groups: int,
-    sharing: str,
-    limit: int = 2**25,
+    picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...], sharing: str, limit: int = 2**25
 ) -> tuple[Tensor, float]:
     """Sum over samples and positions of a aᵀ for the patches a, [q, *k * I/q, same], and the number of terms.
 
     Args:
         picture: [n, I, *space].
-        kernel: kernel size.
-        stride: stride.
-        dilation: dilation.
-        padding: zeros before and after, per dimension.
+        geometry: the convolution's.
         boxes: range of output positions, per dimension.
-        groups: number of groups q.
         sharing: "expand", or "reduce" for products of the mean patch of each sample.
         limit: bytes of patches held at a time where they are written out.
     """
+    kernel, groups = geometry.kernel, geometry.groups
     positions = prod(stop - start for start, stop in boxes)
     n, channels = picture.shape[:2]
     size = prod(kernel) * channels // groups
-    if sharing == "expand" and groups == 1 and set(stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
-        return _by_offsets(picture, kernel, dilation, padding)[None], float(n * positions)
+    if sharing == "expand" and groups == 1 and set(geometry.stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
+        return _by_offsets(picture, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
     total = picture.new_zeros(groups, size, size)
     step = max(1, limit // max(1, groups * positions * size * picture.element_size()))
     for start in range(0, n, step):
-        a = unfold(picture[start : start + step], kernel, stride, dilation, padding, boxes, groups)
+        a = unfold(picture[start : start + step], geometry, boxes)
         a = a.mean(2, keepdim=True) if sharing == "reduce" else a
         a = a.transpose(0, 1).reshape(groups, -1, size)
         total.baddbmm_(a.transpose(-1, -2), a)
