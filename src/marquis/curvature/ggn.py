@@ -27,6 +27,7 @@ from marquis.curvature.mixed import mixed_pass
 from marquis.curvature.pullbacks import Context
 from marquis.curvature.roots import Root, empirical_root, exact_root, fisher_root, sketched_root
 from marquis.curvature.route import Route
+from marquis.curvature.rules import without_kronecker_form
 from marquis.curvature.sinks import make_sink
 from marquis.curvature.squared import squared_forward, squared_pass
 from marquis.curvature.tiles import picture_of
@@ -207,7 +208,8 @@ class _Job:
         shapes: dict[int, tuple[int, ...]] = {}
         outputs = self.check_outputs(network.forward(values, route.needed, shapes, route.pooled))
         roots = self.likelihood.resolve(outputs).root_shape(outputs).numel() if columns is None else columns
-        check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit)
+        diagonal = without_kronecker_form(network, route.uses)
+        check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit, diagonal)
         sink = make_sink(self.structure, self.layout, self.like, self.size, self.weight_sharing == "reduce")
         context = Context(network, values, shapes, route.active, self.size)
         root = make_root(outputs, picture_of(network, shapes))

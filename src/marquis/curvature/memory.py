@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
@@ -40,8 +41,18 @@ def available_bytes(device: torch.device) -> int:
         return 4 * 2**30
 
 
-def result_bytes(structure: str, layout: Layout, columns: int, item: int) -> int:
-    """Bytes of the finished structure; `columns` counts outputs times samples."""
+def result_bytes(
+    structure: str, layout: Layout, columns: int, item: int, diagonal: Collection[str] = frozenset()
+) -> int:
+    """Bytes of the finished structure.
+
+    Args:
+        structure: its name.
+        layout: the parameters.
+        columns: outputs times samples.
+        item: bytes of one number.
+        diagonal: parameters that have no Kronecker form and that `kronecker` keeps as a diagonal.
+    """
     total = layout.total
     if structure == "diagonal":
         return total * item
@@ -53,22 +64,32 @@ def result_bytes(structure: str, layout: Layout, columns: int, item: int) -> int
         sizes = [sum(layout.sizes[name] for name in names) for names in modules_of(layout.names).values()]
         return sum(size * size for size in sizes) * item
     entries = 0
-    for shape in layout.shapes.values():
-        entries += shape[0] ** 2 + prod(shape[1:]) ** 2 if len(shape) > 1 else prod(shape) ** 2
+    for name, shape in layout.shapes.items():
+        if name in diagonal:
+            entries += prod(shape)
+        else:
+            entries += shape[0] ** 2 + prod(shape[1:]) ** 2 if len(shape) > 1 else prod(shape) ** 2
     return entries * item
 
 
-def check_memory(structure: str, layout: Layout, like: Tensor, columns: int, limit: int | None) -> None:
-    """Refuse a structure that cannot fit, and say what would."""
+def check_memory(
+    structure: str,
+    layout: Layout,
+    like: Tensor,
+    columns: int,
+    limit: int | None,
+    diagonal: Collection[str] = frozenset(),
+) -> None:
+    """Refuse a structure that cannot fit, and say what would; arguments as in `result_bytes`."""
     item = like.element_size()
-    needed = result_bytes(structure, layout, columns, item)
+    needed = result_bytes(structure, layout, columns, item, diagonal)
     if structure in ("full", "block", "lowrank"):
         needed *= 2  # the sum, and one product while it is added
     allowed = int(RESERVE * available_bytes(like.device)) if limit is None else limit
     if needed <= allowed:
         return
     sizes = {
-        name: result_bytes(name, layout, columns, item)
+        name: result_bytes(name, layout, columns, item, diagonal)
         for name in ("diagonal", "kronecker", "block", "lowrank", "full")
     }
     fitting = [

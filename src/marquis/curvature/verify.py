@@ -55,7 +55,8 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
     free = [p for p in leaves.values() if p.requires_grad]
     inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
     with torch.enable_grad():
-        expected = call(model, leaves, buffers_of(model), inputs)
+        buffers = {name: buffer.clone() for name, buffer in buffers_of(model).items()}  # forward may write to them
+        expected = call(model, leaves, buffers, inputs)
         if not isinstance(expected, Tensor):
             expected = next(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor))
         if not expected.is_floating_point():

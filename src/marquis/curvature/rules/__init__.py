@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from marquis.curvature.factor import Factor
 from marquis.curvature.gradients import Form, RankOne
 from marquis.curvature.graph import Network, Step
@@ -13,7 +15,16 @@ from marquis.curvature.pullbacks.registry import Context, Cotangent
 from marquis.curvature.rules import convolution, elementwise, embedding, fallback, linear, normalisation
 from marquis.curvature.rules.registry import RULES
 
-__all__ = ["RULES", "convolution", "elementwise", "embedding", "gradients_of", "linear", "normalisation", "without_kronecker_form"]
+__all__ = [
+    "RULES",
+    "convolution",
+    "elementwise",
+    "embedding",
+    "gradients_of",
+    "linear",
+    "normalisation",
+    "without_kronecker_form",
+]
 
 
 def gradients_of(context: Context, step: Step, cotangent: Cotangent, number: int, name: str) -> Form:
