@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from marquis.laplace.check import CheckReport, Finding
+from marquis.laplace.check import CheckReport, Finding, MeanShift
 from marquis.laplace.fitting import Fitted
 from marquis.laplace.front import Laplace, load
 
-__all__ = ["CheckReport", "Finding", "Fitted", "Laplace", "load"]
+__all__ = ["CheckReport", "Finding", "Fitted", "Laplace", "MeanShift", "load"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from marquis.curvature.call import Model, describe
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.evidence.problem import EvidenceProblem, Statistics, noise_precision
-from marquis.laplace.check import CheckReport, check
+from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
 from marquis.laplace.fitting import Fitted, MaskOf, fit
 from marquis.laplace.saving import (
     describe_model,
@@ -248,6 +248,20 @@ class Laplace:
         self._posterior = None
         return self
 
+    def mean_shift(self, loader: Iterable[Any] | None = None) -> MeanShift:
+        """The Newton step to the mode of the quadratic approximation, for experiments; nothing uses it by default.
+
+        Args:
+            loader: training data; default that of `fit`.
+        """
+        return mean_shift(self.model, self.posterior, self.problem(), self._data(loader, "mean_shift"))
+
+    def _data(self, loader: Iterable[Any] | None, what: str) -> Iterable[Any]:
+        data = self._loader if loader is None else loader
+        if data is None:
+            raise DataError(f"{what} passes over the training data; pass {what}(loader).")
+        return data
+
     def check(self, loader: Iterable[Any] | None = None, generator: torch.Generator | None = None) -> CheckReport:
         """Is this a mode, does the linearisation hold, which weights sit at the prior, was the noise tuned?
 
@@ -255,9 +269,7 @@ class Laplace:
             loader: training data; default that of `fit`.
             generator: for the weight samples.
         """
-        data = self._loader if loader is None else loader
-        if data is None:
-            raise DataError("check passes over the training data; pass check(loader).")
+        data = self._data(loader, "check")
         noise = None if noise_precision(self.likelihood) is None else self._noise_tuned
         return check(self.model, self.posterior, self.problem(), data, noise, generator)
 
