@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ class Net(nn.Module):
         return self.function(self, *inputs, **named)
 
 
-def dense_autoencoder(widths: tuple[int, ...] = (8, 6, 2, 6, 8), activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+def dense_autoencoder(
+    widths: tuple[int, ...] = (8, 6, 2, 6, 8), activation: type[nn.Module] = nn.Tanh
+) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, o in zip(widths[:-1], widths[1:], strict=True):
+    for i, o in pairwise(widths):
         layers += [nn.Linear(i, o), activation()]
     return nn.Sequential(*layers[:-1])
 

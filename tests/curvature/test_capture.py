@@ -131,7 +131,7 @@ def test_nothing_is_captured_twice_without_need(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("estimator", ["exact", "sketched", "approximate", "mixed"])
 def test_the_memory_does_not_keep_a_model_alive(estimator: str) -> None:
     model = built(nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)))
-    model[0].register_forward_hook(lambda _, inputs, output: output if not model.training else 2 * output)
+    model[0].register_forward_hook(lambda _, inputs, output: output if not model.training else 2 * output)  # noqa: F821
     ggn(model, double(3, 1, 4, 4), "gaussian", "diagonal", estimator)
     reference = weakref.ref(model)
     del model

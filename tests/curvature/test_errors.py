@@ -1,5 +1,7 @@
 """Every refusal says what, where, and what to do instead."""
 
+# ruff: noqa: E501 (tables: one case per line)
+
 from __future__ import annotations
 
 import warnings
@@ -97,13 +99,13 @@ def test_nan_weights_and_overflow() -> None:
     model = built(nn.Linear(3, 2))
     with torch.no_grad():
         model.weight[0, 0] = float("nan")
-    with pytest.raises(mq.DataError, match="NaN or infinite outputs.*weights"):
+    with pytest.raises(mq.DataError, match=r"NaN or infinite outputs.*weights"):
         ggn(model, X, "gaussian")
     model = built(nn.Linear(3, 2))
     ggn(model, X, "gaussian")
     with torch.no_grad():
         model.weight[0, 0] = float("inf")
-    with pytest.raises(mq.DataError, match="NaN or infinite outputs.*weights"):
+    with pytest.raises(mq.DataError, match=r"NaN or infinite outputs.*weights"):
         ggn(model, X, "gaussian")
 
 
@@ -129,7 +131,9 @@ def test_unknown_words_and_impossible_combinations(options: dict[str, Any], mess
 
 def test_a_matrix_that_does_not_fit_names_what_would() -> None:
     model = nn.Linear(1000, 1000)
-    with pytest.raises(mq.MemoryBudgetError, match=r"1,001,000 parameters.*'diagonal'.*'kronecker'.*parameters=") as caught:
+    with pytest.raises(
+        mq.MemoryBudgetError, match=r"1,001,000 parameters.*'diagonal'.*'kronecker'.*parameters="
+    ) as caught:
         ggn(model, torch.randn(2, 1000), "gaussian", "full")
     assert isinstance(caught.value, MemoryError)
     with pytest.raises(mq.MemoryBudgetError, match="memory_limit"):

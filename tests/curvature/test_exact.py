@@ -1,5 +1,7 @@
 """The exact GGN of whole networks against dense Jacobians: every structure, every likelihood, free-form networks."""
 
+# ruff: noqa: E501 (tables: one case per line)
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Kronecker curvature (methods.md 2.4): its definition by hooks and autograd, where it is exact, where it must not be."""
 
+# ruff: noqa: E501 (tables: one case per line)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -143,9 +145,7 @@ def test_the_factors_are_those_of_the_definition(name: str, monkeypatch: pytest.
             for weight, parts in factors(model, x, given, sharing == "reduce").items():
                 assert_matches(block(dense, model, weight), assembled(*parts))
                 outer, inner, count, _ = parts
-                trace = sum(
-                    float(o.trace() * i.trace()) / count for o, i in zip(outer, inner, strict=True)
-                )
+                trace = sum(float(o.trace() * i.trace()) / count for o, i in zip(outer, inner, strict=True))
                 assert float(block(dense, model, weight).trace()) == pytest.approx(trace, rel=RTOL)
                 bias = weight.replace("weight", "bias")
                 assert_matches(block(dense, model, bias), block(exact, model, bias))  # biases keep their exact block
@@ -199,7 +199,9 @@ def test_a_convolution_with_one_output_position_is_a_dense_layer() -> None:
 
 def test_what_has_no_kronecker_form_is_exactly_diagonal() -> None:
     model = built(
-        nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.LayerNorm(8))
+        nn.Sequential(
+            nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.LayerNorm(8)
+        )
     )
     x = double(3, 1, 4, 4)
     ours, exact = ggn(model, x, "gaussian", "kronecker").to_dense(), dense_ggn(model, x)

@@ -4,6 +4,8 @@ Each case runs twice: with the engine's own chunks, and with the smallest ones (
 windows, tiles and chunks of columns are crossed everywhere.
 """
 
+# ruff: noqa: E501 (tables: one case per line)
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -28,7 +28,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     ),
     "residual": (
         lambda: Net(
-            lambda m, x: m.head(m.a(x) + torch.tanh(m.b(m.a(x)))), a=nn.Linear(4, 5), b=nn.Linear(5, 5), head=nn.Linear(5, 3)
+            lambda m, x: m.head(m.a(x) + torch.tanh(m.b(m.a(x)))),
+            a=nn.Linear(4, 5), b=nn.Linear(5, 5), head=nn.Linear(5, 3),
         ),
         lambda b: double(b, 4),
     ),
@@ -56,7 +57,7 @@ def test_without_a_limit_exact_and_at_zero_approximate(name: str, likelihood: st
 
 
 def m_with_limit(model: nn.Sequential, x: Tensor, limit: int) -> Tensor:
-    """The rule, written densely for a chain of layers: M whole at tensors of at most `limit` entries, else its diagonal."""
+    """The rule, densely, for a chain of layers: M whole at tensors of at most `limit` entries, else its diagonal."""
     totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for sample in x.split(1):
         inputs = [sample]
@@ -79,7 +80,7 @@ def m_with_limit(model: nn.Sequential, x: Tensor, limit: int) -> Tensor:
 
 
 def test_full_m_behind_the_bottleneck() -> None:
-    """50-20-3-20-50 with a limit of 20: everything below the output is whole, so only the step through it is diagonal."""
+    """50-20-3-20-50 with a limit of 20: everything below the output is whole."""
     model = built(dense_autoencoder((50, 20, 3, 20, 50)))
     assert isinstance(model, nn.Sequential)
     x = double(2, 50)
@@ -92,7 +93,9 @@ def test_full_m_behind_the_bottleneck() -> None:
 
 @pytest.mark.parametrize("limit", [1, 3, 5, 7, 10, 12])
 def test_any_limit_follows_the_rule(limit: int) -> None:
-    model = built(nn.Sequential(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 3), nn.Linear(3, 12), nn.Sigmoid(), nn.Linear(12, 5)))
+    model = built(
+        nn.Sequential(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 3), nn.Linear(3, 12), nn.Sigmoid(), nn.Linear(12, 5))
+    )
     assert isinstance(model, nn.Sequential)
     for x in (double(3, 4), double(1, 4)):
         assert_matches(diagonal(model, x, "mixed", width_limit=limit), m_with_limit(model, x, limit))

@@ -72,7 +72,9 @@ def test_on_or_off_gives_the_same(structure: str, widths: list[int], monkeypatch
 def test_full_and_low_rank_keep_their_columns(structure: str, widths: list[int]) -> None:
     model = built(dense_autoencoder())
     x = double(3, 8)
-    assert_structure(ggn(model, x, "gaussian", structure), structure, dense_ggn(model, x), dict(model.named_parameters()))
+    assert_structure(
+        ggn(model, x, "gaussian", structure), structure, dense_ggn(model, x), dict(model.named_parameters())
+    )
     assert widths == [8]
 
 
@@ -185,5 +187,7 @@ def test_convolutional_autoencoder(widths: list[int], monkeypatch: pytest.Monkey
     x = double(3, 1, 6, 6)
     for batch in (x, x[:1]):
         widths.clear()
-        assert_structure(ggn(model, batch, "gaussian"), "diagonal", dense_ggn(model, batch), dict(model.named_parameters()))
+        assert_structure(
+            ggn(model, batch, "gaussian"), "diagonal", dense_ggn(model, batch), dict(model.named_parameters())
+        )
         assert widths[0] == 36 and widths[-1] == 2

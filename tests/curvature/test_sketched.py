@@ -57,7 +57,7 @@ def _same_module(model: nn.Module) -> Tensor:
 
 
 def test_the_mean_of_the_kronecker_factors_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The input factor is not random and the output factor is unbiased, so each weight's mean block is the exact one."""
+    """The input factor is not random and the output factor is unbiased, so the mean is the exact structure."""
     model, x = small(), double(2, 2)
     mean = averaged_over_signs(monkeypatch, 4, lambda: ggn(model, x, "categorical", "kronecker", "sketched").to_dense())
     assert_matches(mean, ggn(model, x, "categorical", "kronecker").to_dense())
@@ -66,7 +66,9 @@ def test_the_mean_of_the_kronecker_factors_is_exact(monkeypatch: pytest.MonkeyPa
 def test_two_probes_average_two(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small(), double(1, 2)
     one = averaged_over_signs(monkeypatch, 3, lambda: ggn(model, x, "gaussian", "full", "sketched").to_dense())
-    two = averaged_over_signs(monkeypatch, 6, lambda: ggn(model, x, "gaussian", "full", "sketched", probes=2).to_dense())
+    two = averaged_over_signs(
+        monkeypatch, 6, lambda: ggn(model, x, "gaussian", "full", "sketched", probes=2).to_dense()
+    )
     assert_matches(two, one)
 
 
@@ -78,9 +80,7 @@ def test_samples_stay_apart_and_probes_shrink_the_error() -> None:
         signs = torch.randint(0, 2, (probes, 3, 3), generator=torch.Generator().manual_seed(5)) * 2.0 - 1
         gradients = torch.einsum("kno,nop->knp", signs.double(), jacobian) / probes**0.5
         expected = torch.einsum("knp,knq->pq", gradients, gradients)
-        ours = ggn(
-            model, x, "gaussian", "full", "sketched", probes=probes, generator=torch.Generator().manual_seed(5)
-        )
+        ours = ggn(model, x, "gaussian", "full", "sketched", probes=probes, generator=torch.Generator().manual_seed(5))
         assert_matches(ours.to_dense(), expected)
 
 
@@ -98,7 +98,9 @@ def test_the_generator_decides_and_the_global_state_stays() -> None:
 
 @pytest.mark.parametrize("estimator", ["exact", "sketched"])
 def test_every_structure_sees_the_same_columns(estimator: str) -> None:
-    model = built(Net(lambda m, x: m.k(torch.tanh(m.l(x))) + m.t(x), l=nn.Linear(5, 3), k=nn.Linear(3, 5), t=TiedAutoencoder()))
+    model = built(
+        Net(lambda m, x: m.k(torch.tanh(m.l(x))) + m.t(x), l=nn.Linear(5, 3), k=nn.Linear(3, 5), t=TiedAutoencoder())
+    )
     x = double(3, 5)
     named = dict(model.named_parameters())
     full = ggn(model, x, "bernoulli", "full", estimator, generator=torch.Generator().manual_seed(0)).to_dense()
