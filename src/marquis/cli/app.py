@@ -21,6 +21,7 @@ INTERRUPTED_EXIT_CODE = 130
 # Command groups, each in a module of its own that exposes `app`; the sentence is what `--help` shows.
 GROUPS = {
     "data": ("marquis.cli.data", "List, fetch and check data sets."),
+    "reproduce": ("marquis.cli.reproduce", "Run an experiment of the papers."),
 }
 
 app = typer.Typer(

@@ -135,6 +135,8 @@ class _Watch(TorchDispatchMode):
                 self._note(self.refused, f"SELU, or ELU with alpha other than 1, {where} (operation `elu`)")
             else:
                 self._note(self.doubtful, f"ELU {where}: its second derivative jumps at 0; if in doubt, {ADVICE}.")
+        elif name == "celu":
+            self._note(self.doubtful, f"CELU {where}: its second derivative jumps at 0; if in doubt, {ADVICE}.")
         elif name in SELECTING:
             note = f"`{name}` {where} selects values; which one wins counts as fixed. Average pooling has no such edge."
             self._note(self.doubtful, note)

@@ -1,0 +1,276 @@
+"""`vl`: Variational Laplace, mean-field VI and MAP on Fashion-MNIST (VL Table 1, Table 2 and Figure 2).
+
+Three parts: a grid over the tempering with the CNN, the learning-rate multiplier of log σ, and the narrow ResNet once
+per method at the tempering that validation chose. CIFAR and SVHN are not run: the data is not at hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.data import load
+from marquis.errors import DataError, MarquisError
+from marquis.experiments.cells import cell, write_json
+from marquis.experiments.metrics import classification_scores
+from marquis.experiments.variational_report import write_report
+from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, small_cnn
+
+METHODS = {"vl": VariationalLaplace, "vi": MeanFieldVI, "map": MAP}
+SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How large an experiment is; every number that was cut from the paper's is here."""
+
+    data: str = "fashion-mnist"
+    train: int = 10_000
+    validation: int = 2_000
+    test: int = 10_000
+    batch: int = 64
+    lr: float = 3e-3
+    width: int = 8
+    epochs: int = 20
+    temperings: tuple[float, ...] = (0.01, 0.03, 0.1, 1.0)
+    seeds: tuple[int, ...] = (0, 1)
+    multipliers: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    study_temperings: tuple[float, ...] = (1.0, 0.1)
+    resnet_width: float = 1 / 8
+    resnet_epochs: int = 6
+
+
+SETTINGS = {
+    "quick": Settings(
+        train=256,
+        validation=128,
+        test=256,
+        width=2,
+        epochs=2,
+        temperings=(0.1, 1.0),
+        seeds=(0,),
+        multipliers=(1.0, 10.0),
+        study_temperings=(1.0,),
+        resnet_width=1 / 32,
+        resnet_epochs=1,
+    ),
+    "default": Settings(),
+    "full": Settings(
+        train=55_000,
+        validation=5_000,
+        batch=128,
+        lr=1e-4,
+        width=16,
+        epochs=200,
+        temperings=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        seeds=(0, 1, 2),
+        resnet_width=1 / 4,
+        resnet_epochs=200,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and labels of one split."""
+
+    x: Tensor
+    y: Tensor
+
+
+def run(
+    size: str = "default",
+    out: str | Path = "runs/vl",
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] = print,
+    parts: tuple[str, ...] = ("grid", "multiplier", "resnet"),
+) -> Path:
+    """Run the experiment, or what is missing of it, and write its page and pictures.
+
+    Args:
+        size: "quick", "default" or "full".
+        out: Folder for cells, `results.json`, pictures and the page.
+        data_dir: Where the data lies.
+        say: Gets one line per finished cell.
+        parts: Which parts to run; the page shows whatever has finished.
+
+    Returns:
+        The path of the page.
+    """
+    settings = SETTINGS[size]
+    folder = Path(out) / size
+    settings, splits = _load(settings, size, data_dir)
+    grid, study, resnet = [], [], []
+    started = time.time()
+
+    def save() -> Path:
+        results = {"size": size, "settings": asdict(settings), "grid": grid, "multiplier": study, "resnet": resnet}
+        write_json(folder / "results.json", results)
+        return write_report(folder, results)
+
+    def finished(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+        rows.append(row)
+        score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
+        label = f"{row['architecture']} {row['method']} beta {row['tempering']:g} x{row['multiplier']:g}"
+        say(f"[{time.time() - started:6.0f} s] {label} seed {row['seed']}: {score}")
+
+    if "grid" in parts or "resnet" in parts:
+        for seed in settings.seeds:
+            for tempering in settings.temperings:
+                for method in METHODS:
+                    finished(grid, _trained(folder, splits, settings, "cnn", method, tempering, 10.0, seed))
+            save()
+    if "multiplier" in parts:
+        for tempering in settings.study_temperings:
+            for multiplier in settings.multipliers:
+                for method in ("vl", "vi"):
+                    finished(study, _trained(folder, splits, settings, "cnn", method, tempering, multiplier, 0))
+        save()
+    if "resnet" in parts:
+        for method in METHODS:
+            tempering = best_tempering(grid, method)
+            finished(resnet, _trained(folder, splits, settings, "resnet", method, tempering, 10.0, 0))
+            save()
+    return save()
+
+
+def best_tempering(grid: list[dict[str, Any]], method: str) -> float:
+    """The tempering with the least validation NLL of the mean network, averaged over seeds."""
+    scores: dict[float, list[float]] = {}
+    for row in grid:
+        if row["method"] == method and not row["diverged"]:
+            scores.setdefault(row["tempering"], []).append(row["validation"]["nll"])
+    if not scores:
+        raise DataError(f"every run of {method} diverged: lower the learning rate")
+    return min(scores, key=lambda tempering: sum(scores[tempering]) / len(scores[tempering]))
+
+
+def _load(settings: Settings, size: str, data_dir: str | Path | None) -> tuple[Settings, dict[str, Split]]:
+    """Training, validation and test images; the quick size makes do with scikit-learn's digits."""
+    try:
+        train = load(settings.data, "train", data_dir, download=size != "quick")
+        test = load(settings.data, "test", data_dir, download=size != "quick")
+    except DataError:
+        if size != "quick":
+            raise
+        settings = replace(settings, data="digits")
+        train, test = load("digits", "train"), load("digits", "test")
+    rows = {
+        "train": train[: settings.train],
+        "validation": train[settings.train : settings.train + settings.validation],
+        "test": test[: settings.test],
+    }
+    centre, spread = rows["train"].x.mean(), rows["train"].x.std()
+    splits = {}
+    for name, part in rows.items():
+        assert part.y is not None
+        splits[name] = Split((part.x - centre) / spread, part.y)
+    return settings, splits
+
+
+def _trained(
+    folder: Path,
+    splits: dict[str, Split],
+    settings: Settings,
+    architecture: str,
+    method: str,
+    tempering: float,
+    multiplier: float,
+    seed: int,
+) -> dict[str, Any]:
+    """One cell: a network trained and scored. MAP has no log σ, so the multiplier does not matter to it."""
+    epochs = settings.epochs if architecture == "cnn" else settings.resnet_epochs
+    described = {
+        "architecture": architecture,
+        "method": method,
+        "tempering": tempering,
+        "multiplier": multiplier,
+        "seed": seed,
+        "epochs": epochs,
+        "width": settings.width if architecture == "cnn" else settings.resnet_width,
+        "data": settings.data,
+        "train": len(splits["train"].x),
+        "test": len(splits["test"].x),
+        "batch": settings.batch,
+        "lr": settings.lr,
+    }
+    name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
+    return cell(folder / "cells", name, described, lambda: _train(splits, described))
+
+
+def _train(splits: dict[str, Split], cell_settings: dict[str, Any]) -> dict[str, Any]:
+    s = cell_settings
+    torch.manual_seed(s["seed"])
+    network = _network(s["architecture"], s["width"], splits["train"].x)
+    generator = torch.Generator().manual_seed(1000 + s["seed"])
+    options: dict[str, Any] = {} if s["method"] == "map" else {"multiplier": s["multiplier"]}
+    method = METHODS[s["method"]](
+        network, "categorical", num_data=s["train"], tempering=s["tempering"], generator=generator, **options
+    )
+    method.train()
+    started = time.thread_time()
+    try:
+        curve = _fit(method, splits["train"], s)
+    except MarquisError as error:  # outputs or gradients that are no longer numbers
+        return {"diverged": True, "reason": str(error)}
+    seconds = (time.thread_time() - started) / s["epochs"]
+    result: dict[str, Any] = {"diverged": False, "curve": curve, "cpu_seconds_per_epoch": seconds}
+    result["validation"] = _score(method, splits["validation"], 0)
+    result["mean"] = _score(method, splits["test"], 0)
+    if not isinstance(method, MAP):
+        result["sampled"] = _score(method, splits["test"], SAMPLES)
+        loader = list(zip(splits["train"].x.split(500), splits["train"].y.split(500), strict=True))
+        per_datum = 1 / s["train"]
+        result["elbo"] = method.elbo(loader) * per_datum
+        penalty = s["tempering"] * float(method.kl().detach())
+        result["elbo_by_draws"] = (method.log_likelihood(loader, samples=5) - penalty) * per_datum
+        ratios = [w / p for w, p in zip(method.sigmas, method.prior_scales, strict=True)]
+        result["median_sigma_over_prior"] = float(torch.cat([r.detach().flatten() for r in ratios]).median())
+    return result
+
+
+def _network(architecture: str, width: float, images: Tensor) -> nn.Module:
+    channels, edge = images.shape[1], images.shape[-1]
+    if architecture == "resnet":
+        return PreactResNet18(channels, 10, width)
+    return small_cnn(channels, 10, int(width), edge)
+
+
+def _fit(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, s: dict[str, Any]) -> list[float]:
+    """Adam, learning rates divided by ten after half and three quarters of the epochs, as in the paper.
+
+    Returns:
+        The objective per datum, averaged over each epoch.
+    """
+    optimiser = torch.optim.Adam(method.parameter_groups(s["lr"]))
+    milestones = [max(1, s["epochs"] // 2), max(1, 3 * s["epochs"] // 4)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
+    shuffle = torch.Generator().manual_seed(2000 + s["seed"])
+    curve = []
+    for _ in range(s["epochs"]):
+        order = torch.randperm(len(data.x), generator=shuffle)
+        total = 0.0
+        for rows in order.split(s["batch"]):
+            loss = method.step(data.x[rows], data.y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total -= float(loss.detach()) * len(rows)
+        schedule.step()
+        curve.append(total / len(data.x))
+    return curve
+
+
+def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, samples: int) -> dict[str, float]:
+    probs = []
+    for x in data.x.split(500):
+        predicted = method.predict(x, samples=samples).probs
+        assert predicted is not None
+        probs.append(predicted)
+    return classification_scores(torch.cat(probs), data.y)
