@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
@@ -12,15 +15,29 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@lru_cache
 def mlp(inputs: int = 3, hidden: int = 5, outputs: int = 4, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)).double().eval()
 
 
+@lru_cache
 def convnet(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    layers = [nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)]
+    layers = [
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    ]
     return nn.Sequential(*layers).double().eval()
+
+
+def fresh(network: nn.Module) -> nn.Module:
+    """A copy that a test may change; the networks above are shared, so that each is captured once."""
+    return copy.deepcopy(network)
 
 
 def inputs_for(network: nn.Module, n: int = 7, seed: int = 1) -> Tensor:
@@ -68,7 +85,14 @@ class LinearModel(nn.Module):
         return self.layer(x)
 
 
-def ridge(x: Tensor, y: Tensor, delta: float, beta: float, prior_precision: Tensor | None = None, prior_mean: Tensor | None = None):
+def ridge(
+    x: Tensor,
+    y: Tensor,
+    delta: float,
+    beta: float,
+    prior_precision: Tensor | None = None,
+    prior_mean: Tensor | None = None,
+):
     """Mean `[O, F]` and precision `[O F, O F]` of Bayesian linear regression, outputs independent."""
     features, outputs = x.shape[1], y.shape[1]
     eye = torch.eye(features * outputs, dtype=x.dtype)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laplace_oracles import LinearModel, at_mode, close, dense_jacobian, inputs_for, layout_of, mlp, parameters, ridge, seeded
+from laplace_oracles import (
+    LinearModel,
+    at_mode,
+    close,
+    dense_jacobian,
+    fresh,
+    inputs_for,
+    layout_of,
+    mlp,
+    parameters,
+    ridge,
+    seeded,
+)
 
 import marquis as mq
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
@@ -13,7 +25,9 @@ from marquis.structures import STRUCTURES, Diagonal, Full
 KINDS = list(STRUCTURES)
 
 
-def posterior_of(kind: str, groups="layer", likelihood="categorical") -> tuple[mq.Posterior, torch.nn.Module, torch.Tensor]:
+def posterior_of(
+    kind: str, groups="layer", likelihood="categorical"
+) -> tuple[mq.Posterior, torch.nn.Module, torch.Tensor]:
     network = mlp()
     x = inputs_for(network)
     prior = mq.Prior(1.5, groups).bind(layout_of(network), network).with_precision(torch.tensor([1.5, 0.7]))
@@ -60,7 +74,9 @@ def test_linear_regression_in_closed_form(kind):
     y = torch.randn(21, 3, generator=seeded(1), dtype=torch.float64)
     mean, precision = ridge(x, y, delta=0.8, beta=2.5)
     model = at_mode(LinearModel(4, 3), mean)
-    la = mq.Laplace(model, mq.Gaussian(2.5), kind, prior=0.8).fit([(x[:8], y[:8]), (x[8:16], y[8:16]), (x[16:], y[16:])])
+    la = mq.Laplace(model, mq.Gaussian(2.5), kind, prior=0.8).fit(
+        [(x[:8], y[:8]), (x[8:16], y[8:16]), (x[16:], y[16:])]
+    )
     close(la.posterior.precision.to_dense(), precision)
     close(la.posterior.mean["layer.weight"], mean)
     new = torch.randn(5, 4, generator=seeded(2), dtype=torch.float64)
@@ -104,7 +120,9 @@ def test_two_halves_in_sequence_equal_one_batch(kind):
         x = torch.cat([torch.linalg.qr(half).Q for half in x.split(10)])
     y = torch.randn(20, 2, generator=seeded(1), dtype=torch.float64)
     first_mean, first_precision = ridge(x[:10], y[:10], 0.5, 2.0)
-    first = mq.Laplace(at_mode(LinearModel(3, 2), first_mean), mq.Gaussian(2.0), kind, prior=0.5).fit([(x[:10], y[:10])])
+    first = mq.Laplace(at_mode(LinearModel(3, 2), first_mean), mq.Gaussian(2.0), kind, prior=0.5).fit(
+        [(x[:10], y[:10])]
+    )
     second_mean, _ = ridge(x[10:], y[10:], 0.5, 2.0, first_precision, first_mean.flatten())
     model = at_mode(LinearModel(3, 2), second_mean)
     second = mq.Laplace(model, mq.Gaussian(2.0), kind, prior=first).fit([(x[10:], y[10:])])
@@ -150,7 +168,9 @@ def test_single_weights_are_random_and_the_others_stay():
     others = torch.ones(layout.total, dtype=torch.bool).index_fill(0, index, False)
     assert (away[:, others] == 0).all()
     jacobian = torch.randn(2, layout.total, generator=seeded(2), dtype=torch.float64)
-    close(posterior.functional_covariance(jacobian), jacobian[:, index] @ torch.linalg.inv(matrix) @ jacobian[:, index].mT)
+    close(
+        posterior.functional_covariance(jacobian), jacobian[:, index] @ torch.linalg.inv(matrix) @ jacobian[:, index].mT
+    )
     again = mq.Posterior.from_state_dict(posterior.state_dict())
     close(again.log_prob(posterior.mean), posterior.log_prob(posterior.mean))
 
@@ -160,9 +180,13 @@ def test_pieces_that_do_not_belong_together_are_refused():
     with pytest.raises(ModelMismatchError):
         mq.Posterior(layout, parameters(mlp()), Diagonal(layout.select(["0.weight"]), torch.ones(15).double()))
     with pytest.raises(DataError):
-        mq.Posterior(layout, {n: p * float("nan") for n, p in parameters(mlp()).items()}, Diagonal(layout, torch.ones(44).double()))
+        mq.Posterior(
+            layout,
+            {n: p * float("nan") for n, p in parameters(mlp()).items()},
+            Diagonal(layout, torch.ones(44).double()),
+        )
     posterior, _, x = posterior_of("full")
     with pytest.raises(ModelMismatchError, match=r"0\.weight"):
         mq.predictive.predict(posterior, mlp(hidden=6), x)
     with pytest.raises(UnsupportedOperationError, match="eval"):
-        mq.predictive.predict(posterior, torch.nn.Sequential(*mlp(), torch.nn.Dropout()).train(), x)
+        mq.predictive.predict(posterior, torch.nn.Sequential(*fresh(mlp()), torch.nn.Dropout()).train(), x)

@@ -85,7 +85,7 @@ def test_normalised_groups_are_weight_and_bias_before_a_norm():
     x = torch.randn(3, 1, 4, 4, generator=seeded(), dtype=torch.float64)
     bound = Prior(groups="normalised").bind(layout_of(network), network, x)
     assert set(bound.names) == {"other", "a", "b", "c"}
-    group = dict(zip(bound.layout.names, (bound.index[bound.layout.slice(n)].tolist() for n in bound.layout.names)))
+    group = {name: bound.index[bound.layout.slice(name)].tolist() for name in bound.layout.names}
     for name in ("a", "b", "c"):
         number = bound.names.index(name)
         assert set(group[f"{name}.weight"] + group[f"{name}.bias"]) == {number}

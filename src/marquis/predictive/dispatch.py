@@ -15,8 +15,8 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.function import NetworkFunction, check_inputs
-from marquis.predictive.linearised import OutputMoments, closed_form
-from marquis.predictive.links import bridge, check_link, label_entropy, point
+from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
+from marquis.predictive.links import bridge, check_link
 from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
 
@@ -108,16 +108,11 @@ def _from_moments(
     predictive = _with_link(likelihood, moments.mean, moments.variance, moments.covariance, link)
     entropy = None
     if link == "mc" and likelihood is not None:
-        away = moments.deviations(samples, generator)
-        if away is None:
+        if moments.can_draw:
+            probs, entropy = average_probabilities(moments, likelihood, samples, generator, runner.limit)
+        else:
             summary = summarise_linearised(runner, likelihood, samples, generator, probs=True)
             probs, entropy = summary.probs, summary.expected_entropy
-        else:
-            drawn = moments.mean + away
-            each = point(likelihood, drawn.flatten(0, 1)).probs
-            assert each is not None
-            entropy = label_entropy(likelihood, each).unflatten(0, drawn.shape[:2]).mean(0)
-            probs = each.unflatten(0, drawn.shape[:2]).mean(0)
         predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, probs)
     return _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.curvature.memory import RESERVE, available_bytes, gigabytes
-from marquis.errors import MemoryBudgetError
+from marquis.errors import MemoryBudgetError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
 from marquis.predictive.function import NetworkFunction
 from marquis.predictive.head import Head, find_head
-from marquis.predictive.jacobian import COPIES, jacobian_chunks
+from marquis.predictive.jacobian import BUDGET, COPIES, jacobian_chunks
+from marquis.predictive.links import point
+from marquis.predictive.sampling import Averages
 
 COVARIANCE_OUTPUTS = 64
 """Up to this many outputs the covariance of each input is kept unless it is not wanted."""
@@ -37,18 +41,45 @@ class OutputMoments:
     covariance: Tensor | None
     head: Head | None = None
 
-    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor | None:
-        """`n` draws of outputs minus mean, inputs independent unless joint; None where only variances are known."""
+    @property
+    def can_draw(self) -> bool:
+        """Whether more than variances is known."""
+        return self.head is not None or self.covariance is not None
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """A root of the covariance by eigenvalues: it may be singular, which no Cholesky factor survives."""
+        assert self.covariance is not None
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+    def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """`n` draws of outputs minus mean, inputs independent unless joint."""
         if self.head is not None:
             return self.head.deviations(n, generator).to(self.mean.dtype)
-        if self.covariance is None:
-            return None
-        # A root by eigenvalues: the covariance may be singular, which no Cholesky factor survives.
-        values, vectors = torch.linalg.eigh(self.covariance)
-        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+        root = self._root
         device = root.device if generator is None else generator.device
         z = torch.randn(n, *root.shape[:-1], generator=generator, dtype=root.dtype, device=device).to(root.device)
         return (root @ z.unsqueeze(-1)).reshape(n, *self.mean.shape).to(self.mean.dtype)
+
+
+def average_probabilities(
+    moments: OutputMoments,
+    likelihood: Likelihood,
+    samples: int,
+    generator: torch.Generator | None,
+    limit: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Probabilities averaged over draws of the outputs, and the average entropy of a label, in bounded memory."""
+    one = max(1, COPIES * moments.mean.numel() * moments.mean.element_size())
+    at_once = max(1, (BUDGET if limit is None else limit) // one)
+    sums = Averages()
+    for start in range(0, samples, at_once):
+        drawn = moments.mean + moments.deviations(min(at_once, samples - start), generator)
+        sums.add(point(likelihood, drawn.flatten(0, 1)), likelihood, drawn.shape[:2])
+    if sums.probs is None:
+        raise UnsupportedOperationError(f"link='mc' averages probabilities, but {likelihood} gives none.")
+    return sums.probs / samples, None if sums.entropy is None else sums.entropy / samples
 
 
 def closed_form(
@@ -74,9 +105,13 @@ def closed_form(
         return _joint(function, x, mean, limit)
     if diagonal is None and outputs > CLOSED_FORM_OUTPUTS:
         return None
-    whole = outputs <= COVARIANCE_OUTPUTS if diagonal is None else not diagonal
-    if whole:
-        _check(mean, outputs, limit, function)
+    needed = _bytes(mean, outputs, function)
+    if diagonal is None:
+        whole = outputs <= COVARIANCE_OUTPUTS and needed <= _allowed(mean, limit) // 4
+    else:
+        whole = not diagonal
+        if whole:
+            _check(mean, outputs, limit, function)
     posterior = function.posterior
     like = posterior.precision._like
     variance = torch.zeros(len(mean), outputs, dtype=like.dtype, device=like.device)
@@ -100,13 +135,21 @@ def _joint(function: NetworkFunction, x: Any, mean: Tensor, limit: int | None) -
     return OutputMoments(mean, covariance.diagonal().reshape(mean.shape).to(mean.dtype), covariance)
 
 
+def _bytes(mean: Tensor, rows: int, function: NetworkFunction) -> int:
+    """What a covariance of this many outputs takes, with the Jacobian that it is made of."""
+    return rows * (rows + COPIES * function.posterior.layout.total) * mean.element_size()
+
+
+def _allowed(mean: Tensor, limit: int | None) -> int:
+    return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
+
+
 def _check(mean: Tensor, rows: int, limit: int | None, function: NetworkFunction) -> None:
     """Refuse a covariance that cannot fit, before it is tried."""
-    weights = function.posterior.layout.total
-    needed = rows * (rows + COPIES * weights) * mean.element_size()
-    allowed = int(RESERVE * available_bytes(mean.device)) if limit is None else limit
+    needed, allowed = _bytes(mean, rows, function), _allowed(mean, limit)
     if needed > max(allowed, 2**24):
         raise MemoryBudgetError(
-            f"the covariance of {rows:,} outputs over {weights:,} weights takes about {gigabytes(needed)}, but "
-            f"{gigabytes(allowed)} may be used. Ask for diagonal=True, or method='linearised-samples'."
+            f"the covariance of {rows:,} outputs over {function.posterior.layout.total:,} weights takes about "
+            f"{gigabytes(needed)}, but {gigabytes(allowed)} may be used. Ask for diagonal=True, or "
+            "method='linearised-samples'."
         )

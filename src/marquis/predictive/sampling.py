@@ -62,7 +62,7 @@ class WeightSamples:
             posterior = self.function.posterior
             budget = BUDGET if self.limit is None else self.limit
             size = batch_size(self.x)
-            zero = posterior.deviations_from(posterior.noise(1).zero_())
+            zero = {name: torch.zeros_like(value).unsqueeze(0) for name, value in posterior.mean.items()}
             with AllocationMeter() as meter:
                 self.evaluate(zero, take(self.x, 0, 1))
             pairs = max(1, budget // max(1, meter.peak))
@@ -145,8 +145,14 @@ class SampleSummary:
 
 
 @dataclass
-class _Sums:
-    """Running sums over samples for one range of inputs."""
+class Averages:
+    """Running sums over samples, of what is to be averaged, for one range of inputs.
+
+    Attributes:
+        noise: of noise variances.
+        probs: of probabilities.
+        entropy: of the entropies of the labels.
+    """
 
     noise: Tensor | None = None
     probs: Tensor | None = None
@@ -177,14 +183,14 @@ def summarise_networks(
     runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None
 ) -> SampleSummary:
     """Moments over networks at sampled weights."""
-    parts: dict[int, tuple[Moments, _Sums]] = {}
+    parts: dict[int, tuple[Moments, Averages]] = {}
     for _, inputs, values in runner.chunks(count, generator):
         if not bool(torch.isfinite(values).all()):
             raise NumericalError(
                 "a network with sampled weights gives NaN or infinite outputs: the posterior is too wide for "
                 "method='sampled'. Use method='linearised', or tune the prior precision."
             )
-        moments, sums = parts.setdefault(inputs.start, (Moments(), _Sums()))
+        moments, sums = parts.setdefault(inputs.start, (Moments(), Averages()))
         found = point(likelihood, values.flatten(0, 1))
         moments.add(found.mean.unflatten(0, values.shape[:2]))
         sums.add(found, likelihood, values.shape[:2])
@@ -202,11 +208,11 @@ def summarise_linearised(
     """Mean squares of `J (theta_s - theta*)`, not centred because their mean is 0; averaged probabilities if asked."""
     mean = runner.function.at_mean(runner.x)
     squares = torch.zeros_like(mean)
-    parts: dict[int, _Sums] = {}
+    parts: dict[int, Averages] = {}
     for _, inputs, values in runner.chunks(count, generator):
         squares[inputs] += values.square().sum(0)
         if probs:
             found = point(likelihood, (mean[inputs] + values).flatten(0, 1))
-            parts.setdefault(inputs.start, _Sums()).add(found, likelihood, values.shape[:2])
+            parts.setdefault(inputs.start, Averages()).add(found, likelihood, values.shape[:2])
     averaged = [_average([getattr(sums, name) for sums in parts.values()], count) for name in ("probs", "entropy")]
     return SampleSummary(mean, squares / count, None, *averaged)
