@@ -16,8 +16,9 @@ from marquis.evidence.mackay import mackay
 from marquis.laplace import Laplace
 from marquis.likelihoods import Likelihood
 from marquis.priors import Prior
+from marquis.structures import Layout
 
-UPDATES = 10
+UPDATES = 8
 """Fixed-point updates of MacKay per round; the weights move between rounds, so converging in each would be wasted."""
 
 
@@ -118,8 +119,7 @@ def train_with_evidence(
     best: Trained | None = None
     history: list[Round] = []
     for _ in range(rounds):
-        laplace = Laplace(network, likelihood, structure, prior=prior).fit([(x, y)], progress=False)
-        gradient = to_mode(network, x, y, likelihood, precisions_by_name(laplace), iterations)
+        gradient = to_mode(network, x, y, likelihood, precisions_by_name(network, prior), iterations)
         laplace = Laplace(copy.deepcopy(network), likelihood, structure, prior=prior).fit([(x, y)], progress=False)
         found = mackay(laplace.problem(), max_iterations=UPDATES)
         laplace.update(found.problem.grouped_prior, found.problem.likelihood)
@@ -133,8 +133,8 @@ def train_with_evidence(
     return replace(best, rounds=tuple(history))
 
 
-def precisions_by_name(laplace: Laplace) -> dict[str, float]:
+def precisions_by_name(model: nn.Module, prior: Prior) -> dict[str, float]:
     """The prior precision of every parameter tensor (groups that divide a tensor are not for this loop)."""
-    flat = laplace.problem().grouped_prior.diagonal()
-    layout = laplace.fitted.layout
-    return {name: float(flat[layout.slice(name)][0]) for name in layout.names}
+    weights = dict(model.named_parameters())
+    bound = prior.bind(Layout.of(weights), model)
+    return {name: float(value) for name, value in bound.diagonal().items()}
