@@ -10,7 +10,7 @@ from benchmarks.workloads import Workload
 
 
 def _call(workload: Workload, name: str) -> Callable[[], object]:
-    from backpack import backpack, extend, extensions
+    from backpack import backpack, extend, extensions  # pyright: ignore[reportMissingImports]
 
     flat = workload.flattened()  # its MSELoss takes two-dimensional outputs only
     model = extend(copy.deepcopy(flat.model))  # its hooks must not slow down the plain step

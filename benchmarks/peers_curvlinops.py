@@ -9,7 +9,7 @@ from benchmarks.workloads import Workload
 
 
 def _kfac(workload: Workload) -> Callable[[], object]:
-    from curvlinops import KFACLinearOperator
+    from curvlinops import KFACLinearOperator  # pyright: ignore[reportMissingImports]
 
     flat = workload.flattened()
     model = copy.deepcopy(flat.model)

@@ -9,7 +9,7 @@ from benchmarks.workloads import Workload
 
 
 def _diagonal(workload: Workload) -> Callable[[], object]:
-    from laplace import Laplace
+    from laplace import Laplace  # pyright: ignore[reportMissingImports]
 
     flat = workload.flattened()
     kind = "regression" if flat.likelihood == "gaussian" else "classification"

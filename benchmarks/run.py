@@ -26,6 +26,7 @@ MEMORY_LIMIT = 16 * 2**30  # of address space: a peer that wants more fails alon
 TIME_LIMIT = 240.0  # seconds for one process
 LARGEST_SURE_EXACT = 128  # Figure 7 sizes above are tried for `exact` only if they promise to be fast
 LONGEST_EXACT = 15.0  # seconds, predicted from the size below
+PARTIAL = ROOT / "runs" / "bench-partial.json"  # rows so far, so that an interrupted run is not lost
 QUIET = 0.1  # share of the machine that others may use before a run counts as provisional
 
 
@@ -175,12 +176,15 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             row = take(python, workload, method, chosen.seconds)
         results["rows"].append(row)
+        PARTIAL.parent.mkdir(exist_ok=True)
+        PARTIAL.write_text(json.dumps(report.rounded(results), indent=1) + "\n")
         print(f"[{time.perf_counter() - start:4.0f} s] {report.one_line(row)}", flush=True)
     results["minutes"] = round((time.perf_counter() - start) / 60, 1)
 
     chosen.out.mkdir(parents=True, exist_ok=True)
     results_file.write_text(json.dumps(report.rounded(results), indent=1) + "\n")
     report.write(results, chosen.out)
+    PARTIAL.unlink(missing_ok=True)
     print(f"wrote {chosen.out / 'index.md'} after {results['minutes']} minutes")
 
 

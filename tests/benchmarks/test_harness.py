@@ -175,14 +175,32 @@ def test_the_page_shows_measured_and_left_out_rows_and_both_pictures(tmp_path, t
 def test_a_run_writes_json_that_renders_again(tmp_path, monkeypatch: pytest.MonkeyPatch, taken: dict) -> None:
     monkeypatch.setattr(run, "take", lambda _python, workload, method, _seconds: taken | {"workload": workload})
     monkeypatch.setattr(run, "busy_share", lambda: 0.9)
+    monkeypatch.setattr(run, "PARTIAL", tmp_path / "partial.json")
     run.main(["--out", str(tmp_path), "--no-peers", "--only", "W1 ours:exact"])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["workload"] for row in results["rows"]] == ["W1"]
     assert results["machine"]["torch"] == torch.__version__
     first = (tmp_path / "index.md").read_text()
     assert "Provisional" in first
+    assert not (tmp_path / "partial.json").exists()
     run.main(["--out", str(tmp_path), "--render"])
     assert (tmp_path / "index.md").read_text() == first
+
+
+def test_an_interrupted_run_leaves_its_rows_and_not_a_page(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(_python: Path, workload: str, method: str, _seconds: float) -> dict:
+        if method == "ours:approximate":
+            raise KeyboardInterrupt
+        return a_row(workload, method)
+
+    monkeypatch.setattr(run, "take", take)
+    monkeypatch.setattr(run, "busy_share", lambda: 0.0)
+    monkeypatch.setattr(run, "PARTIAL", tmp_path / "partial.json")
+    with pytest.raises(KeyboardInterrupt):
+        run.main(["--out", str(tmp_path / "out"), "--no-peers"])
+    rows = json.loads((tmp_path / "partial.json").read_text())["rows"]
+    assert [(row["workload"], row["method"]) for row in rows] == [("W1", "ours:sketched")]
+    assert not (tmp_path / "out" / "results.json").exists()
 
 
 def test_peers_that_cannot_be_installed_are_skipped_with_a_word(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
