@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ def rounded(thing: Any) -> Any:
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; the first column is text, numbers stand right."""
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    """A Markdown table: words stand left, numbers right."""
+    words = {"method", "workload", "workload, method", "quantity", "met", "remark", "peers, when the bar was set"}
+    rule = " | ".join("---" if head in words else "---:" for head in heads)
+    lines = ["| " + " | ".join(heads) + " |", f"| {rule} |"]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join(lines)
 
@@ -92,7 +95,7 @@ def workload_table(workload: str, rows: list[dict[str, Any]]) -> str:
         small = f" (batch {row['workload'].split('/')[1]})" if "/" in row["workload"] else ""
         name = NAMES[row["method"]] + small
         if row["status"] != "measured":
-            cells.append([name, "–", "–", "–", "–", "–", row["reason"]])
+            cells.append([name, "–", "–", "–", "–", "–", escape(row["reason"])])
             continue
         plain = plain or (None if small else row)
         low, high = row["cpu"]["ratio_quartiles"]
@@ -104,7 +107,7 @@ def workload_table(workload: str, rows: list[dict[str, Any]]) -> str:
                 f"{number(low)}–{number(high)}",
                 f"{number(row['wall']['ratio'])} x",
                 number(row.get("peak_mb")),
-                f"{row['repeats']} repeats",
+                f"{row['repeats']} turns",
             ]
         )
     heads = ["method", "CPU seconds", "to plain step", "quartiles", "by the wall clock", "peak MB", "remark"]
@@ -188,7 +191,9 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _how(results: dict[str, Any], machine: dict[str, Any]) -> str:
-    left = sorted({f"{r['workload']} {NAMES[r['method']]}: {r['reason']}" for r in results["rows"] if "reason" in r})
+    left = sorted(
+        {f"{r['workload']} {NAMES[r['method']]}: {escape(r['reason'])}" for r in results["rows"] if "reason" in r}
+    )
     peers = ", ".join(machine["peers"]) if results["peers_word"] == "ready" else f"skipped ({results['peers_word']})"
     lines = [
         f"- Machine: {machine['cpu']}, {machine['cores']} cores of which one is used (pinned, one thread), "
