@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,20 @@ class Settings:
     batch: int = 64
     lr: float = 3e-3
     width: int = 8
-    epochs: int = 20
+    epochs: int = 12
     temperings: tuple[float, ...] = (0.01, 0.03, 0.1, 1.0)
     seeds: tuple[int, ...] = (0, 1)
     multipliers: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     study_temperings: tuple[float, ...] = (1.0, 0.1)
     resnet_width: float = 1 / 8
-    resnet_epochs: int = 6
+    resnet_epochs: int = 4
 
 
 SETTINGS = {
     "quick": Settings(
-        train=256,
-        validation=128,
-        test=256,
+        train=128,
+        validation=64,
+        test=128,
         width=2,
         epochs=2,
         temperings=(0.1, 1.0),
@@ -109,35 +110,31 @@ def run(
     grid, study, resnet = [], [], []
     started = time.time()
 
-    def save() -> Path:
-        results = {"size": size, "settings": asdict(settings), "grid": grid, "multiplier": study, "resnet": resnet}
-        write_json(folder / "results.json", results)
-        return write_report(folder, results)
-
     def finished(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
         rows.append(row)
         score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
         label = f"{row['architecture']} {row['method']} beta {row['tempering']:g} x{row['multiplier']:g}"
         say(f"[{time.time() - started:6.0f} s] {label} seed {row['seed']}: {score}")
 
-    if "grid" in parts or "resnet" in parts:
-        for seed in settings.seeds:
-            for tempering in settings.temperings:
-                for method in METHODS:
-                    finished(grid, _trained(folder, splits, settings, "cnn", method, tempering, 10.0, seed))
-            save()
-    if "multiplier" in parts:
-        for tempering in settings.study_temperings:
-            for multiplier in settings.multipliers:
-                for method in ("vl", "vi"):
-                    finished(study, _trained(folder, splits, settings, "cnn", method, tempering, multiplier, 0))
-        save()
-    if "resnet" in parts:
-        for method in METHODS:
-            tempering = best_tempering(grid, method)
-            finished(resnet, _trained(folder, splits, settings, "resnet", method, tempering, 10.0, 0))
-            save()
-    return save()
+    def one(*what: Any) -> dict[str, Any]:
+        return _trained(folder, splits, settings, *what)
+
+    try:
+        if "grid" in parts or "resnet" in parts:
+            for seed, tempering, method in product(settings.seeds, settings.temperings, METHODS):
+                finished(grid, one("cnn", method, tempering, 10.0, seed))
+        if "multiplier" in parts:
+            choices = product(settings.study_temperings, settings.multipliers, ("vl", "vi"))
+            for tempering, multiplier, method in choices:
+                finished(study, one("cnn", method, tempering, multiplier, 0))
+        if "resnet" in parts:
+            for method in METHODS:
+                finished(resnet, one("resnet", method, best_tempering(grid, method), 10.0, 0))
+    finally:  # a run that is stopped shows what it has
+        results = {"size": size, "settings": asdict(settings), "grid": grid, "multiplier": study, "resnet": resnet}
+        write_json(folder / "results.json", results)
+        page = write_report(folder, results)
+    return page
 
 
 def best_tempering(grid: list[dict[str, Any]], method: str) -> float:

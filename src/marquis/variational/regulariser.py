@@ -122,8 +122,7 @@ def data_term(
         fit = batch.fit(batch.outputs)
     flat = [g.detach() for g in drawn_gradient]
     direction = [(2 * s.detach()).exp_().mul_(g) for s, g in zip(log_sigmas, flat, strict=True)]
-    squares = [v * g for v, g in zip(direction, flat, strict=True)]
-    value = 0.5 * batch.size * torch.stack([square.sum() for square in squares]).sum()
+    value = 0.5 * batch.size * torch.stack([(v * g).sum() for v, g in zip(direction, flat, strict=True)]).sum()
     if exact:
         with torch.enable_grad():
             # The gradient of v·ḡ with v held fixed is H̃ v.
@@ -136,7 +135,8 @@ def data_term(
         gradient = _differences(batch, means, direction, flat, run, sides, epsilon)
     if score_correction:
         gradient = [g + value * batch.size * score for g, score in zip(gradient, flat, strict=True)]
-    return DataTerm(fit.detach(), value, gradient, [batch.size * square for square in squares])
+    width_gradient = [v.mul_(g).mul_(batch.size) for v, g in zip(direction, flat, strict=True)]
+    return DataTerm(fit.detach(), value, gradient, width_gradient)
 
 
 def _forward_over_reverse(batch: Batch, means: Sequence[Tensor], direction: Sequence[Tensor], run: Run) -> list[Tensor]:
@@ -185,8 +185,14 @@ def _differences(
         del outputs, loss, there
         if len(sides) == 1 and factor:
             torch._foreach_add_(gradient, list(gradient_here), alpha=-side * factor)
-        total = gradient if not total else [a + b for a, b in zip(total, gradient, strict=True)]
-    return [t / len(sides) for t in total] if len(sides) > 1 else total
+        if total:
+            torch._foreach_add_(total, gradient)
+        else:
+            total = gradient
+        del gradient
+    if len(sides) > 1:
+        torch._foreach_div_(total, len(sides))
+    return total
 
 
 DEFAULT_EPSILON = {

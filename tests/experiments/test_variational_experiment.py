@@ -1,0 +1,118 @@
+"""The experiment `vl` at its quick size, its cache, its page and its scores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from marquis.errors import DataError
+from marquis.experiments import EXPERIMENTS, cells, find
+from marquis.experiments.metrics import classification_scores, expected_calibration_error
+from marquis.experiments.variational import SETTINGS, best_tempering, run
+from marquis.experiments.variational_report import VARIANTS, write_report
+
+
+def test_scores_against_torchmetrics_and_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    probs = (3 * torch.randn(500, 7, generator=generator)).softmax(1)
+    labels = torch.randint(7, (500,), generator=generator)
+    theirs = multiclass_calibration_error(probs, labels, num_classes=7, n_bins=15, norm="l1")
+    assert expected_calibration_error(probs, labels) == pytest.approx(float(theirs), abs=1e-6)
+    hand = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
+    found = classification_scores(hand, torch.tensor([0, 1, 1]))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["nll"] == pytest.approx(-(torch.tensor([0.9, 0.1, 0.6]).log().mean().item()))
+    assert found["ece"] == pytest.approx((abs(1 - 1.8) + abs(1 - 0.6)) / 3)
+    assert expected_calibration_error(hand, torch.tensor([0, 1, 1]), bins=1) == pytest.approx(abs(2 / 3 - 0.8))
+
+
+def test_cells_are_computed_once_for_the_same_settings(tmp_path):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return {"value": len(calls)}
+
+    first = cells.cell(tmp_path, "a", {"epochs": 2, "widths": (1, 2)}, compute)
+    assert first == {"epochs": 2, "widths": [1, 2], "value": 1}
+    assert cells.cell(tmp_path, "a", {"epochs": 2, "widths": (1, 2)}, compute) == first
+    assert cells.cell(tmp_path, "a", {"epochs": 3, "widths": (1, 2)}, compute)["value"] == 2
+    (tmp_path / "a.json").write_text('{"settings": {"ep')
+    assert cells.cell(tmp_path, "a", {"epochs": 3, "widths": (1, 2)}, compute)["value"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_unknown_experiment_is_named():
+    with pytest.raises(DataError, match="did you mean 'vl'"):
+        find("vll")
+    assert find("vl").run is run
+    assert all(summary for _, summary in EXPERIMENTS.values())
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The quick size on scikit-learn's digits, which are always there."""
+    out = tmp_path_factory.mktemp("vl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARQUIS_DATA", str(out / "no data here"))
+        patch.setenv("HOME", str(out))
+        lines: list[str] = []
+        page = run("quick", out, None, lines.append)
+        again: list[str] = []
+        before = {path: path.stat().st_mtime_ns for path in (out / "quick" / "cells").iterdir()}
+        run("quick", out, None, again.append)
+        after = {path: path.stat().st_mtime_ns for path in (out / "quick" / "cells").iterdir()}
+    return page, lines, before == after
+
+
+def test_quick_run_writes_everything(quick):
+    page, lines, _ = quick
+    results = json.loads((page.parent / "results.json").read_text())
+    assert len(results["grid"]) == 6 and len(results["multiplier"]) == 4 and len(results["resnet"]) == 3
+    assert len(lines) == 13
+    text = page.read_text()
+    assert all(f"| {variant} |" in text for variant in VARIANTS)
+    assert "CIFAR-10, CIFAR-100 and SVHN: not run" in text
+    for picture in ("vl-tempering.png", "vl-multiplier.png"):
+        assert (page.parent / picture).stat().st_size > 10_000
+        assert f"({picture})" in text
+    for row in [*results["grid"], *results["resnet"]]:
+        assert 0 <= row["mean"]["ece"] <= 1 and len(row["curve"]) == row["epochs"]
+        assert ("sampled" in row) == (row["method"] != "map")
+
+
+def test_finished_cells_are_not_computed_again(quick):
+    assert quick[2]
+
+
+def row(method, tempering, nll, validation=None, ece=0.1):
+    scores = {"nll": nll, "accuracy": 0.9, "ece": ece}
+    return {
+        "method": method,
+        "tempering": tempering,
+        "seed": 0,
+        "diverged": False,
+        "validation": {"nll": validation or nll},
+        "mean": scores,
+        "sampled": scores,
+        "cpu_seconds_per_epoch": 1.0,
+    }
+
+
+def test_tempering_is_chosen_on_validation_not_on_test():
+    grid = [row("vl", 0.1, 0.5, validation=0.2), row("vl", 1.0, 0.3, validation=0.4)]
+    assert best_tempering(grid, "vl") == 0.1
+    with pytest.raises(DataError, match="diverged"):
+        best_tempering(grid, "vi")
+
+
+@pytest.mark.parametrize(("nll", "says"), [(0.1, "In NLL VL is best"), (0.9, "In NLL the paper's order does **not**")])
+def test_page_says_whether_the_order_came_out(tmp_path, nll, says):
+    grid = [row("vl", 0.1, nll), row("vi", 0.1, 0.5), row("map", 0.1, 0.6)]
+    results = {"size": "quick", "settings": vars(SETTINGS["quick"]), "grid": grid, "multiplier": [], "resnet": []}
+    text = write_report(tmp_path, results).read_text()
+    assert says in text
+    assert "Not run yet: multiplier, resnet" in text
