@@ -1,0 +1,8 @@
+"""Estimators that behave as scikit-learn's own: fit, predict, pipelines, grid search; with uncertainty inside."""
+
+from __future__ import annotations
+
+from marquis.sklearn.classifier import LaplaceClassifier
+from marquis.sklearn.regressor import LaplaceRegressor
+
+__all__ = ["LaplaceClassifier", "LaplaceRegressor"]

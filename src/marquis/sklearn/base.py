@@ -1,0 +1,250 @@
+"""What the classifier and the regressor share: scaling, training, tuning, and batches of predictions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from marquis.curvature.call import parameters_of, select
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.laplace import CheckReport, Laplace
+from marquis.likelihoods import Likelihood
+from marquis.predictive import Prediction
+from marquis.priors import BoundPrior, Prior
+from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
+from marquis.sklearn.training import Objective, Training
+from marquis.structures import Layout
+
+ROWS = 512
+"""Rows at a time in the curvature pass and in predictions."""
+
+WORTHWHILE = 0.5
+"""Gain of the log evidence in nats below which another round is not worth it: a Bayes factor of 1.6."""
+
+FLOATS = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Batches:
+    """Training data in batches, until `release`: a fitted estimator keeps none of them."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self._parts: list[tuple[Tensor, Tensor]] | None = list(zip(x.split(ROWS), y.split(ROWS), strict=True))
+
+    def release(self) -> None:
+        """Forget the data."""
+        self._parts = None
+
+    def _held(self) -> list[tuple[Tensor, Tensor]]:
+        if self._parts is None:
+            raise DataError(
+                "a fitted estimator does not keep its training data: call estimator.check(X, y), or pass a loader."
+            )
+        return self._parts
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+
+class LaplaceEstimator(BaseEstimator):
+    """Base of `LaplaceClassifier` and `LaplaceRegressor`; the parameters are described there."""
+
+    def __init__(
+        self,
+        module: ModuleLike = None,
+        *,
+        hidden_sizes: int | Sequence[int] = (50,),
+        activation: str = "tanh",
+        solver: str = "auto",
+        epochs: int = 200,
+        lr: float = 1e-2,
+        batch_size: int = 64,
+        tol: float = 1e-5,
+        structure: str = "kronecker",
+        estimator: str | None = None,
+        parameters: Any = "all",
+        prior: float | Prior | None = None,
+        tune: bool | str = True,
+        rounds: int = 3,
+        scale: bool = True,
+        dtype: str = "float64",
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.module = module
+        self.hidden_sizes = hidden_sizes
+        self.activation = activation
+        self.solver = solver
+        self.epochs = epochs
+        self.lr = lr
+        self.batch_size = batch_size
+        self.tol = tol
+        self.structure = structure
+        self.estimator = estimator
+        self.parameters = parameters
+        self.prior = prior
+        self.tune = tune
+        self.rounds = rounds
+        self.scale = scale
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- fitting -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _likelihood(self, outputs: int) -> Likelihood:
+        """The likelihood for a network with so many outputs, or an error if it cannot be meant."""
+
+    @abstractmethod
+    def _encode(self, y: np.ndarray, outputs: int) -> Tensor:
+        """Labels as the likelihood takes them."""
+
+    def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int) -> None:
+        """Scale, train, tune; `X` and `y` are checked already and `outputs` is what a network should have."""
+        dtype, device, rounds = self._checked_options()
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        generator = torch.Generator().manual_seed(seed)
+        self.x_scaler_ = StandardScaler(with_mean=self.scale, with_std=self.scale).fit(X)
+        x = self._inputs(X)
+        with private_randomness(seed, device):
+            network = build(self.module, X.shape[1], outputs, self.hidden_sizes, self.activation, dtype, device)
+            likelihood = self._likelihood(output_size(network, x[:2]))
+            labels = self._encode(y, output_size(network, x[:2])).to(device)
+            self._train(network, x, labels, likelihood, rounds, generator)
+        self.module_ = network
+
+    def _train(
+        self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
+    ) -> None:
+        """Alternate training at the present prior and noise with tuning both by the evidence (MacKay 1992)."""
+        training = Training(
+            self.solver, self.epochs, self.lr, self.batch_size, self.tol, print if self.verbose else None
+        )
+        method = "evidence" if self.tune is True else self.tune
+        given = self._prior()
+        bound = given.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
+        bound = self._start(bound)
+        data = Batches(x, y)
+        best: tuple[float, Laplace, dict[str, Tensor]] | None = None
+        self.n_iter_ = 0
+        for number in range(1, rounds + 1):
+            self.n_iter_ += training.run(Objective(network, x, y, likelihood, bound), generator)
+            laplace = Laplace(
+                network, likelihood, self.structure, self.estimator, parameters=self.parameters, prior=given
+            )
+            laplace.fit(data, generator=generator, progress=self.verbose > 1)
+            covers_all = laplace.prior.layout.names == bound.layout.names and laplace.fitted.index is None
+            assert isinstance(laplace.prior, BoundPrior)
+            laplace.update(prior=bound if covers_all else self._start(laplace.prior))
+            if method:
+                tuned = laplace.tune(str(method))
+                likelihood = laplace.likelihood
+                bound = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else bound
+                if self.verbose:
+                    print(f"round {number}: {tuned}")
+            evidence = float(laplace.log_evidence())
+            gain = float("inf") if best is None else evidence - best[0]
+            if best is None or gain > 0:
+                best = evidence, laplace, copy.deepcopy(network.state_dict())
+            if gain < WORTHWHILE:
+                break
+        assert best is not None
+        self.log_evidence_, self.laplace_, state = best
+        network.load_state_dict(state)
+        data.release()
+
+    def _prior(self) -> Prior:
+        if isinstance(self.prior, Prior):
+            return self.prior
+        return Prior(1.0 if self.prior is None else float(self.prior), groups="layer")
+
+    def _start(self, bound: BoundPrior) -> BoundPrior:
+        """The given prior; by default as many as a layer has inputs, so that its outputs are of the order of them.
+
+        From there the evidence finds simple functions first; from a flat prior small data sets are overfitted before
+        the first tuning, and it takes many rounds to get away from that.
+        """
+        if self.prior is not None:
+            return bound
+        precision, offset = bound.precision.clone(), 0
+        for name, shape in bound.layout.items:
+            if len(shape) > 1:
+                precision[bound.index[offset]] = float(math.prod(shape[1:]))
+            offset += bound.layout.sizes[name]
+        return bound.with_precision(precision)
+
+    def _checked_options(self) -> tuple[torch.dtype, torch.device, int]:
+        """Dtype, device and number of rounds; refuses what cannot be meant."""
+        if self.dtype not in FLOATS:
+            raise UnsupportedOperationError(f"dtype={self.dtype!r} is not known; choose 'float32' or 'float64'.")
+        if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient", "adapted")):
+            raise UnsupportedOperationError(
+                f"tune={self.tune!r}: choose True ('evidence'), 'gradient', 'adapted', or False."
+            )
+        if not isinstance(self.rounds, (int, np.integer)) or self.rounds < 1:
+            raise DataError(f"rounds={self.rounds!r}: a whole number from 1 on.")
+        # Without tuning, or with the network as it was given, another round would only repeat the first.
+        rounds = int(self.rounds) if self.tune and self.epochs > 0 else 1
+        return FLOATS[self.dtype], torch.device(self.device), rounds
+
+    # --- predicting --------------------------------------------------------------------------------------
+
+    def _inputs(self, X: np.ndarray) -> Tensor:
+        """Scaled features as a tensor."""
+        scaled = self.x_scaler_.transform(X)
+        return torch.as_tensor(np.ascontiguousarray(scaled), dtype=FLOATS[self.dtype], device=self.device)
+
+    def _checked(self, X: Any) -> Tensor:
+        """Features of new data, checked against those of `fit`."""
+        check_is_fitted(self, "laplace_")
+        checked: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        return self._inputs(checked)
+
+    def _predict(self, X: Any, *, keep_inputs: bool = False, **options: Any) -> Prediction:
+        """Linearised prediction in the network's own units, a few rows at a time."""
+        x = self._checked(X)
+        generator = torch.Generator().manual_seed(0)  # only link="mc" draws; the same draws every time
+        return self.laplace_.predict_loader(
+            x.split(ROWS), generator=generator, keep_inputs=keep_inputs, progress=False, **options
+        )
+
+    @torch.no_grad()
+    def _outputs(self, X: Any) -> Tensor:
+        """The network's outputs at the mean weights."""
+        return torch.cat([self.module_(part) for part in self._checked(X).split(ROWS)])
+
+    @abstractmethod
+    def _checked_labels(self, y: Any, outputs: int) -> Tensor:
+        """Labels of new data, encoded as in `fit`."""
+
+    def check(self, X: Any, y: Any) -> CheckReport:
+        """Is this a mode, does the linearisation hold, was the noise tuned? A table; see `marquis.Laplace.check`.
+
+        Args:
+            X: training features.
+            y: training labels.
+        """
+        x = self._checked(X)
+        labels = self._checked_labels(y, output_size(self.module_, x[:2])).to(x.device)
+        return self.laplace_.check(Batches(x, labels), generator=torch.Generator().manual_seed(0))
+
+
+def generator_from(random_state: int | np.random.RandomState | None) -> torch.Generator:
+    """A torch generator from scikit-learn's idea of a random state."""
+    return torch.Generator().manual_seed(int(check_random_state(random_state).randint(np.iinfo(np.int32).max)))

@@ -1,0 +1,111 @@
+"""The network inside an estimator: a multi-layer perceptron, or a copy of what the user gave."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from marquis.errors import DataError, UnsupportedOperationError
+
+ModuleLike = nn.Module | Callable[[int, int], nn.Module] | None
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "identity": nn.Identity,
+}
+"""Activations of the default network by name."""
+
+
+@contextmanager
+def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's global generators, which layers initialise themselves from, seeded inside and as before afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def perceptron(inputs: int, outputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
+    """Linear layers with an activation between them; no hidden sizes give a linear model."""
+    if activation not in ACTIVATIONS:
+        raise UnsupportedOperationError(
+            f"activation={activation!r} is not known; choose one of {', '.join(map(repr, ACTIVATIONS))}, or pass "
+            "module= a network of your own."
+        )
+    sizes = [inputs, *hidden]
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+
+def build(
+    module: ModuleLike,
+    inputs: int,
+    outputs: int,
+    hidden: int | Sequence[int],
+    activation: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> nn.Module:
+    """A network of the estimator's own; what the user gave is copied, never changed.
+
+    Args:
+        module: None for a perceptron, an instance to start from, or a class or function `(inputs, outputs) -> module`.
+        inputs: number of features.
+        outputs: number of outputs that are wanted.
+        hidden: hidden sizes of the perceptron; one number for one layer.
+        activation: of the perceptron.
+        dtype: of its weights.
+        device: of its weights.
+    """
+    if module is None:
+        sizes = [hidden] if isinstance(hidden, int) else list(hidden)
+        if any(int(size) != size or size < 1 for size in sizes):
+            raise DataError(f"hidden_sizes={hidden!r}: sizes are whole numbers from 1 on.")
+        built: nn.Module = perceptron(inputs, outputs, [int(size) for size in sizes], activation)
+    elif isinstance(module, nn.Module):
+        built = copy.deepcopy(module)
+    elif callable(module):
+        built = module(inputs, outputs)
+        if not isinstance(built, nn.Module):
+            raise DataError(
+                f"module= was called with ({inputs}, {outputs}) and gave a {type(built).__name__}; it has to give a "
+                "torch.nn.Module."
+            )
+    else:
+        raise DataError(
+            f"module= is a {type(module).__name__}; give a torch.nn.Module, a class or function of "
+            "(number of inputs, number of outputs), or None for a perceptron."
+        )
+    if not any(p.requires_grad for p in built.parameters()):
+        raise DataError("module= has no parameter that requires a gradient: there is nothing to be uncertain about.")
+    return built.to(device=device, dtype=dtype)
+
+
+@torch.no_grad()
+def output_size(network: nn.Module, x: Tensor) -> int:
+    """Number of outputs of the network, which has to give `[B, outputs]` for `[B, features]`."""
+    was_training = network.training
+    found = network.eval()(x)
+    network.train(was_training)
+    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(x):
+        shape = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise DataError(f"the module gives {shape} for inputs {list(x.shape)}; expected [{len(x)}, outputs].")
+    return found.shape[1]
+
+
+def is_deterministic(network: nn.Module) -> bool:
+    """Whether training mode makes no difference: no dropout and no batch statistics."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.MultiheadAttention, nn.RNNBase)
+    return not any(isinstance(m, kinds) for m in network.modules())

@@ -1,0 +1,156 @@
+"""`LaplaceRegressor`: regression with error bars, as scikit-learn's Gaussian processes have them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import Tags
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from marquis.errors import DataError
+from marquis.likelihoods import Gaussian, Likelihood
+from marquis.sklearn.base import FLOATS, LaplaceEstimator, generator_from
+
+
+class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
+    """A neural network with error bars: what it does not know, and the noise of the data.
+
+    Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
+    and noise (MacKay 1992; methods.md 3 and 5); predictions are linearised, in closed form (methods.md 4). No
+    validation data are needed. Cost: training, plus one curvature pass per round.
+
+    Warning:
+        With several outputs there is one noise level for all of them, relative to each output's own spread.
+
+    Args:
+        module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function
+            `(number of features, number of outputs) -> module`.
+        hidden_sizes: of the perceptron.
+        activation: of the perceptron: "tanh", "silu", "relu", "gelu" or "identity".
+        solver: "lbfgs" (all data in every step), "adam" (mini-batches), or "auto": L-BFGS for up to 2000 data and
+            networks without dropout or batch statistics.
+        epochs: passes over the data per round at most; training stops when it no longer gains. 0 takes the module as
+            it is (a trained one; usually with `scale=False`).
+        lr: first learning rate of Adam.
+        batch_size: of Adam.
+        tol: relative gain of the objective below which training stops.
+        structure: "kronecker", "diagonal", "block", "full" or "lowrank".
+        estimator: how curvature is computed; None: exact up to 64 outputs, else sketched.
+        parameters: which weights are uncertain: "all", "last-layer", a `marquis.Subnetwork`, a name pattern.
+        prior: precision of the weights to start from, one per layer: by default a layer's number of inputs; or a
+            `marquis.Prior`.
+        tune: True ("evidence"), "gradient", "adapted", or False to keep the prior and the noise (precision 1 in
+            standardised units).
+        rounds: how often training and tuning take turns at most; the round of the largest evidence is kept.
+        scale: whether features and targets are standardised first; results are in the targets' own units.
+        dtype: "float64", or "float32" for large networks.
+        device: for training and predicting.
+        random_state: of initial weights and mini-batches. Global generators are left alone.
+        verbose: 1 prints training and tuning, 2 also shows progress bars.
+
+    Attributes:
+        module_: the trained network (of standardised features and targets).
+        laplace_: the `marquis.Laplace` around it, for everything else that it can do.
+        log_evidence_: log marginal likelihood of the standardised targets, to compare models without validation data.
+        n_iter_: epochs over all rounds.
+        x_scaler_: what standardises the features.
+        y_scaler_: what standardises the targets.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if `fit` was given a table with names.
+    """
+
+    def fit(self, X: Any, y: Any) -> LaplaceRegressor:
+        """Train on features `X [N, features]` and targets `y [N]` or `[N, outputs]`; returns itself."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        self._is_flat = y.ndim == 1
+        y = y.reshape(len(y), -1)
+        self.y_scaler_ = StandardScaler(with_mean=self.scale, with_std=self.scale).fit(y)
+        self._targets = y.shape[1]
+        self._fit(X, y, y.shape[1])
+        return self
+
+    def _likelihood(self, outputs: int) -> Likelihood:
+        if outputs != self._targets:
+            raise DataError(f"the module has {outputs} outputs, the targets {self._targets}.")
+        return Gaussian()
+
+    def _encode(self, y: np.ndarray, outputs: int) -> Tensor:
+        return torch.as_tensor(np.ascontiguousarray(self.y_scaler_.transform(y)), dtype=FLOATS[self.dtype])
+
+    def _checked_labels(self, y: Any, outputs: int) -> Tensor:
+        return self._encode(np.asarray(y, dtype=np.float64).reshape(len(y), -1), outputs)
+
+    @property
+    def _unit(self) -> np.ndarray:
+        """What one unit of the network's outputs is in the targets' units."""
+        scale: Any = self.y_scaler_.scale_
+        return np.ones(self._targets) if scale is None else scale
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[:, 0] if self._is_flat else values
+
+    def _mean(self, outputs: Tensor) -> np.ndarray:
+        return self._shaped(self.y_scaler_.inverse_transform(outputs.double().cpu().numpy()))
+
+    @overload
+    def predict(self, X: Any, return_std: Literal[False] = False) -> np.ndarray: ...
+
+    @overload
+    def predict(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Mean of the targets, shaped like them; with `return_std` also the standard deviation of a new observation.
+
+        The deviation is `sqrt(epistemic + noise)`; `predict_variance` gives the two apart.
+        """
+        if not return_std:
+            return self._mean(self._outputs(X))
+        prediction = self._predict(X, diagonal=True)
+        epistemic, noise = self._variances(prediction.variance, prediction.noise_variance)
+        return self._mean(prediction.mean), np.sqrt(epistemic + noise)
+
+    def predict_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Variance from not knowing the weights, and variance of the noise; each shaped like the targets."""
+        prediction = self._predict(X, diagonal=True)
+        return self._variances(prediction.variance, prediction.noise_variance)
+
+    def _variances(self, epistemic: Tensor, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+        assert noise is not None
+        squared = self._unit**2
+        both = [self._shaped(part.double().cpu().numpy() * squared) for part in (epistemic, noise)]
+        return both[0], both[1]
+
+    def sample_y(
+        self,
+        X: Any,
+        n_samples: int = 1,
+        random_state: int | np.random.RandomState | None = 0,
+        *,
+        noise: bool = True,
+    ) -> np.ndarray:
+        """Draws from the posterior, `[N, n_samples]` or `[N, outputs, n_samples]`, as Gaussian processes give them.
+
+        Args:
+            X: features.
+            n_samples: number of draws; the weights of a draw are the same for every row.
+            random_state: of the draws.
+            noise: draws of new observations; False for draws of the function itself.
+        """
+        generator = generator_from(random_state)
+        prediction = self._predict(X, keep_inputs=True, diagonal=True)
+        drawn = prediction.sample(n_samples, generator, labels=noise).double().cpu().numpy()
+        values = drawn * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
+        values = np.moveaxis(values, 0, -1)
+        return values[:, 0] if self._is_flat else values
+
+    def __sklearn_tags__(self) -> Tags:
+        """Several outputs are fine."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

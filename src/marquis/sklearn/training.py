@@ -1,0 +1,167 @@
+"""Training to the mode of the posterior: by L-BFGS on all data at once, or by Adam on mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+from marquis.priors import BoundPrior
+from marquis.sklearn.network import is_deterministic
+
+SOLVERS = ("auto", "lbfgs", "adam")
+
+SMALL = 2000
+"""Up to so many data, `solver="auto"` takes all of them in every step."""
+
+PATIENCE, SHRINK, SMALLEST = 10, 0.3, 1e-2
+"""Adam's rate shrinks after so many epochs without gain; training stops once it is this fraction of the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Negative log joint per datum: `1/N [sum_n -log p(y_n|f(x_n)) + 1/2 (theta-mu)^T Delta (theta-mu)]`.
+
+    Attributes:
+        network: trained in place.
+        x: inputs.
+        y: labels.
+        likelihood: with its present noise.
+        prior: over the network's trainable parameters.
+    """
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+    likelihood: Likelihood
+    prior: BoundPrior
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters, in the prior's order."""
+        own = dict(self.network.named_parameters())
+        return {name: own[name] for name in self.prior.layout.names}
+
+    def __call__(self, rows: Tensor | None = None) -> Tensor:
+        """The objective, from these rows of the data or from all."""
+        x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
+        data = -self.likelihood.log_prob(self.network(x), y).mean()
+        return data + 0.5 * self.prior.quadratic(self.prior.layout.flatten(self.parameters)) / len(self.x)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    Attributes:
+        solver: "lbfgs", "adam", or "auto": L-BFGS for up to 2000 data and networks without dropout or batch statistics.
+        epochs: passes over the data (iterations of L-BFGS) at most.
+        learning_rate: of Adam, at the start.
+        batch_size: of Adam.
+        tolerance: relative gain of the objective below which there is none.
+        report: called with a line of text now and then; None is silent.
+    """
+
+    solver: str
+    epochs: int
+    learning_rate: float
+    batch_size: int
+    tolerance: float
+    report: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.solver not in SOLVERS:
+            raise UnsupportedOperationError(f"solver={self.solver!r} is not known; choose one of {', '.join(SOLVERS)}.")
+        if self.epochs < 0 or self.batch_size < 1 or not self.learning_rate > 0 or not self.tolerance >= 0:
+            raise DataError(
+                f"epochs={self.epochs} must be at least 0, batch_size={self.batch_size} at least 1, "
+                f"learning_rate={self.learning_rate} positive and tol={self.tolerance} not negative."
+            )
+
+    def run(self, objective: Objective, generator: torch.Generator) -> int:
+        """Train in place; returns the number of epochs. The network is left in eval mode."""
+        if self.epochs == 0:
+            objective.network.eval()
+            return 0
+        small = len(objective.x) <= SMALL and is_deterministic(objective.network)
+        by_lbfgs = self.solver == "lbfgs" or (self.solver == "auto" and small)
+        objective.network.train()
+        try:
+            return self._lbfgs(objective) if by_lbfgs else self._adam(objective, generator)
+        finally:
+            objective.network.eval()
+
+    def _lbfgs(self, objective: Objective) -> int:
+        parameters = list(objective.parameters.values())
+        layout = objective.prior.layout
+
+        @torch.no_grad()
+        def write(flat: np.ndarray) -> None:
+            values = layout.unflatten(torch.from_numpy(flat))
+            for name, parameter in objective.parameters.items():
+                parameter.copy_(values[name])
+
+        def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            write(flat)
+            value = objective()
+            gradients = torch.autograd.grad(value, parameters)
+            found = torch.cat([g.flatten() for g in gradients]).double().cpu().numpy()
+            return _finite(float(value.detach())), found
+
+        start = layout.flatten(objective.parameters).detach().double().cpu().numpy().copy()
+        options = {"maxiter": self.epochs, "maxfun": 4 * self.epochs, "ftol": self.tolerance, "gtol": 1e-6}
+        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+        write(found.x)
+        self._say(f"L-BFGS: {found.nit} iterations, objective {found.fun:.5f}")
+        return int(found.nit)
+
+    def _adam(self, objective: Objective, generator: torch.Generator) -> int:
+        parameters = list(objective.parameters.values())
+        optimiser = torch.optim.Adam(parameters, lr=self.learning_rate)
+        best, since = float("inf"), 0
+        n = len(objective.x)
+        for epoch in range(1, self.epochs + 1):
+            order = torch.randperm(n, generator=generator).to(objective.x.device)
+            total = 0.0
+            for rows in self._splits(order):
+                optimiser.zero_grad()
+                value = objective(rows)
+                value.backward()
+                optimiser.step()
+                total += len(rows) * _finite(float(value.detach()))
+            mean = total / n
+            if epoch % 10 == 0:
+                self._say(f"Adam: epoch {epoch}, objective {mean:.5f}")
+            since = 0 if mean < best - self.tolerance * abs(best) or best == float("inf") else since + 1
+            best = min(best, mean)
+            if since >= PATIENCE:
+                since = 0
+                for group in optimiser.param_groups:
+                    group["lr"] *= SHRINK
+                if optimiser.param_groups[0]["lr"] < SMALLEST * self.learning_rate:
+                    return epoch
+        return self.epochs
+
+    def _splits(self, order: Tensor) -> list[Tensor]:
+        """Mini-batches; a single datum left over joins the one before, as batch statistics need two."""
+        parts = list(order.split(self.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        return parts
+
+    def _say(self, line: str) -> None:
+        if self.report is not None:
+            self.report(line)
+
+
+def _finite(value: float) -> float:
+    if not np.isfinite(value):
+        raise NumericalError(f"training diverged: the loss is {value}; lower lr, or check the scale of the data.")
+    return value
