@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
-    from marquis import curvature, data, errors, likelihoods, predictive, structures
+    from marquis import curvature, data, errors, likelihoods, predictive, structures, variational
     from marquis.errors import (
         DataError,
         MarquisError,
@@ -36,6 +36,7 @@ _HOMES = {
     "likelihoods": "marquis.likelihoods",
     "predictive": "marquis.predictive",
     "structures": "marquis.structures",
+    "variational": "marquis.variational",
     "DataError": "marquis.errors",
     "MarquisError": "marquis.errors",
     "MemoryBudgetError": "marquis.errors",
@@ -80,6 +81,7 @@ __all__ = [
     "load",
     "predictive",
     "structures",
+    "variational",
 ]
 
 
