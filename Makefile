@@ -44,4 +44,4 @@ build: $(STAMP)  ## wheel and source archive, into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean:  ## remove what the other commands made, .venv included
-	rm -rf $(VENV) dist build site runs .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) .venv-peers dist build site runs .pytest_cache .ruff_cache .hypothesis .benchmarks
