@@ -17,6 +17,10 @@ SIZES = ("quick", "default", "full")
 
 EXPERIMENTS = {
     "vl": ("marquis.experiments.variational", "Variational Laplace against VI and MAP on Fashion-MNIST"),
+    "toy-regression": ("marquis.experiments.toy_regression", "The tutorial's error bars in one dimension"),
+    "toy-classification": ("marquis.experiments.toy_classification", "MAP overconfident, Laplace not: two moons"),
+    "logistic": ("marquis.experiments.logistic", "Laplace against exact quadrature"),
+    "uci": ("marquis.experiments.uci", "UCI regression, standard and gap splits: linearised, sampled, MAP"),
 }
 """Name to module and summary; modules are imported when they are run."""
 

@@ -43,7 +43,9 @@ def run(
     for n in NUMBERS:
         for seed in range(DATASETS[size]):
             settings = {"n": n, "seed": seed, "grid": GRID[size]}
-            rows.append(cell(folder / "cells", f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, GRID[size])))
+            rows.append(
+                cell(folder / "cells", f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, GRID[size]))
+            )
         worst = max(abs(row["log_evidence"] - row["exact"]) for row in rows if row["n"] == n)
         say(f"N = {n}: log evidence off by at most {worst:.4f} nat")
     probit = cell(folder / "cells", "probit", {"nodes": 64}, probit_error)
@@ -171,8 +173,10 @@ def page(results: dict[str, Any]) -> list[str]:
             [n, f"{max(errors):.4f}", f"{n * max(errors):.2f}", specified, f"{inside:.3f}", f"{point_inside:.3f}"]
         )
     small = [row for row in rows if row["n"] == NUMBERS[0]]
-    far = [[name, *(f"{sum(r['diagonal'][name][i] for r in small) / count:.3f}" for i in range(len(DISTANCES)))]
-           for name in ("exact", "laplace", "map")]
+    far = [
+        [name, *(f"{sum(r['diagonal'][name][i] for r in small) / count:.3f}" for i in range(len(DISTANCES)))]
+        for name in ("exact", "laplace", "map")
+    ]
     return [
         "# Logistic regression against quadrature",
         f"Written by {command('logistic', results['size'])}. Two weights, prior precision 1, {count} data sets drawn per "
@@ -181,7 +185,8 @@ def page(results: dict[str, Any]) -> list[str]:
         "![Error of the evidence, predictions along a ray, error of the probit formula](logistic.png)",
         "## Log evidence and predictions",
         table(
-            ["N", "worst error of log Z (nat)", "times N", "methods.md 5.8", "worst error of p, Laplace", "… MAP"], lines
+            ["N", "worst error of log Z (nat)", "times N", "methods.md 5.8", "worst error of p, Laplace", "… MAP"],
+            lines,
         ),
         "The error of the log evidence falls like 1/N, as it has to (the data sets are not those of `methods.md`, so the "
         "constants differ). The columns of p compare predicted probabilities with quadrature over the square "

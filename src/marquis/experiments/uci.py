@@ -39,8 +39,8 @@ class Settings:
     standard: dict[str, int]
     gap: dict[str, int]
     hidden: int = 50
-    max_train: int | None = 1500
-    max_test: int | None = 2000
+    max_train: int | None = 1000
+    max_test: int | None = 1000
     rounds: int = 6
     iterations: int = 150
     samples: int = 100
@@ -49,8 +49,8 @@ class Settings:
 SETTINGS = {
     "quick": Settings({"energy": 1}, {"energy": 1}, 10, 200, 200, 2, 30, 20),
     "default": Settings(
-        {"boston": 4, "concrete": 4, "energy": 4, "naval": 2, "protein": 2, "wine": 2},
-        {"boston": 13, "concrete": 8, "energy": 8, "naval": 16, "protein": 9, "wine": 11},
+        {"boston": 3, "concrete": 3, "energy": 3, "naval": 2, "protein": 2, "wine": 2},
+        {"boston": 4, "concrete": 4, "energy": 8, "naval": 8, "protein": 3, "wine": 3},
     ),
     "full": Settings(STANDARD, GAPS, max_train=None, max_test=None, rounds=12, iterations=500),
 }
@@ -115,8 +115,8 @@ def run(
 
 def jobs(settings: Settings) -> list[tuple[str, str, int]]:
     """All cells; the first folds of every set come first."""
-    found = [("standard", name, fold) for name, count in settings.standard.items() for fold in range(count)]
-    found += [("gap", name, fold) for name, count in settings.gap.items() for fold in range(count)]
+    found = [("gap", name, fold) for name, count in settings.gap.items() for fold in range(count)]
+    found += [("standard", name, fold) for name, count in settings.standard.items() for fold in range(count)]
     return sorted(found, key=lambda job: job[2])
 
 
@@ -137,8 +137,12 @@ def one_fold(
 def split(name: str, kind: str, fold: int, settings: Settings, size: str, data_dir: str | Path | None) -> Fold:
     """Rows of a split, standardised; the quick size makes do with scikit-learn's diabetes."""
     try:
-        train = load(f"uci/{name}", "train", data_dir, fold=fold, kind=kind, dtype=torch.float64, download=size != "quick")
-        test = load(f"uci/{name}", "test", data_dir, fold=fold, kind=kind, dtype=torch.float64, download=size != "quick")
+        train = load(
+            f"uci/{name}", "train", data_dir, fold=fold, kind=kind, dtype=torch.float64, download=size != "quick"
+        )
+        test = load(
+            f"uci/{name}", "test", data_dir, fold=fold, kind=kind, dtype=torch.float64, download=size != "quick"
+        )
     except DataError:
         if size != "quick":
             raise

@@ -101,7 +101,9 @@ def verdict(rows: list[Row], names: list[str]) -> str:
         if own:
             differences = [row["linearised"] - row["map"] for row in own]
             holds = mean(differences) >= 0
-            within = "" if holds else (", within one standard error" if mean(differences) + error(differences) > 0 else "")
+            within = (
+                "" if holds else (", within one standard error" if mean(differences) + error(differences) > 0 else "")
+            )
             lines.append([f"{name}, standard: linearised - MAP", shown(differences), "yes" if holds else f"no{within}"])
     for kind in ("standard", "gap"):
         for name in names:
@@ -119,8 +121,13 @@ def verdict(rows: list[Row], names: list[str]) -> str:
             worst = min(row["linearised"] for row in own)
             said = "yes" if value > BOUND else "no"
             below = sum(row["linearised"] <= BOUND for row in own)
-            lines.append([f"{name}, gap: above {BOUND:g} nats", f"{value:.2f}, worst split {worst:.2f}",
-                          said + (f" ({below} of {len(own)} splits below)" if below else "")])
+            lines.append(
+                [
+                    f"{name}, gap: above {BOUND:g} nats",
+                    f"{value:.2f}, worst split {worst:.2f}",
+                    said + (f" ({below} of {len(own)} splits below)" if below else ""),
+                ]
+            )
     return table(["claim", "value", "holds"], lines)
 
 
@@ -129,9 +136,14 @@ def cuts(results: dict[str, Any]) -> str:
     settings = results["settings"]
     planned = sum(settings["standard"].values()) + sum(settings["gap"].values())
     done = len(results["rows"])
-    rows = "all rows" if settings["max_train"] is None else (
-        f"at most {settings['max_train']} training and {settings['max_test']} test rows per split (drawn at random; this "
-        "cuts naval, protein and nothing else)")
+    rows = (
+        "all rows"
+        if settings["max_train"] is None
+        else (
+            f"at most {settings['max_train']} training and {settings['max_test']} test rows per split (drawn at random; this "
+            "cuts naval, protein and nothing else)"
+        )
+    )
     seconds = sum(row["cpu_seconds"] for row in results["rows"])
     return (
         f"{done} of {planned} planned splits have run ({seconds / 60:.1f} minutes of one core): "
@@ -166,8 +178,15 @@ def draw(path: Path, rows: list[Row], names: list[str]) -> None:
                     label=label,
                 )
                 if below:
-                    axis.annotate(f"{value:.0f}", (place + shift, floor + 0.5), fontsize=6, ha="center", rotation=90,
-                                  va="bottom", color=COLOURS[method])
+                    axis.annotate(
+                        f"{value:.0f}",
+                        (place + shift, floor + 0.5),
+                        fontsize=6,
+                        ha="center",
+                        rotation=90,
+                        va="bottom",
+                        color=COLOURS[method],
+                    )
                 label = None
         axis.axhline(BOUND, color="#bbbbbb", ls=":", lw=1)
         axis.set_xticks(range(len(names)), names, fontsize=8)

@@ -1,0 +1,255 @@
+"""The page and the pictures of the experiment `toy-regression`, made from its results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from marquis.experiments.pages import BLUE, GREY, ORANGE, Picture, band, command, table, write_page
+
+
+def write_report(folder: Path, results: dict[str, Any]) -> Path:
+    """Write `toy-regression.md` and its pictures next to the results."""
+    pieces = [
+        "# Toy regression",
+        f"Written by {command('toy-regression', results['size'])} from its results: the tutorial's pictures in one "
+        "dimension. Dark bands are two standard deviations of the function, light ones of a new observation. All "
+        "networks are at a mode found by L-BFGS in double precision; predictions are linearised unless said otherwise.",
+        *structures(folder, results["structures"]),
+        *precisions(folder, results["precisions"]),
+        *regularised(folder, results["regularised"]),
+        *sizes(folder, results["sizes"]),
+        *depths(folder, results["depths"]),
+        *sampling(folder, results["sampling"]),
+        *subnetwork(folder, results["subnetwork"]),
+    ]
+    return write_page(folder / "toy-regression.md", pieces)
+
+
+def _band(axis: Any, found: dict[str, Any], data: dict[str, Any], title: str) -> None:
+    x, centre, sd = (np.array(found[key]) for key in ("x", "mean", "sd"))
+    band(axis, x, centre, sd, found["noise"])
+    axis.plot(data["x"], data["y"], ".", color="k", ms=3)
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7)
+
+
+def _at(found: dict[str, Any], x: float) -> float:
+    return float(np.interp(x, found["x"], found["sd"]))
+
+
+def structures(folder: Path, part: dict[str, Any]) -> list[str]:
+    """Three posteriors side by side."""
+    names = ("kronecker", "diagonal", "full")
+    picture = Picture(3, 3, share=True)
+    for axis, name in zip(picture.axes, names, strict=True):
+        _band(axis, part[name], part["data"], name)
+        axis.set_ylim(-4, 4)
+    picture.save(folder / "toy-regression-structures.png")
+    rows = [
+        [
+            n,
+            f"{part[n]['log_evidence']:.1f}",
+            f"{_at(part[n], 1.0):.3f}",
+            f"{_at(part[n], 0.0):.3f}",
+            f"{_at(part[n], 2.8):.2f}",
+        ]
+        for n in names
+    ]
+    return [
+        "## Kronecker, diagonal and full",
+        "One network (1-50-1, tanh), the same prior and noise (tuned with the full posterior), three structures of its "
+        "posterior.",
+        "![Kronecker, diagonal and full posterior](toy-regression-structures.png)",
+        table(["structure", "log evidence", "sd at the data (x = 1)", "between (0)", "away (2.8)"], rows),
+        "The diagonal forgets that the weights hold each other in place: it is too uncertain where there are data. "
+        "Kronecker lies in between; only the full posterior is narrow at the data and wide elsewhere.",
+    ]
+
+
+def precisions(folder: Path, part: dict[str, Any]) -> list[str]:
+    """Error bars against the prior precision."""
+    names = [
+        name
+        for name in part
+        if name not in ("data", "settings") and isinstance(part[name], dict) and "sd" in part[name]
+    ]
+    picture = Picture(len(names), 4, 2.7, share=True)
+    for axis, name in zip(picture.axes, names, strict=True):
+        _band(axis, part[name], part["data"], f"prior precision {name}")
+        axis.set_ylim(-4, 4)
+    picture.save(folder / "toy-regression-precisions.png")
+    rows = [
+        [
+            n,
+            f"{part[n]['log_evidence']:.1f}",
+            f"{part[n]['effective']:.1f}",
+            f"{_at(part[n], 1.0):.3f}",
+            f"{_at(part[n], 0.0):.3f}",
+            f"{_at(part[n], 2.8):.2f}",
+        ]
+        for n in names
+    ]
+    best = max(names, key=lambda n: part[n]["log_evidence"])
+    return [
+        "## Prior precision from 100 to 0.1",
+        "The network is trained anew with each precision; the noise is known.",
+        "![Error bars for four prior precisions](toy-regression-precisions.png)",
+        table(["precision", "log evidence", "effective parameters", "sd at x = 1", "at 0", "at 2.8"], rows),
+        f"Of these four the evidence prefers {best}.",
+    ]
+
+
+def regularised(folder: Path, part: dict[str, Any]) -> list[str]:
+    """A 1-6-1 network with and without evidence."""
+    picture = Picture(2, 2, 3.6, share=True)
+    without, found = picture.axes
+    without.plot(part["with"]["x"], part["without"], color=ORANGE)
+    without.plot(part["data"]["x"], part["data"]["y"], ".", color="k", ms=5)
+    without.set_title("without regularisation", fontsize=9)
+    _band(found, part["with"], part["data"], "prior and noise by evidence")
+    x = np.array(part["with"]["x"])
+    for axis in (without, found):
+        axis.plot(x, np.sin(np.pi * x), "--", color=GREY, lw=1)
+        axis.set_ylim(-2.2, 2.2)
+    picture.save(folder / "toy-regression-1-6-1.png")
+    keys = ("train_without", "test_without", "train_with", "test_with", "effective", "noise_sd")
+    rows = [[i, *(f"{row[key]:.3f}" for key in keys)] for i, row in enumerate(part["rows"])]
+    rows.append(["mean", *(f"{mean(row[key] for row in part['rows']):.3f}" for key in keys)])
+    better = sum(row["test_with"] < row["test_without"] for row in part["rows"])
+    return [
+        "## A 1-6-1 network with and without evidence",
+        "Fifteen points of a sine (dashed) with noise of standard deviation 0.25, 19 weights.",
+        "![Without and with Bayesian regularisation](toy-regression-1-6-1.png)",
+        table(
+            [
+                "data set",
+                "train RMSE without",
+                "test RMSE without",
+                "train RMSE with",
+                "test RMSE with",
+                "effective parameters",
+                "noise sd found",
+            ],
+            rows,
+        ),
+        f"Test errors are against the noiseless sine. Evidence is better on {better} of {len(part['rows'])} data sets.",
+    ]
+
+
+def sizes(folder: Path, part: dict[str, Any]) -> list[str]:
+    """Effective parameters against network size."""
+    rows = part["rows"]
+    picture = Picture(2, 2, 3.6)
+    left, right = picture.axes
+    widths = [row["width"] for row in rows]
+    left.plot(widths, [row["weights"] for row in rows], "--", color=GREY, label="weights")
+    left.plot(widths, [row["effective"] for row in rows], "o-", color=BLUE, label="effective parameters")
+    left.set(xscale="log", yscale="log", xlabel="hidden units")
+    left.legend(fontsize=8)
+    right.plot(widths, [row["log_evidence"] for row in rows], "o-", color=BLUE)
+    right.set(xscale="log", xlabel="hidden units", ylabel="log evidence")
+    picture.save(folder / "toy-regression-sizes.png")
+    lines = [
+        [
+            r["width"],
+            r["weights"],
+            f"{r['effective']:.1f}",
+            f"{r['log_evidence']:.1f}",
+            ", ".join(f"{value:.1f}" for value in r["all_effective"]),
+        ]
+        for r in rows
+    ]
+    return [
+        "## Effective parameters against network size",
+        "Sixty points of the noisy sine; per size the restart of the largest evidence. A network whose effective "
+        "parameters are close to its weights is too small; once it is large enough, they stop growing.",
+        "![Effective parameters and evidence](toy-regression-sizes.png)",
+        table(["hidden units", "weights", "effective", "log evidence", "effective, every restart"], lines),
+    ]
+
+
+def depths(folder: Path, part: dict[str, Any]) -> list[str]:
+    """Error bars between and away from the data."""
+    names = [name for name in part if name.startswith(("1 x", "2 x"))]
+    picture = Picture(2, 2, 3.6, share=True)
+    for axis, name in zip(picture.axes, names, strict=True):
+        _band(axis, part[name], part["data"], name)
+        axis.set_ylim(-5, 5)
+    picture.save(folder / "toy-regression-depths.png")
+    rows = [
+        [
+            n,
+            part[n]["weights"],
+            f"{part[n]['effective']:.1f}",
+            f"{part[n]['noise_sd']:.3f}",
+            *(f"{value:.3f}" for value in part[n]["regions"].values()),
+        ]
+        for n in names
+    ]
+    head = ["network", "weights", "effective", "noise sd (true 0.1)", *(f"sd {r}" for r in part[names[0]]["regions"])]
+    return [
+        "## Between and away from the data",
+        "Prior precisions per layer and noise by the evidence; standard deviations of the function.",
+        "![One tanh layer, two ReLU layers](toy-regression-depths.png)",
+        table(head, rows),
+    ]
+
+
+def sampling(folder: Path, part: dict[str, Any]) -> list[str]:
+    """Linearised functions against sampled networks."""
+    picture = Picture(2, 2, 3.6, share=True)
+    titles = {"linearised": "linearised functions", "sampled": "networks with sampled weights"}
+    for axis, (name, title) in zip(picture.axes, titles.items(), strict=True):
+        for drawn in part[name]["draws"]:
+            axis.plot(part["x"], drawn, color=BLUE, lw=0.6, alpha=0.5)
+        axis.plot(part["x"], part[name]["mean"], color=ORANGE, lw=1.8, label="average")
+        axis.plot(part["x"], part["map"], color="k", lw=1.2, ls="--", label="MAP")
+        axis.plot(part["data"]["x"], part["data"]["y"], ".", color="k", ms=3)
+        axis.set_ylim(-6, 6)
+        axis.set_title(title, fontsize=9)
+    picture.axes[0].legend(fontsize=7, loc="lower right")
+    picture.save(folder / "toy-regression-sampling.png")
+    rows = [[titles[n], f"{part[n]['rmse']:.3f}", f"{part[n]['log_likelihood']:.2f}"] for n in titles]
+    return [
+        "## Why linearise: sampled networks are off scale",
+        "The same Gaussian over the weights, used in two ways. Most of its mass is where the network itself fits "
+        "badly; the linear model, about which the Gauss-Newton matrix speaks, fits there.",
+        "![Linearised functions and sampled networks](toy-regression-sampling.png)",
+        table(["prediction", "RMSE of the average at the data", "log-likelihood of the data per point"], rows),
+    ]
+
+
+def subnetwork(folder: Path, part: dict[str, Any]) -> list[str]:
+    """How much of the in-between uncertainty a subnetwork keeps."""
+    cases = part["cases"]
+    picture = Picture(len(cases), 3, share=True)
+    for axis, (name, found) in zip(picture.axes, cases.items(), strict=True):
+        _band(axis, found, part["data"], f"{name} ({found['weights']})")
+        axis.set_ylim(-4, 4)
+    picture.save(folder / "toy-regression-subnetwork.png")
+    whole = next(iter(cases.values()))["regions"]
+    rows = [
+        [
+            name,
+            found["weights"],
+            *(f"{value:.3f}" for value in found["regions"].values()),
+            f"{found['regions']['between'] / whole['between']:.0%}",
+            f"{found['regions']['between'] / max(found['regions']['at the data'], 1e-12):.1f}",
+        ]
+        for name, found in cases.items()
+    ]
+    head = ["posterior", "weights", *(f"sd {r}" for r in whole), "between, of the full one's", "between / at the data"]
+    return [
+        "## A subnetwork keeps the in-between uncertainty",
+        "Two hidden layers of 50 ReLU units: 2600 weights and 101 biases, prior precision 1, known noise. The "
+        "subnetworks are the weights of largest variance under the diagonal posterior, with a full covariance inside, "
+        "conditioned on the rest.",
+        "![Full, subnetworks and diagonal](toy-regression-subnetwork.png)",
+        table(head, rows),
+        "A subnetwork can only be more certain than the whole; what matters is the shape: how much wider the band is "
+        "between the data than at them. The diagonal is wide, but about as wide everywhere.",
+    ]
