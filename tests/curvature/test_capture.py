@@ -75,7 +75,7 @@ def test_a_change_after_the_first_call_is_seen(change: str) -> None:
 def test_one_hook_after_another() -> None:
     """A new function may sit at the address of the old one."""
     model, x = built(Changeable()), double(3, 3)
-    for factor in range(2, 8):
+    for factor in (2, 3, 4):
         handle = model.first.register_forward_hook(lambda _, inputs, output, factor=factor: factor * output)
         assert_matches(diagonal(model, x), dense_ggn(model, x).diagonal())
         handle.remove()

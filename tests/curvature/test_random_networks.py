@@ -36,7 +36,7 @@ def assert_same_or_zero(ours: Tensor, expected: Tensor) -> None:
         assert_matches(ours, expected)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks(), st.sampled_from(LIKELIHOODS), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10**6))
 def test_every_structure_and_estimator(
     network: tuple[nn.Sequential, tuple[int, ...]], likelihood: Any, batch: int, mode: int, seed: int
