@@ -394,6 +394,16 @@ def test_posterior_is_an_ordinary_one(kind, tmp_path):
     again = Posterior.from_state_dict(posterior.state_dict())
     torch.testing.assert_close(again.precision.diagonal(), posterior.precision.diagonal(), rtol=0, atol=0)
     assert {n: t.shape for n, t in again.sample(3).items()}["0.weight"] == (3, 5, 4)
+    posterior.save(tmp_path / "posterior.safetensors")
+    loaded = mq.load(tmp_path / "posterior.safetensors", classifier())
+    x, _ = blobs(5)
+    found = mq.predictive.predict(loaded, classifier().eval(), x, "categorical")
+    torch.testing.assert_close(found.mean, method.predict(x).mean)
+    slopes = torch.func.jacrev(lambda p: torch.func.functional_call(method.network, p, (x,)))(loaded.mean)
+    expected = sum((slopes[name].square() * loaded.variance()[name]).flatten(2).sum(-1) for name in loaded.mean)
+    torch.testing.assert_close(found.variance, expected)
+    with pytest.raises(ModelMismatchError):
+        mq.load(tmp_path / "posterior.safetensors", mlp(4, 3, (5,)))
     with torch.no_grad():
         method.means[0].add_(1)
     assert not torch.equal(posterior.mean["0.weight"], method.means[0].detach())  # a value, not a view

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, batch_size, buffers_of, call, describe, parameters_of, split_batch
+from marquis.curvature.call import Model, buffers_of, call, describe, parameters_of, split_batch
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.variational.objective import Terms
@@ -178,24 +177,17 @@ class Method(nn.Module):
 
     # Passes
 
-    def _main_pass(self, x: Any) -> Tensor:
-        """The one pass of a step that counts: batch statistics, if any, are updated by it."""
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(x)):
-            raise UnsupportedOperationError(
-                f"an input of {type(self).__name__} requires a gradient, but gradients reach only the posterior's own "
-                "parameters; pass x.detach(), or make the part before it a module of the same model."
-            )
-        batch_size(x)
-        with torch.enable_grad():
-            return run(self.network, x)
-
     def _all_parameters(self, trained: Sequence[Tensor]) -> dict[str, Tensor]:
         """The network's parameters with these in the place of the trained ones."""
         return {**dict(self.network.named_parameters()), **dict(zip(self._inner, trained, strict=True))}
 
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Standard normal numbers shaped like these tensors."""
-        return [torch.randn(t.shape, dtype=t.dtype, device=t.device, generator=self.generator) for t in like]
+        """Standard normal numbers shaped like these tensors, drawn where the generator lives."""
+        g = self.generator
+        return [
+            torch.randn(t.shape, dtype=t.dtype, device=t.device if g is None else g.device, generator=g).to(t.device)
+            for t in like
+        ]
 
 
 def run(network: nn.Module, x: Any) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import UnsupportedOperationError
-from marquis.variational.base import Method
+from marquis.variational.base import Method, run
 from marquis.variational.objective import Terms, decay
 
 
@@ -31,7 +31,7 @@ class MAP(Method):
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y
         with torch.enable_grad():
-            outputs = self._main_pass(x)
+            outputs = run(self.network, x)
             self.likelihood.validate(outputs.detach(), y, mask)
             fit = self.likelihood.log_prob(outputs, y, mask).mean()
             penalty = self.tempering / self.num_data * decay(self.means, self.prior_scales)

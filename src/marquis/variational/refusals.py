@@ -73,7 +73,8 @@ def refuse_kinks(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Ma
     copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in parameters.items()}
     watch = _Watch(model)
-    with torch.random.fork_rng(), torch.enable_grad(), watch:
+    devices = {p.device for p in leaves.values() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices), torch.enable_grad(), watch:
         call(model, leaves, copies, x)
     if watch.refused:
         found = "; ".join(watch.refused)

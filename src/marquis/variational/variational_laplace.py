@@ -218,6 +218,16 @@ class VariationalLaplace(GaussianMethod):
         self.last_terms = Terms(float(term.log_likelihood), float(term.regulariser), float(penalty))
         return loss_with_gradients(value, [*means, *self.widths], [*mean_gradient, *width_gradient])
 
+    def _main_pass(self, x: Any) -> Tensor:
+        """The one pass of a step that counts: batch statistics, if any, are updated by it."""
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(x)):
+            raise UnsupportedOperationError(
+                "an input of VariationalLaplace requires a gradient, but gradients reach only the posterior's own "
+                "parameters; pass x.detach(), or make the part before it a module of the same model."
+            )
+        with torch.enable_grad():
+            return run(self.network, x)
+
     def _auxiliary_pass(self, trained: Any, x: Any) -> Tensor:
         """The network at other parameters; running statistics are updated in copies that are thrown away."""
         buffers = {name: buffer.detach().clone() for name, buffer in self.network.named_buffers()}
