@@ -45,13 +45,19 @@ class Geometry:
     @staticmethod
     def of(context: Context, step: Step, factor: Factor) -> Geometry | None:
         """The geometry, or None where the step is not a convolution of a batch of data with a batch-free kernel."""
+        if not factor.batch_first or len(factor.shape) != len(context.shapes[step.value]):
+            return None
+        return context.cached(step, "geometry", lambda: Geometry._read(context, step))
+
+    @staticmethod
+    def _read(context: Context, step: Step) -> Geometry | None:
         source, number = step.reference("input"), step.reference("weight")
         batched = context.network.batched
-        if source is None or number is None or source not in batched or number in batched or not factor.batch_first:
+        if source is None or number is None or source not in batched or number in batched:
             return None
         weight: Tensor = context.values[number]
         kernel = tuple(weight.shape[2:])
-        if len(factor.shape) != len(kernel) + 2:
+        if len(context.shapes[step.value]) != len(kernel) + 2:
             return None
         given = {name: step.argument(name, context.values) for name in ("stride", "dilation", "padding", "groups")}
         stride, dilation = (per_dimension(given[name], len(kernel)) for name in ("stride", "dilation"))
