@@ -264,7 +264,6 @@ def _draw_grid(grid: list[Row], path: Path) -> None:
                 axis.plot(*zip(*points, strict=True), **style) if points else None
             axis.set(xscale="log", xlabel="tempering β (weight of the KL)", ylabel=name)
             axis.grid(alpha=0.3)
-        axes[0].legend(frameon=False)
 
     _picture(path, 2, draw)
 
@@ -298,7 +297,6 @@ def _draw_multiplier(study: list[Row], path: Path) -> None:
             axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
             axis.minorticks_off()
             axis.grid(alpha=0.3)
-        axes[0].legend(frameon=False, fontsize=8)
 
     _picture(path, 3, draw)
 
@@ -310,5 +308,7 @@ def _picture(path: Path, columns: int, draw: Callable[[Any], None]) -> None:
 
     figure = Figure(figsize=(4.6 * columns, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    draw(figure.subplots(1, columns))
+    axes = figure.subplots(1, columns)
+    draw(axes)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
