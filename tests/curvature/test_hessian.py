@@ -229,3 +229,16 @@ def test_misuse_is_explained():
         hessian(nn.Linear(200, 51).double(), randn(2, 200), randn(2, 51), "gaussian", "full")
     with pytest.raises(UnsupportedOperationError, match="Dropout"):
         hessian(nn.Sequential(model, nn.Dropout()), x, y, "gaussian")
+
+
+def test_inference_mode_of_the_caller_changes_nothing() -> None:
+    """Autograd has to work although the caller, and the tensors it made, are under `torch.inference_mode()`."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double().eval()
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(0, 2, (5,))
+    expected = hessian(model, x, y, "categorical", "full").to_dense()
+    with torch.inference_mode():
+        found = hessian(model, x.clone(), y.clone(), "categorical", "full").to_dense()
+        products = operator(model, [(x.clone(), y.clone())], "categorical", kind="hessian").to_dense()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(products, expected, rtol=1e-10, atol=1e-12)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
+@torch.inference_mode(False)
 def hessian(
     model: Model,
     x: Any,

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, Selection, batch_size, buffers_of, call, describe, parameters_of, select
+from marquis.curvature.call import (
+    Model,
+    Selection,
+    batch_size,
+    buffers_of,
+    call,
+    describe,
+    parameters_of,
+    select,
+    without_inference,
+)
 from marquis.errors import DataError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -86,7 +96,7 @@ class FrozenNetwork:
                 return leaf
             return leaf.to(device=self.device, dtype=dtype if leaf.is_floating_point() else None)
 
-        return pytree.tree_map(move, data)
+        return without_inference(pytree.tree_map(move, data))
 
     def leaves(self) -> list[Tensor]:
         """Fresh differentiable handles on the selected parameters (no copy)."""

@@ -11,6 +11,9 @@ from marquis.curvature.factor import Factor, Window
 from marquis.curvature.roots import Written
 from marquis.errors import NumericalError
 
+LARGEST_JITTER = 1e-4
+"""Share of the mean diagonal that may be added to M to make it factorisable; rounding needs far less."""
+
 
 @dataclass(eq=False)
 class Triangular(Written):
@@ -59,26 +62,26 @@ def add_gram(gram: Tensor | None, factor: Factor, width: int) -> Tensor:
 def square_root(gram: Tensor, where: str) -> Tensor:
     """Lower triangular L with L Lᵀ = M, for positive semi-definite M that may be singular.
 
-    Rounding makes a singular M slightly indefinite; the jitter starts at the rounding error of M itself.
+    Rounding makes a singular M slightly indefinite; the jitter starts at the rounding error of M itself, and more than
+    `LARGEST_JITTER` of the mean diagonal is never added silently.
     """
     if not bool(torch.isfinite(gram).all()):
         raise NumericalError(
             f"the curvature at the output of {where} is not finite; check the network's outputs and data."
         )
-    width = gram.shape[-1]
     level = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
     tiny = torch.finfo(gram.dtype).tiny ** 0.5
-    epsilon = torch.finfo(gram.dtype).eps
     jitter = 0.0
-    for attempt in range(8):
-        lifted = gram.clone() if attempt else gram
-        if attempt:
-            jitter = epsilon * 10.0 ** (attempt - 1)
+    while jitter <= LARGEST_JITTER:
+        lifted = gram
+        if jitter:
+            lifted = gram.clone()
             lifted.diagonal(dim1=-2, dim2=-1).add_((jitter * level + tiny)[:, None])
         lower, info = torch.linalg.cholesky_ex(lifted)
         if not bool(info.any()):
             return lower
+        jitter = 10 * jitter or torch.finfo(gram.dtype).eps
     raise NumericalError(
-        f"the curvature at the output of {where} (width {width}) is not positive semi-definite even with a relative "
-        f"jitter of {jitter:.1g}; compute in float64."
+        f"the curvature at the output of {where} (width {gram.shape[-1]}) is not positive semi-definite even with a "
+        f"relative jitter of {LARGEST_JITTER:.1g}; compute in float64."
     )
