@@ -1,7 +1,7 @@
 """Small networks to a mode of their posterior, and the tutorial's loop of training and evidence updates.
 
-Full-batch L-BFGS in double precision: for a few thousand rows and weights it reaches a mode in seconds, which stochastic
-training does not, and the Laplace approximation is about a mode.
+Full-batch L-BFGS in double precision: for a few thousand rows and weights it reaches a mode in seconds, which
+stochastic training does not, and the Laplace approximation is about a mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marquis.likelihoods import Likelihood
 from marquis.priors import Prior
 from marquis.structures import Layout
 
-UPDATES = 8
+UPDATES = 5
 """Fixed-point updates of MacKay per round; the weights move between rounds, so converging in each would be wasted."""
 
 
@@ -99,7 +99,7 @@ def train_with_evidence(
     likelihood: Likelihood,
     prior: Prior,
     *,
-    structure: str = "full",
+    structure: str | None = None,
     rounds: int = 8,
     iterations: int = 200,
 ) -> Trained:
@@ -111,11 +111,12 @@ def train_with_evidence(
         y: all labels.
         likelihood: p(y|f), with the noise to start from.
         prior: with the precisions to start from.
-        structure: of the curvature.
+        structure: of the curvature; None for the exact matrix in its cheaper form (see `exact_structure`).
         rounds: of training and updating.
         iterations: of L-BFGS per round.
     """
     network = copy.deepcopy(model)
+    structure = structure or exact_structure(network, x)
     best: Trained | None = None
     history: list[Round] = []
     for _ in range(rounds):
@@ -131,6 +132,13 @@ def train_with_evidence(
             best = Trained(laplace, found.log_evidence, gamma, ())
     assert best is not None
     return replace(best, rounds=tuple(history))
+
+
+def exact_structure(model: nn.Module, x: Tensor) -> str:
+    """Either "full", or "lowrank" where data times outputs are fewer than weights: the same matrix, as columns."""
+    with torch.no_grad():
+        columns = len(x) * model(x[:1]).shape[1]
+    return "lowrank" if columns < sum(weight.numel() for weight in model.parameters()) else "full"
 
 
 def precisions_by_name(model: nn.Module, prior: Prior) -> dict[str, float]:

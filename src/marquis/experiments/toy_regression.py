@@ -6,7 +6,7 @@ Everything is drawn from seeds, small enough for a minute, and in double precisi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.experiments.cells import cell, write_json
-from marquis.experiments.evidence_loop import mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis.experiments.evidence_loop import exact_structure, mlp, precisions_by_name, to_mode, train_with_evidence
 from marquis.experiments.toy_regression_report import write_report
 from marquis.laplace import Laplace
 from marquis.likelihoods import Gaussian
@@ -33,9 +33,9 @@ class Settings:
     """How large the experiment is."""
 
     hidden: int = 50
-    rounds: int = 8
-    iterations: int = 300
-    widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    rounds: int = 6
+    iterations: int = 150
+    widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32)
     seeds: int = 5
     samples: int = 200
     draws: int = 20
@@ -150,14 +150,14 @@ def regularised(settings: Settings) -> dict[str, Any]:
     for seed in range(settings.seeds):
         x, y = noisy_sine(15, seed)
         free = mlp(1, (6,), 1, nn.Tanh, seed)
-        to_mode(free, x, y, Gaussian(1.0), dict.fromkeys(dict(free.named_parameters()), 1e-8), 20 * settings.iterations)
+        to_mode(free, x, y, Gaussian(1.0), dict.fromkeys(dict(free.named_parameters()), 1e-8), 15 * settings.iterations)
         trained = train_with_evidence(
             mlp(1, (6,), 1, nn.Tanh, seed),
             x,
             y,
             Gaussian(10.0),
             Prior(0.1),
-            rounds=2 * settings.rounds,
+            rounds=settings.rounds,
             iterations=settings.iterations,
         )
         with torch.no_grad():
@@ -193,7 +193,7 @@ def sizes(settings: Settings) -> dict[str, Any]:
                 rounds=settings.rounds,
                 iterations=settings.iterations,
             )
-            for seed in range(min(settings.seeds, 3))
+            for seed in range(min(settings.seeds, 2))
         ]
         best = max(restarts, key=lambda trained: trained.log_evidence)
         rows.append(
@@ -216,15 +216,14 @@ def depths(settings: Settings) -> dict[str, Any]:
         ("1 x tanh", (settings.hidden,), nn.Tanh),
         ("2 x ReLU", (settings.hidden, settings.hidden), nn.ReLU),
     ):
-        deep = replace(settings, rounds=min(settings.rounds, 4)) if len(hidden) > 1 else settings
         trained = train_with_evidence(
             mlp(1, hidden, 1, activation, 0),
             x,
             y,
             Gaussian(1 / NOISE**2),
             Prior(1.0, groups="layer"),
-            rounds=deep.rounds,
-            iterations=deep.iterations,
+            rounds=settings.rounds,
+            iterations=settings.iterations,
         )
         noise = float(trained.laplace.likelihood.noise_precision) ** -0.5  # pyright: ignore
         found[name] = {
@@ -299,7 +298,7 @@ def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings
     """Full Laplace at the mode for a scalar prior and the true noise."""
     likelihood, prior = Gaussian(1 / NOISE**2), Prior(precision)
     to_mode(network, x, y, likelihood, precisions_by_name(network, prior), 5 * settings.iterations)
-    return Laplace(network, likelihood, "full", prior=prior).fit([(x, y)], progress=False)
+    return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
 
 
 def points(x: Tensor, y: Tensor) -> dict[str, list[float]]:
