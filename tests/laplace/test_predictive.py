@@ -365,6 +365,7 @@ def test_a_loader_gives_what_one_batch_gives():
         close(parts.entropy, whole.entropy, 1e-12)
     with pytest.raises(UnsupportedOperationError, match="keep_inputs"):
         parts.sample(2)
+    assert (parts.mutual_information > 0).all() and parts.mutual_information.shape == (7,)
     kept = predict_loader(posterior, network, [x[:3], x[3:]], "categorical", keep_inputs=True, progress=False)
     close(kept.sample(4, seeded(2)), predict(posterior, network, x, "categorical").sample(4, seeded(2)), 1e-12)
 
@@ -391,7 +392,10 @@ def test_result_object_for_classes():
     found = predict(posterior, network, x, "categorical")
     y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
     close(found.log_prob(y), found.probs[torch.arange(7), y].log(), 1e-12)
-    assert (found.mutual_information >= 0).all() and (found.mutual_information < found.entropy).all()
+    assert (found.mutual_information > 0).all() and (found.mutual_information < found.entropy).all()
+    # Of the draws of single inputs and of whole functions alike, up to their number.
+    by_weights = predict(posterior, network, x, "categorical", diagonal=True).mutual_information
+    assert torch.allclose(found.mutual_information, by_weights, rtol=0.5)
     with pytest.raises(UnsupportedOperationError, match="quantiles"):
         found.interval()
     binary = predict(posterior, network, x, "bernoulli")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,7 +115,8 @@ def _from_moments(
             summary = summarise_linearised(runner, likelihood, samples, generator, probs=True)
             probs, entropy = summary.probs, summary.expected_entropy
         predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, probs)
-    return _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
+    found = _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
+    return replace(found, _draw_apart=moments.draw if moments.can_draw else None)
 
 
 def _from_samples(
@@ -206,7 +208,7 @@ def predict_loader(
                 x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
             generator.set_state(state)
             part = predict(posterior, model, x, likelihood, generator=generator, **options)
-            parts.append(part if keep_inputs else Prediction.join([part]))
+            parts.append(part if keep_inputs else replace(part, _draw=None))
             bar.advance()
     if not parts:
         raise DataError("the loader is empty: there is nothing to predict.")

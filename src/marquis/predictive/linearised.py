@@ -53,6 +53,10 @@ class OutputMoments:
         values, vectors = torch.linalg.eigh(self.covariance)
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
+    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """`n` draws of the outputs, as `deviations`."""
+        return self.mean + self.deviations(n, generator)
+
     def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         """`n` draws of outputs minus mean, inputs independent unless joint."""
         if self.head is not None:
@@ -75,7 +79,7 @@ def average_probabilities(
     at_once = max(1, (BUDGET if limit is None else limit) // one)
     sums = Averages()
     for start in range(0, samples, at_once):
-        drawn = moments.mean + moments.deviations(min(at_once, samples - start), generator)
+        drawn = moments.draw(min(at_once, samples - start), generator)
         sums.add(point(likelihood, drawn.flatten(0, 1)), likelihood, drawn.shape[:2])
     if sums.probs is None:
         raise UnsupportedOperationError(f"link='mc' averages probabilities, but {likelihood} gives none.")
