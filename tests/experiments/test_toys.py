@@ -13,6 +13,7 @@ from torch import nn
 
 from marquis.experiments import find, logistic, toy_classification, toy_regression, uci
 from marquis.experiments.evidence_loop import mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis.experiments.toy_data import noisy_sine, two_clusters
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
 
@@ -109,8 +110,9 @@ def test_uci_network_is_an_ordinary_one():
     network = uci.OneHiddenLayer(3, 4).double()
     first = nn.Linear(3, 4).double()
     with torch.no_grad():
-        first.weight.copy_(torch.cat([layer.weight for layer in network.inputs], 1))
-        first.bias.copy_(network.inputs[0].bias)
+        weights = dict(network.named_parameters())
+        first.weight.copy_(torch.cat([weights[f"inputs.{i}.weight"] for i in range(3)], 1))
+        first.bias.copy_(weights["inputs.0.bias"])
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(network(x), network.output(torch.tanh(first(x))))
 
@@ -123,7 +125,7 @@ def test_uci_jobs_are_all_there_once():
 
 
 def test_to_mode_solves_ridge_regression():
-    x, y = toy_regression.two_clusters(5)
+    x, y = two_clusters(5)
     network = nn.Linear(1, 1, bias=False).double()
     gradient = to_mode(network, x, y, Gaussian(4.0), {"weight": 2.0})
     expected = 4 * (x * y).sum() / (4 * x.square().sum() + 2)
@@ -132,7 +134,7 @@ def test_to_mode_solves_ridge_regression():
 
 
 def test_loop_keeps_the_round_of_largest_evidence_and_leaves_the_network_alone():
-    x, y = toy_regression.noisy_sine(20, 0)
+    x, y = noisy_sine(20, 0)
     network = mlp(1, (4,), 1, nn.Tanh, 0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     trained = train_with_evidence(network, x, y, Gaussian(10.0), Prior(0.5, groups="layer"), rounds=4, iterations=40)

@@ -192,9 +192,9 @@ def page(results: dict[str, Any]) -> list[str]:
             ["N", "worst error of log Z (nat)", "times N", "methods.md 5.8", "worst error of p, Laplace", "… MAP"],
             lines,
         ),
-        "From 50 data on the error of the log evidence falls like 1/N, as it has to (the data sets are not those of `methods.md`, so "
-        "the constants differ). The columns of p compare predicted probabilities with quadrature over the square "
-        "[-3, 3]², for the linearised predictive with the probit formula and for MAP.",
+        "From 50 data on the error of the log evidence falls like 1/N, as it has to (the data sets are not those of "
+        "`methods.md`, so the constants differ). The columns of p compare predicted probabilities with quadrature over "
+        "the square [-3, 3]², for the linearised predictive with the probit formula and for MAP.",
         f"The probit formula alone is off by at most {results['probit']['largest']:.4f} over means in [-6, 6] and "
         "variances in [0, 50] (`methods.md` 4.4: 0.0131).",
         "## Far from the data",

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from marquis.experiments.cells import cell, write_json
 from marquis.experiments.evidence_loop import exact_structure, mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis.experiments.toy_data import NOISE, line, noisy_sine, two_clusters
 from marquis.experiments.toy_regression_report import write_report
 from marquis.laplace import Laplace
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
 from marquis.subnetwork import Subnetwork
 
-NOISE = 0.1
 STRUCTURES = ("full", "kronecker", "diagonal")
 PRECISIONS = (100.0, 10.0, 1.0, 0.1)
 SHARES = (0.5, 0.03, 0.01)
@@ -71,35 +71,6 @@ def run(
         say(f"{name}: done")
     write_json(folder / "results.json", results)
     return write_report(folder, results)
-
-
-# --- data --------------------------------------------------------------------------------------------------
-
-
-def two_clusters(per_cluster: int = 40) -> tuple[Tensor, Tensor]:
-    """Inputs in [-1.5, -0.5] and [0.5, 1.5], a smooth function and noise of standard deviation 0.1."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(2 * per_cluster, 1, generator=generator, dtype=torch.float64) + 0.5
-    x[:per_cluster] -= 2.0
-    y = target(x) + NOISE * torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x, y
-
-
-def target(x: Tensor) -> Tensor:
-    """The function behind the clusters."""
-    return torch.sin(3 * x) + 0.3 * x
-
-
-def noisy_sine(n: int, seed: int, noise: float = 0.25) -> tuple[Tensor, Tensor]:
-    """A period of a sine at `n` random places."""
-    generator = torch.Generator().manual_seed(seed)
-    x = 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64) - 1
-    return x, torch.sin(torch.pi * x) + noise * torch.randn(x.shape, generator=generator, dtype=torch.float64)
-
-
-def line(low: float, high: float, points: int = 121) -> Tensor:
-    """Inputs to draw at."""
-    return torch.linspace(low, high, points, dtype=torch.float64).unsqueeze(1)
 
 
 # --- parts -------------------------------------------------------------------------------------------------
@@ -160,11 +131,13 @@ def regularised(settings: Settings) -> dict[str, Any]:
             rounds=settings.rounds,
             iterations=settings.iterations,
         )
+        tuned = trained.laplace.model
+        assert isinstance(tuned, nn.Module)
         with torch.no_grad():
-            outputs = {"without": free(test), "with": trained.laplace.model(test)}  # pyright: ignore
+            outputs = {"without": free(test), "with": tuned(test)}
             errors = {
                 f"train_{name}": float((model(x) - y).square().mean().sqrt())
-                for name, model in (("without", free), ("with", trained.laplace.model))
+                for name, model in (("without", free), ("with", tuned))
             }
         errors |= {f"test_{name}": float((f - truth).square().mean().sqrt()) for name, f in outputs.items()}
         noise = trained.laplace.likelihood.noise_precision  # pyright: ignore[reportAttributeAccessIssue]
