@@ -16,6 +16,20 @@ METHODS = {
     "sampled_gaussian": "sampled, one Gaussian",
 }
 COLOURS = {"map": GREY, "linearised": BLUE, "sampled": ORANGE}
+VARIANTS = [
+    ("energy 0", "tanh, one precision", 595, -7.86),
+    ("energy 0", "tanh, per layer", 597, -8.15),
+    ("energy 0", "tanh, per tensor", 598, -7.81),
+    ("energy 0", "tanh, per input", 603, -9.17),
+    ("energy 0", "ReLU, one precision", 429, -22.74),
+    ("energy 0", "ReLU, per layer", 455, -15.75),
+    ("energy 0", "ReLU, per tensor", 462, -18.57),
+    ("energy 2", "tanh, one precision", 668, -18.29),
+    ("energy 2", "tanh, per layer", 678, -21.26),
+    ("energy 2", "tanh, per input", 781, -9.55),
+    ("energy 2", "ReLU, per layer", 548, -23.71),
+]
+"""Tried before the design was fixed (8 rounds, one seed): gap split, variant, log evidence, linearised test score."""
 BOUND = -5.0
 """Nats that the linearised prediction should stay above on every gap set."""
 
@@ -29,7 +43,8 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "# UCI regression: standard and gap splits",
         f"Written by {command('uci', results['size'])} from its results. One hidden layer of "
         f"{results['settings']['hidden']} tanh units, full Gauss-Newton posterior; prior precisions (one per input, "
-        "bias and output layer) and noise by the evidence alone: no validation data, nothing chosen per set. Numbers "
+        "bias and output layer) and noise by the evidence alone, without validation data, and the same design for every set "
+        "(how it was chosen: see below). Numbers "
         "are mean test log-likelihoods per row in nats, in the labels' own units, ± the standard error over splits; "
         "higher is better. *MAP* is the same network with the same tuned noise and no other uncertainty; *sampled* the "
         f"mixture of {results['settings']['samples']} networks with weights drawn from the posterior; *one Gaussian* "
@@ -46,6 +61,14 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         gap_table(rows),
         "## What came out",
         verdict(rows, names),
+        "## How the design was chosen",
+        "The activation and the grouping of the prior were chosen once, by hand, after the trials below on two gap "
+        "splits of energy. The choice is the one of largest evidence on both, but the test scores were in sight, so the "
+        "numbers for energy's gaps 0 and 2 are not blind (nor 1, which is nearly the same split as 0). On gap 0 the "
+        "evidence separates the tanh variants by a few nats only, and the one it prefers has the worst test score of "
+        "them. A per-layer tanh network had been looked at on all of energy's gaps, and tanh and ReLU on a few of "
+        "naval's. Rounds and rows were reduced afterwards for time alone.",
+        table(["gap", "variant", "log evidence", "linearised, test"], [list(row) for row in VARIANTS]),
         "## What was cut",
         cuts(results),
     ]
