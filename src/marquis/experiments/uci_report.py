@@ -43,12 +43,12 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "# UCI regression: standard and gap splits",
         f"Written by {command('uci', results['size'])} from its results. One hidden layer of "
         f"{results['settings']['hidden']} tanh units, full Gauss-Newton posterior; prior precisions (one per input, "
-        "bias and output layer) and noise by the evidence alone, without validation data, and the same design for every set "
-        "(how it was chosen: see below). Numbers "
-        "are mean test log-likelihoods per row in nats, in the labels' own units, ± the standard error over splits; "
-        "higher is better. *MAP* is the same network with the same tuned noise and no other uncertainty; *sampled* the "
-        f"mixture of {results['settings']['samples']} networks with weights drawn from the posterior; *one Gaussian* "
-        "has that mixture's mean and variance, which is kinder to it.",
+        "bias and output layer) and noise by the evidence alone, without validation data, and the same design for "
+        "every set (how it was chosen: see below). Numbers are mean test log-likelihoods per row in nats, in the "
+        "labels' own units, ± the standard error over splits; higher is better. *MAP* is the same network with the "
+        "same tuned noise and no other uncertainty; *sampled* the mixture of "
+        f"{results['settings']['samples']} networks with weights drawn from the posterior; *one Gaussian* has that "
+        "mixture's mean and variance, which is kinder to it where the networks disagree.",
         "![Test log-likelihoods](uci.png)",
         "## Standard splits",
         scores_table(rows, "standard", names),
@@ -63,10 +63,10 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         verdict(rows, names),
         "## How the design was chosen",
         "The activation and the grouping of the prior were chosen once, by hand, after the trials below on two gap "
-        "splits of energy. The choice is the one of largest evidence on both, but the test scores were in sight, so the "
-        "numbers for energy's gaps 0 and 2 are not blind (nor 1, which is nearly the same split as 0). On gap 0 the "
-        "evidence separates the tanh variants by a few nats only, and the one it prefers has the worst test score of "
-        "them. A per-layer tanh network had been looked at on all of energy's gaps, and tanh and ReLU on a few of "
+        "splits of energy. The choice is the one of largest evidence on both, but the test scores were in sight, so "
+        "the numbers for energy's gaps 0 and 2 are not blind (nor 1, which is nearly the same split as 0). On gap 0 "
+        "the evidence separates the tanh variants by a few nats only, and the one it prefers has the worst test score "
+        "of them. A per-layer tanh network had been looked at on all of energy's gaps, and tanh and ReLU on a few of "
         "naval's. Rounds and rows were reduced afterwards for time alone.",
         table(["gap", "variant", "log evidence", "linearised, test"], [list(row) for row in VARIANTS]),
         "## What was cut",
