@@ -14,20 +14,13 @@ from marquis.curvature.call import Model, describe
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.evidence.problem import EvidenceProblem, Statistics, noise_precision
 from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
-from marquis.laplace.fitting import Fitted, MaskOf, fit
-from marquis.laplace.saving import (
-    describe_model,
-    pack_fitted,
-    pack_likelihood,
-    require_model,
-    unpack_fitted,
-    unpack_likelihood,
-)
+from marquis.laplace.fitting import Fitted, fit
+from marquis.laplace.loading import MaskOf
+from marquis.laplace.saving import describe_model, pack_fitted, pack_likelihood
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.persistence import load_tensors, save_tensors
+from marquis.persistence import save_tensors
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict, predict_loader
-from marquis.predictive.function import require_fit
 from marquis.predictive.score import ValidationScore
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import STRUCTURES, Structure
@@ -116,6 +109,7 @@ class Laplace:
             self.estimator,
             self.parameters,
             self._given_prior,
+            temperature=self.temperature,
             params=self._params,
             mask_of=mask_of,
             progress=progress,
@@ -275,6 +269,22 @@ class Laplace:
 
     # --- saving ------------------------------------------------------------------------------------------
 
+    @classmethod
+    def from_fitted(
+        cls,
+        model: Model,
+        likelihood: Likelihood,
+        fitted: Fitted,
+        *,
+        temperature: float = 1.0,
+        noise_tuned: bool = False,
+        params: Mapping[str, Tensor] | None = None,
+    ) -> Laplace:
+        """A Laplace approximation from what an earlier pass over the data left, for instance from a file."""
+        made = cls(model, likelihood, fitted.structure, fitted.estimator, temperature=temperature, params=params)
+        made._fitted, made._noise_tuned = fitted, noise_tuned
+        return made
+
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, atomically; `marquis.load(path, model)` reads it."""
         header, tensors = pack_fitted(self.fitted)
@@ -296,39 +306,3 @@ class Laplace:
         weights = f"{self.posterior.num_random} weights"
         inside = f"{self.likelihood}, {self.fitted.structure}, {self.fitted.estimator}"
         return f"Laplace({describe(self.model)}, {inside}; {weights}{seen}, {self.prior!r})"
-
-
-def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = None) -> Any:
-    """Read what `Laplace.save` or `Posterior.save` wrote; runs no code from the file.
-
-    Args:
-        path: the file.
-        model: the network it belongs to; its other weights and buffers have to be the same as when saved.
-        likelihood: needed only for a likelihood of the user's own.
-
-    Returns:
-        A `Laplace`, or a `Posterior` if that was saved.
-
-    Raises:
-        DataError: no such file, truncated, corrupt, or something else.
-        ModelMismatchError: the model's parameters differ in name or shape, or its other weights in value.
-    """
-    kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
-    if kind == "posterior":
-        posterior = Posterior.from_state_dict(tensors)
-        require_fit(posterior, model)
-        return posterior
-    fitted = unpack_fitted(header, tensors)
-    try:
-        require_model(model, header["model"], fitted.mean)
-        known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
-        loaded = Laplace(model, known, fitted.structure, fitted.estimator, temperature=float(header["temperature"]))
-        loaded._noise_tuned = bool(header["noise_tuned"])
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, MarquisError):
-            raise
-        raise DataError(f"{path} is not a complete Laplace approximation ({error!r}): corrupt?") from error
-    device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
-    loaded._fitted = fitted if device is None else fitted.to(device)
-    loaded._params = None if isinstance(model, torch.nn.Module) else fitted.mean
-    return loaded

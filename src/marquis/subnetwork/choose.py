@@ -79,6 +79,7 @@ class Subnetwork:
         likelihood: Likelihood | None = None,
         prior: BoundPrior | None = None,
         generator: torch.Generator | None = None,
+        temperature: float = 1.0,
         **options: Any,
     ) -> Chosen:
         """Rank the weights and keep the best.
@@ -91,13 +92,16 @@ class Subnetwork:
             likelihood: p(y|f), for the same.
             prior: over `layout`, for "variance".
             generator: for "random", and for the dropout of "swag".
+            temperature: T, for "variance".
             options: passed to `accumulate` for "variance".
         """
         tensors = parameters_of(model, params)
         if not isinstance(self.by, Tensor) and not (isinstance(self.by, str) and self.by in SCORES):
             names = select({name: tensors[name] for name in layout.names}, self.by)
             return Chosen.of(layout, torch.cat([torch.arange(layout.total)[layout.slice(name)] for name in names]))
-        scores = self._scores(model, layout, tensors, params, loader, likelihood, prior, generator, options)
+        scores = self._scores(
+            model, layout, tensors, params, loader, likelihood, prior, generator, temperature, options
+        )
         layout.check_finite(scores, "subnetwork scores")
         assert self.size is not None
         count = round(self.size * layout.total) if isinstance(self.size, float) and self.size < 1 else int(self.size)
@@ -116,6 +120,7 @@ class Subnetwork:
         likelihood: Likelihood | None,
         prior: BoundPrior | None,
         generator: torch.Generator | None,
+        temperature: float,
         options: Mapping[str, Any],
     ) -> Tensor:
         if isinstance(self.by, Tensor):
@@ -138,7 +143,7 @@ class Subnetwork:
         curvature = accumulate(
             model, loader, likelihood, "diagonal", params=params, parameters=names, generator=generator, **options
         )
-        return prior.add_to(curvature).inverse_diagonal()
+        return prior.add_to(curvature / temperature).inverse_diagonal()
 
 
 @dataclass(frozen=True, eq=False)

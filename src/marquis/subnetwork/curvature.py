@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.call import Model, batch_size, parameters_of, split_batch
 from marquis.curvature.ggn import ggn
+from marquis.curvature.processes import group_is_up
 from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
@@ -36,6 +37,7 @@ def subcurvature(
     memory_limit: int | None = None,
     progress: bool = True,
     mask_of: Callable[[Any], Tensor] | None = None,
+    **unsupported: Any,
 ) -> Structure:
     """`H_ss`, summed over a loader, for the chosen weights s (methods.md 2.9).
 
@@ -55,9 +57,16 @@ def subcurvature(
         memory_limit: bytes for temporaries.
         progress: show a bar.
         mask_of: refused: masks are not supported here.
+        unsupported: options of `accumulate` that mean nothing here; refused by name.
     """
+    if unsupported:
+        raise UnsupportedOperationError(f"{sorted(unsupported)} are not supported for a subnetwork.")
     if mask_of is not None:
         raise UnsupportedOperationError("masks are not supported for a subnetwork; use parameters='all' or names.")
+    if structure != "diagonal" and group_is_up():
+        raise UnsupportedOperationError(
+            "a subnetwork's curvature is not summed over processes; fit it in one process, or use structure='diagonal'."
+        )
     names = list(chosen.layout.names)
     if structure == "diagonal":
         whole = accumulate(
