@@ -6,6 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from marquis.likelihoods import Likelihood
 from marquis.predictive import Prediction
 from marquis.priors import BoundPrior, Prior
 from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
-from marquis.sklearn.training import Objective, Training
+from marquis.sklearn.training import SMALL, Objective, Training
 from marquis.structures import Layout
 
 ROWS = 512
@@ -32,7 +33,21 @@ ROWS = 512
 WORTHWHILE = 0.5
 """Gain of the log evidence in nats below which another round is not worth it: a Bayes factor of 1.6."""
 
+STARTS = (1.0, 0.01)
+"""Where the default prior starts, in units of a layer's number of inputs. From the first, the evidence finds simple
+functions, but small data may look like noise to it; from the second it finds intricate ones, but may overfit before
+the first tuning and take many rounds to get away from that. The evidence says which was right."""
+
 FLOATS = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A network with its posterior: what one round of training and tuning gave."""
+
+    log_evidence: float
+    laplace: Laplace
+    state: dict[str, Tensor]
 
 
 class Batches:
@@ -78,7 +93,7 @@ class LaplaceEstimator(BaseEstimator):
         parameters: Any = "all",
         prior: float | Prior | None = None,
         tune: bool | str = True,
-        rounds: int = 3,
+        rounds: int = 5,
         scale: bool = True,
         dtype: str = "float64",
         device: str = "cpu",
@@ -132,60 +147,81 @@ class LaplaceEstimator(BaseEstimator):
     def _train(
         self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
     ) -> None:
-        """Alternate training at the present prior and noise with tuning both by the evidence (MacKay 1992)."""
+        """Train from every start and keep the round of the largest evidence."""
         training = Training(
             self.solver, self.epochs, self.lr, self.batch_size, self.tol, print if self.verbose else None
         )
-        method = "evidence" if self.tune is True else self.tune
         given = self._prior()
         bound = given.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
-        bound = self._start(bound)
         data = Batches(x, y)
-        best: tuple[float, Laplace, dict[str, Tensor]] | None = None
+        starts = STARTS if self.prior is None and rounds > 1 and len(x) <= SMALL else STARTS[:1]
+        initial, best = copy.deepcopy(network.state_dict()), None
         self.n_iter_ = 0
+        for factor in starts:
+            network.load_state_dict(initial)
+            objective = Objective(network, x, y, likelihood, self._start(bound, factor))
+            rival = -math.inf if best is None else best.log_evidence
+            found = self._alternate(objective, training, data, given, factor, rounds, generator, rival)
+            best = found if best is None or found.log_evidence > best.log_evidence else best
+        assert best is not None
+        self.log_evidence_, self.laplace_ = best.log_evidence, best.laplace
+        network.load_state_dict(best.state)
+        data.release()
+
+    def _alternate(
+        self,
+        objective: Objective,
+        training: Training,
+        data: Batches,
+        given: Prior,
+        factor: float,
+        rounds: int,
+        generator: torch.Generator,
+        rival: float,
+    ) -> Round:
+        """Training at the present prior and noise, then tuning of both, while the evidence grows (MacKay 1992).
+
+        Stops early, too, where the remaining rounds at the present pace would not reach the evidence of a `rival`.
+        """
+        method = "evidence" if self.tune is True else self.tune
+        network, best = objective.network, None
         for number in range(1, rounds + 1):
-            self.n_iter_ += training.run(Objective(network, x, y, likelihood, bound), generator)
+            self.n_iter_ += training.run(objective, generator)
             laplace = Laplace(
-                network, likelihood, self.structure, self.estimator, parameters=self.parameters, prior=given
+                network, objective.likelihood, self.structure, self.estimator, parameters=self.parameters, prior=given
             )
             laplace.fit(data, generator=generator, progress=self.verbose > 1)
-            covers_all = laplace.prior.layout.names == bound.layout.names and laplace.fitted.index is None
+            covers_all = laplace.fitted.index is None and laplace.fitted.layout.names == objective.prior.layout.names
             assert isinstance(laplace.prior, BoundPrior)
-            laplace.update(prior=bound if covers_all else self._start(laplace.prior))
+            laplace.update(prior=objective.prior if covers_all else self._start(laplace.prior, factor))
             if method:
                 tuned = laplace.tune(str(method))
-                likelihood = laplace.likelihood
-                bound = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else bound
+                prior = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else objective.prior
+                objective = replace(objective, likelihood=laplace.likelihood, prior=prior)
                 if self.verbose:
                     print(f"round {number}: {tuned}")
             evidence = float(laplace.log_evidence())
-            gain = float("inf") if best is None else evidence - best[0]
+            gain = math.inf if best is None else evidence - best.log_evidence
             if best is None or gain > 0:
-                best = evidence, laplace, copy.deepcopy(network.state_dict())
-            if gain < WORTHWHILE:
+                best = Round(evidence, laplace, copy.deepcopy(network.state_dict()))
+            if gain < WORTHWHILE or best.log_evidence + gain * (rounds - number) < rival:
                 break
         assert best is not None
-        self.log_evidence_, self.laplace_, state = best
-        network.load_state_dict(state)
-        data.release()
+        return best
 
     def _prior(self) -> Prior:
         if isinstance(self.prior, Prior):
             return self.prior
         return Prior(1.0 if self.prior is None else float(self.prior), groups="layer")
 
-    def _start(self, bound: BoundPrior) -> BoundPrior:
-        """The given prior; by default as many as a layer has inputs, so that its outputs are of the order of them.
-
-        From there the evidence finds simple functions first; from a flat prior small data sets are overfitted before
-        the first tuning, and it takes many rounds to get away from that.
-        """
+    def _start(self, bound: BoundPrior, factor: float) -> BoundPrior:
+        """The given prior; by default as many as a layer has inputs, so that its outputs are of the order of them."""
         if self.prior is not None:
             return bound
         precision, offset = bound.precision.clone(), 0
         for name, shape in bound.layout.items:
             if len(shape) > 1:
-                precision[bound.index[offset]] = float(math.prod(shape[1:]))
+                precision[bound.index[offset]] = factor * math.prod(shape[1:])
             offset += bound.layout.sizes[name]
         return bound.with_precision(precision)
 

@@ -82,7 +82,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         parameters: Any = "all",
         prior: float | Prior | None = None,
         tune: bool | str = True,
-        rounds: int = 3,
+        rounds: int = 5,
         scale: bool = True,
         dtype: str = "float64",
         device: str = "cpu",

@@ -116,7 +116,7 @@ class Training:
             return _finite(float(value.detach())), found
 
         start = layout.flatten(objective.parameters).detach().double().cpu().numpy().copy()
-        options = {"maxiter": self.epochs, "maxfun": 4 * self.epochs, "ftol": self.tolerance, "gtol": 1e-6}
+        options = {"maxiter": self.epochs, "maxfun": 4 * self.epochs, "ftol": self.tolerance, "gtol": 1e-8}
         found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
         write(found.x)
         self._say(f"L-BFGS: {found.nit} iterations, objective {found.fun:.5f}")

@@ -1,0 +1,185 @@
+"""`LaplaceRegressor`: an exact oracle, its units, its shapes, its refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes
+from torch import nn
+
+import marquis as mq
+from marquis.sklearn import LaplaceRegressor
+
+
+def toy(outputs: int | None = None, n: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(0)
+    X = random.uniform(-2, 2, (n, 1)) * 3 + 10
+    columns = [np.sin(X[:, 0] - 10) * 5 * (i + 1) + 100 + 0.3 * random.randn(n) for i in range(outputs or 1)]
+    return X, columns[0] if outputs is None else np.stack(columns, 1)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> LaplaceRegressor:
+    X, y = toy()
+    return LaplaceRegressor(hidden_sizes=(20,), random_state=0).fit(X, y)
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_linear_model_is_bayesian_linear_regression(outputs):
+    # No hidden layer, nothing tuned: mean and variance have a closed form, here written in the targets' own units.
+    random = np.random.RandomState(1)
+    X = random.randn(30, 3) * [1.0, 10.0, 0.1] + 5
+    y = X @ random.randn(3, 2) * 7 + random.randn(30, 2) + 50
+    y = y[:, 0] if outputs is None else y
+    new = random.randn(6, 3) + 5
+    model = LaplaceRegressor(hidden_sizes=(), structure="full", tune=False, prior=2.0, tol=0.0, epochs=1000)
+    mean, std = model.fit(X, y).predict(new, return_std=True)
+
+    centre, spread = X.mean(0), X.std(0)
+    design = np.column_stack([(X - centre) / spread, np.ones(30)])
+    precision = design.T @ design + 2.0 * np.eye(4)
+    targets = y.reshape(30, -1)
+    unit = targets.std(0)
+    weights = np.linalg.solve(precision, design.T @ ((targets - targets.mean(0)) / unit))
+    at = np.column_stack([(new - centre) / spread, np.ones(6)])
+    expected = at @ weights * unit + targets.mean(0)
+    variance = np.einsum("ni,ij,nj->n", at, np.linalg.inv(precision), at)[:, None] * unit**2
+    np.testing.assert_allclose(mean.reshape(6, -1), expected, rtol=1e-6)
+    np.testing.assert_allclose(std.reshape(6, -1), np.sqrt(variance + unit**2), rtol=1e-8)
+    epistemic, noise = model.predict_variance(new)
+    np.testing.assert_allclose(epistemic.reshape(6, -1), variance, rtol=1e-8)
+    np.testing.assert_allclose(noise.reshape(6, -1), np.broadcast_to(unit**2, variance.shape), rtol=1e-8)
+
+
+@pytest.mark.parametrize("outputs", [None, 1, 3])
+def test_shapes_follow_the_targets(outputs):
+    X, y = toy(outputs)
+    model = LaplaceRegressor(hidden_sizes=(5,), rounds=1, random_state=0).fit(X, y)
+    mean, std = model.predict(X[:7], return_std=True)
+    epistemic, noise = model.predict_variance(X[:7])
+    for part in (mean, std, epistemic, noise):
+        assert part.shape == y[:7].shape
+    np.testing.assert_array_equal(mean, model.predict(X[:7], return_std=True)[0])
+    np.testing.assert_allclose(mean, model.predict(X[:7]), rtol=1e-12)
+    np.testing.assert_allclose(std, np.sqrt(epistemic + noise), rtol=1e-12)
+    assert model.sample_y(X[:7], 4).shape == (*y[:7].shape, 4)
+
+
+def test_error_bars_grow_away_from_the_data(fitted):
+    X, _ = toy()
+    distances = np.array([1.0, 3.0, 6.0, 10.0])
+    for outside in (X.max() + distances, X.min() - distances):
+        epistemic = fitted.predict_variance(outside[:, None])[0]
+        assert (np.diff(epistemic) > 0).all()
+        assert epistemic[0] > fitted.predict_variance(X)[0].mean()
+        assert epistemic[-1] > 30 * fitted.predict_variance(X)[0].mean()
+    # Nothing was seen between 5.7 and 7.2: less is known there than on either side, though within the data.
+    before, gap, after = fitted.predict_variance(np.array([[5.2], [6.5], [9.5]]))[0]
+    assert gap > before and gap > after
+
+
+def test_noise_is_found_in_the_units_of_the_targets(fitted):
+    X, y = toy()
+    noise = fitted.predict_variance(X[:1])[1]
+    assert 0.2 < np.sqrt(noise[0]) < 0.45  # 0.3 was added
+    other = clone(fitted).fit(X, 1000 * y)
+    mean, std = fitted.predict(X, return_std=True)
+    mean_1000, std_1000 = other.predict(X, return_std=True)
+    np.testing.assert_allclose(mean_1000, 1000 * mean, rtol=1e-6)
+    np.testing.assert_allclose(std_1000, 1000 * std, rtol=1e-4)
+
+
+def test_tuning_beats_the_untuned_noise():
+    X, y = toy()
+    settings = {"hidden_sizes": (20,), "random_state": 0}
+    tuned, untuned = (LaplaceRegressor(tune=tune, **settings).fit(X, y) for tune in (True, False))
+    assert tuned.log_evidence_ > untuned.log_evidence_ + 10
+    assert tuned.laplace_.check is not None and tuned.check(X, y).noise_is_tuned
+    assert not untuned.check(X, y).noise_is_tuned
+
+
+def test_draws(fitted):
+    X, _ = toy()
+    first = fitted.sample_y(X, 3, random_state=1)
+    np.testing.assert_array_equal(first, fitted.sample_y(X, 3, random_state=1))
+    assert not np.array_equal(first, fitted.sample_y(X, 3, random_state=2))
+    functions = fitted.sample_y(X, 400, noise=False)
+    assert np.abs(functions - fitted.predict(X)[:, None]).max() < np.abs(first - fitted.predict(X)[:, None]).max() * 10
+    # The same weights at every row: functions are smooth, so neighbours move together.
+    close = fitted.sample_y(np.array([[10.0], [10.0]]), 5, noise=False)
+    np.testing.assert_allclose(close[0], close[1], rtol=1e-10)
+    apart = fitted.sample_y(np.array([[10.0], [10.0]]), 5, noise=True)
+    assert not np.allclose(apart[0], apart[1], rtol=1e-4)
+
+
+def test_draws_are_those_of_the_posterior(fitted):
+    X, _ = toy()
+    x = fitted._inputs(X)
+    seed = int(np.random.RandomState(3).randint(np.iinfo(np.int32).max))
+    deviations = fitted.laplace_.sample(2, torch.Generator().manual_seed(seed))
+    names = list(deviations)
+
+    def outputs(*values):
+        return torch.func.functional_call(fitted.module_, dict(zip(names, values, strict=True)), (x,))
+
+    mean = tuple(fitted.laplace_.posterior.mean[name] for name in names)
+    moves = tuple(deviations[name][1] - at for name, at in zip(names, mean, strict=True))
+    value, moved = torch.func.jvp(outputs, mean, moves)
+    expected = (value + moved).detach().numpy()[:, 0] * fitted.y_scaler_.scale_ + fitted.y_scaler_.mean_
+    drawn = fitted.sample_y(X, 2, random_state=3, noise=False)
+    np.testing.assert_allclose(drawn[:, 1], expected, rtol=1e-10)
+
+
+def test_a_trained_network_as_it_is():
+    torch.manual_seed(0)
+    X, y = toy()
+    network = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)).double().eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = LaplaceRegressor(network, epochs=0, scale=False, prior=1.0).fit(X, y)
+    x, t = torch.tensor(X), torch.tensor(y)[:, None]
+    laplace = mq.Laplace(network, "gaussian", prior=mq.Prior(1.0, "layer")).fit([(x, t)], progress=False)
+    laplace.tune()
+    expected = laplace.predict(x)
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, expected.mean[:, 0].numpy(), rtol=1e-10)
+    np.testing.assert_allclose(std, expected.std[:, 0].numpy(), rtol=1e-8)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_diabetes_intervals_hold_what_they_promise():
+    X, y = load_diabetes(return_X_y=True)
+    model = LaplaceRegressor(random_state=0).fit(X[:330], y[:330])
+    mean, std = model.predict(X[330:], return_std=True)
+    assert 0.90 < np.mean(np.abs(y[330:] - mean) < 1.96 * std) < 0.99
+    assert model.score(X[330:], y[330:]) > 0.4
+
+
+def test_refusals():
+    X, y = toy(2)
+    with pytest.raises(mq.DataError, match="1 outputs, the targets 2"):
+        LaplaceRegressor(nn.Linear(1, 1)).fit(X, y)
+    with pytest.raises(mq.DataError, match=r"expected \[2, outputs\]"):
+        LaplaceRegressor(nn.Sequential(nn.Linear(1, 1), nn.Flatten(0))).fit(X, y)
+    with pytest.raises(mq.DataError, match="has to give a"):
+        LaplaceRegressor(lambda inputs, outputs: "network").fit(X, y)
+    with pytest.raises(mq.DataError, match="module= is a str"):
+        LaplaceRegressor("network").fit(X, y)
+    with pytest.raises(mq.DataError, match="nothing to be uncertain about"):
+        LaplaceRegressor(nn.Identity()).fit(X, y)
+    for settings, message in [
+        ({"activation": "swish"}, "activation='swish'"),
+        ({"solver": "sgd"}, "solver='sgd'"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"tune": "grid"}, "tune='grid'"),
+        ({"structure": "blocks"}, "structure='blocks'"),
+        ({"hidden_sizes": (0,)}, "hidden_sizes"),
+    ]:
+        with pytest.raises(mq.MarquisError, match=message):
+            LaplaceRegressor(**settings).fit(X, y)
+    fitted = LaplaceRegressor(hidden_sizes=(3,), rounds=1).fit(X, y)
+    with pytest.raises(mq.DataError, match="does not keep its training data"):
+        fitted.laplace_.check()
