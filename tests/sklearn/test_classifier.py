@@ -48,14 +48,13 @@ def test_breast_cancer_is_calibrated(seed):
     assert (np.abs(model.predict_proba(X_new) - 0.5) <= np.abs(at_the_mean(model, X_new) - 0.5) + 1e-12).all()
 
 
-def test_far_away_nothing_is_certain(moons):
+def test_far_away_less_is_known(moons):
     X, y = moons
     model = LaplaceClassifier(random_state=0).fit(X, y)
-    assert model.score(X, y) > 0.93
+    assert model.score(X, y) > 0.93  # and not the straight line, which gets 86 %
     far = np.array([[50.0, -50.0], [-50.0, 50.0], [0.0, 80.0]])
-    assert model.predict_proba(far).max() < at_the_mean(model, far).max()
-    spread = model.sample_proba(far, 50)[:, 1].std(-1)
-    assert (spread > model.sample_proba(X[y == 1], 50)[:, 1].std(-1).mean()).all()
+    assert (model.predict_proba(far).max(1) < at_the_mean(model, far).max(1)).all()
+    assert (model._predict(far).variance > model._predict(X).variance.mean()).all()
 
 
 def test_labels_of_any_type(moons):
@@ -172,7 +171,7 @@ def test_an_instance_is_copied(moons, outputs):
         ({"parameters": "last-layer"}, 9),
         ({"parameters": mq.Subnetwork(7, by="magnitude")}, 7),
         ({"parameters": "0.*", "structure": "diagonal"}, 24),
-        ({"tune": "adapted"}, 33),
+        ({"tune": "gradient"}, 33),
         ({"tune": False}, 33),
         ({"dtype": "float32"}, 33),
         ({"prior": mq.Prior(3.0, "tensor")}, 33),

@@ -84,11 +84,11 @@ def test_noise_is_found_in_the_units_of_the_targets(fitted):
     X, y = toy()
     noise = fitted.predict_variance(X[:1])[1]
     assert 0.2 < np.sqrt(noise[0]) < 0.45  # 0.3 was added
-    other = clone(fitted).fit(X, 1000 * y)
+    other = clone(fitted).fit(X, 1024 * y)  # a power of two, so that standardised targets are the same to the last bit
     mean, std = fitted.predict(X, return_std=True)
-    mean_1000, std_1000 = other.predict(X, return_std=True)
-    np.testing.assert_allclose(mean_1000, 1000 * mean, rtol=1e-6)
-    np.testing.assert_allclose(std_1000, 1000 * std, rtol=1e-4)
+    scaled_mean, scaled_std = other.predict(X, return_std=True)
+    np.testing.assert_allclose(scaled_mean, 1024 * mean, rtol=1e-10)
+    np.testing.assert_allclose(scaled_std, 1024 * std, rtol=1e-10)
 
 
 def test_tuning_beats_the_untuned_noise():
@@ -96,7 +96,7 @@ def test_tuning_beats_the_untuned_noise():
     settings = {"hidden_sizes": (20,), "random_state": 0}
     tuned, untuned = (LaplaceRegressor(tune=tune, **settings).fit(X, y) for tune in (True, False))
     assert tuned.log_evidence_ > untuned.log_evidence_ + 10
-    assert tuned.laplace_.check is not None and tuned.check(X, y).noise_is_tuned
+    assert tuned.check(X, y).noise_is_tuned
     assert not untuned.check(X, y).noise_is_tuned
 
 
@@ -106,7 +106,8 @@ def test_draws(fitted):
     np.testing.assert_array_equal(first, fitted.sample_y(X, 3, random_state=1))
     assert not np.array_equal(first, fitted.sample_y(X, 3, random_state=2))
     functions = fitted.sample_y(X, 400, noise=False)
-    assert np.abs(functions - fitted.predict(X)[:, None]).max() < np.abs(first - fitted.predict(X)[:, None]).max() * 10
+    epistemic = fitted.predict_variance(X)[0]
+    assert (np.abs(functions - fitted.predict(X)[:, None]) < 6 * np.sqrt(epistemic)[:, None]).all()
     # The same weights at every row: functions are smooth, so neighbours move together.
     close = fitted.sample_y(np.array([[10.0], [10.0]]), 5, noise=False)
     np.testing.assert_allclose(close[0], close[1], rtol=1e-10)

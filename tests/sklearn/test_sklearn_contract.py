@@ -1,4 +1,4 @@
-"""scikit-learn's own checks, all of them, on both estimators with their default settings."""
+"""scikit-learn's own checks, all of them, on both estimators."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from marquis.sklearn import LaplaceClassifier, LaplaceRegressor
 NOT_APPLICABLE: dict[str, str] = {}
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
-    [LaplaceClassifier(random_state=0), LaplaceRegressor(random_state=0)],
+    [LaplaceClassifier(rounds=1, random_state=0), LaplaceRegressor(rounds=1, random_state=0)],
     expected_failed_checks=lambda estimator: NOT_APPLICABLE,
 )
 def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [LaplaceClassifier(), LaplaceRegressor(), LaplaceClassifier(dtype="float32"), LaplaceRegressor(solver="adam")],
+    expected_failed_checks=lambda estimator: NOT_APPLICABLE,
+)
+def test_scikit_learn_contract_with_other_settings(estimator, check):
     check(estimator)

@@ -30,8 +30,8 @@ from marquis.structures import Layout
 ROWS = 512
 """Rows at a time in the curvature pass and in predictions."""
 
-WORTHWHILE = 0.5
-"""Gain of the log evidence in nats below which another round is not worth it: a Bayes factor of 1.6."""
+WORTHWHILE = 1.0
+"""Difference of two log evidences, in nats, below which they are as good as equal: a Bayes factor of e."""
 
 STARTS = (1.0, 0.01)
 """Where the default prior starts, in units of a layer's number of inputs. From the first, the evidence finds simple
@@ -147,7 +147,7 @@ class LaplaceEstimator(BaseEstimator):
     def _train(
         self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
     ) -> None:
-        """Train from every start and keep the round of the largest evidence."""
+        """Train from every start, from strict to loose, and keep the best by the evidence."""
         training = Training(
             self.solver, self.epochs, self.lr, self.batch_size, self.tol, print if self.verbose else None
         )
@@ -162,7 +162,8 @@ class LaplaceEstimator(BaseEstimator):
             objective = Objective(network, x, y, likelihood, self._start(bound, factor))
             rival = -math.inf if best is None else best.log_evidence
             found = self._alternate(objective, training, data, given, factor, rounds, generator, rival)
-            best = found if best is None or found.log_evidence > best.log_evidence else best
+            # Where the evidence cannot tell, the later start, whose looser prior lets it fit the data better.
+            best = found if best is None or found.log_evidence > best.log_evidence - WORTHWHILE else best
         assert best is not None
         self.log_evidence_, self.laplace_ = best.log_evidence, best.laplace
         network.load_state_dict(best.state)
@@ -229,10 +230,8 @@ class LaplaceEstimator(BaseEstimator):
         """Dtype, device and number of rounds; refuses what cannot be meant."""
         if self.dtype not in FLOATS:
             raise UnsupportedOperationError(f"dtype={self.dtype!r} is not known; choose 'float32' or 'float64'.")
-        if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient", "adapted")):
-            raise UnsupportedOperationError(
-                f"tune={self.tune!r}: choose True ('evidence'), 'gradient', 'adapted', or False."
-            )
+        if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient")):
+            raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
         if not isinstance(self.rounds, (int, np.integer)) or self.rounds < 1:
             raise DataError(f"rounds={self.rounds!r}: a whole number from 1 on.")
         # Without tuning, or with the network as it was given, another round would only repeat the first.

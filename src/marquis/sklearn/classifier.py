@@ -46,7 +46,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         parameters: which weights are uncertain: "all", "last-layer", a `marquis.Subnetwork`, a name pattern.
         prior: precision of the weights to start from, one per layer: by default a layer's number of inputs; or a
             `marquis.Prior`.
-        tune: True ("evidence"), "gradient", "adapted", or False to keep the prior.
+        tune: True ("evidence", by fixed points), "gradient" (by Adam), or False to keep the prior.
         rounds: how often training and tuning take turns at most; the round of the largest evidence is kept.
         scale: whether features are standardised first.
         dtype: "float64", or "float32" for large networks.
@@ -145,7 +145,9 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         y = column_or_1d(y)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise DataError(f"labels {list(unknown[:5])} were not among those of fit, {list(self.classes_[:10])}.")
+            raise DataError(
+                f"labels {unknown[:5].tolist()} were not among those of fit, {self.classes_[:10].tolist()}."
+            )
         return self._encode(y, outputs)
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -44,8 +44,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         parameters: which weights are uncertain: "all", "last-layer", a `marquis.Subnetwork`, a name pattern.
         prior: precision of the weights to start from, one per layer: by default a layer's number of inputs; or a
             `marquis.Prior`.
-        tune: True ("evidence"), "gradient", "adapted", or False to keep the prior and the noise (precision 1 in
-            standardised units).
+        tune: True ("evidence", by fixed points), "gradient" (by Adam), or False to keep the prior and the noise
+            (precision 1 in standardised units).
         rounds: how often training and tuning take turns at most; the round of the largest evidence is kept.
         scale: whether features and targets are standardised first; results are in the targets' own units.
         dtype: "float64", or "float32" for large networks.
