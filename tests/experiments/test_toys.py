@@ -71,7 +71,7 @@ def test_toy_regression_quick(tmp_path: Path):
     found = results(page)
     for row in found["sizes"]["rows"]:
         assert 0 < row["effective"] <= row["weights"]
-    cases = found["subnetwork"]["cases"]
+    cases = found["subnetwork-tanh"]["cases"]
     whole = cases["full, all weights"]["regions"]
     assert whole["between"] > whole["at the data"] and whole["away"] > whole["at the data"]
     for name, case in cases.items():

@@ -63,7 +63,8 @@ def run(
         "sizes": sizes,
         "depths": depths,
         "sampling": sampling,
-        "subnetwork": subnetwork,
+        "subnetwork-tanh": lambda settings: subnetwork(settings, nn.Tanh),
+        "subnetwork-relu": lambda settings: subnetwork(settings, nn.ReLU),
     }
     results: dict[str, Any] = {"size": size, "settings": asdict(settings)}
     for name, compute in parts.items():
@@ -237,24 +238,30 @@ def sampling(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def subnetwork(settings: Settings) -> dict[str, Any]:
+def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any]:
     """Two hidden layers of 50: 2600 weights and 101 biases; all of them, a share of them in full, and a diagonal."""
     x, y = two_clusters()
-    network = mlp(1, (settings.hidden, settings.hidden), 1, nn.ReLU, 1)
+    network = mlp(1, (settings.hidden, settings.hidden), 1, activation, 1)
     laplace = at_mode(network, x, y, 1.0, settings)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    batches = [(x[rows], y[rows]) for rows in order.split(10)]  # SWAG needs the noise of small batches
+
+    def of_subnetwork(share: float, by: str, **swag: float) -> Laplace:
+        chosen = Subnetwork(share, by=by, swag=swag or None)
+        generator = torch.Generator().manual_seed(0)
+        return Laplace(network, laplace.likelihood, parameters=chosen, prior=1.0).fit(
+            batches, progress=False, generator=generator
+        )
+
+    middle = SHARES[1]
     cases: Mapping[str, Laplace] = {
         "full, all weights": laplace,
-        **{
-            f"full, {share:.0%} of the weights": Laplace(
-                network, laplace.likelihood, parameters=Subnetwork(share), prior=1.0
-            ).fit([(x, y)], progress=False)
-            for share in SHARES
-        },
-        f"full, {SHARES[1]:.0%} at random": Laplace(
-            network, laplace.likelihood, parameters=Subnetwork(SHARES[1], by="random"), prior=1.0
-        ).fit([(x, y)], progress=False, generator=torch.Generator().manual_seed(0)),
+        **{f"full, {share:.0%} by SWAG": of_subnetwork(share, "swag", lr=1e-3) for share in SHARES},
+        f"full, {middle:.0%} by SWAG, lr / 10": of_subnetwork(middle, "swag", lr=1e-4),
+        f"full, {middle:.0%} by Laplace variance": of_subnetwork(middle, "variance"),
+        f"full, {middle:.0%} at random": of_subnetwork(middle, "random"),
         "diagonal, all weights": Laplace(network, laplace.likelihood, "diagonal", prior=1.0).fit(
-            [(x, y)], progress=False
+            batches, progress=False
         ),
     }
     found: dict[str, Any] = {"data": points(x, y), "cases": {}}
