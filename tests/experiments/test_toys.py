@@ -14,6 +14,7 @@ from torch import nn
 from marquis.experiments import find, logistic, toy_classification, toy_regression, uci
 from marquis.experiments.evidence_loop import mlp, precisions_by_name, to_mode, train_with_evidence
 from marquis.experiments.toy_data import noisy_sine, two_clusters
+from marquis.experiments.uci_report import holds
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
 
@@ -104,6 +105,13 @@ def test_uci_quick_without_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(math.isfinite(row[key]) for key in ("map", "linearised", "sampled", "sampled_gaussian"))
         assert row["linearised"] > row["map"]
         assert 0 < row["effective"] < row["weights"]
+
+
+def test_uci_page_does_not_claim_more_than_the_numbers():
+    assert holds([0.5, 0.4, 0.6]) == "yes"
+    assert holds([0.3]) == "yes (one split only)"
+    assert holds([1.0, -0.9]) == "yes (within one standard error, worse on 1 of 2 splits)"
+    assert holds([-1.0, -1.1]) == "no (worse on 2 of 2 splits)"
 
 
 def test_uci_network_is_an_ordinary_one():
