@@ -21,7 +21,7 @@ from marquis.evidence.mackay import step_of
 from marquis.evidence.maximise import maximise
 from marquis.evidence.problem import EvidenceProblem
 from marquis.evidence.tangent import Tangent
-from marquis.evidence.tuned import Step, Tuned, finish
+from marquis.evidence.tuned import Step, Tuned, finish, limited
 from marquis.structures import Structure
 
 POINTS = ("linearisation", "theta_star")
@@ -44,8 +44,8 @@ def adapted(
     """Tune by the evidence of the tangent linear model at its optimum theta-star (methods.md 5.5, 5.6).
 
     Alternates `theta* = argmin` of the convex objective of the linear model and `Lambda = argmax M_{theta*}`, which
-    climb one and the same function; a joint fixed point is stationary for the evidence of the linear model, exactly
-    so for a Gaussian. Use it with `Prior(groups="normalised")` for networks with normalisation layers: the prediction
+    climb one and the same function (every second alternation is extrapolated, and taken back if that lost ground); a
+    joint fixed point is stationary for the evidence of the linear model, exactly so for a Gaussian. Use it with `Prior(groups="normalised")` for networks with normalisation layers: the prediction
     then does not depend on the scale of normalised weights (Proposition 3). The prior is centred at its own mean,
     not at the network's weights; predictions keep the network's own mean.
 
@@ -73,9 +73,11 @@ def adapted(
     problem.scaled_curvature()
     tangent = Tangent(problem, "adapted", simplified=simplified)
     moves = hessian_at == "theta_star" and not problem.likelihood.constant_hessian
+    shifted = shifted_network(problem.model) if moves else None
     here, theta = problem, problem.mean.detach()
     history: list[Step] = []
-    notes: list[str] = []
+    fallback: EvidenceProblem | None = None  # where to go back to if an extrapolation did not pay
+    last: Tensor | None = None  # the previous step in the logarithms
     while True:
         found = tangent.optimum(
             here.grouped_prior.vector().to(theta),
@@ -87,15 +89,25 @@ def adapted(
             max_products=max_products,
         )
         theta = found.theta
-        curvature = curvature_at(tangent, problem, theta, estimator) if moves else problem.curvature
+        curvature = problem.curvature if shifted is None else curvature_at(tangent, problem, theta, shifted, estimator)
         here = replace(here, mean=theta, statistics=found.statistics, curvature=curvature)
+        value = float(log_evidence(here))
+        if fallback is not None and value < (history[-1].log_evidence or 0.0):
+            here, fallback = fallback, None
+            continue
         best = maximise(here, noise=noise, tolerance=min(tolerance, 1e-3) / 10)
-        history.append(step_of(here, float(log_evidence(here)), best.history[0].effective_parameters))
-        change = relative_change(here, best.problem)
+        history.append(step_of(here, value, best.history[0].effective_parameters))
+        step = log_precisions(best.problem) - log_precisions(here)
+        change = float(step.abs().max())
         if change <= tolerance or len(history) > max_iterations:
             break
-        here = best.problem
-    notes += best.notes
+        here, fallback = best.problem, None
+        if last is None:
+            last = step
+        else:
+            # Where the Hessian moves along, the two half-steps do not climb one function: nothing to compare with.
+            here, fallback, last = extrapolated(here, step, last), None if moves else here, None
+    notes = list(best.notes)
     if change > tolerance:
         notes.append(f"after {max_iterations} alternations the precisions still change by {change:.2g}, relatively.")
     if not found.converged:
@@ -114,12 +126,23 @@ def adapted(
     )
 
 
-def relative_change(old: EvidenceProblem, new: EvidenceProblem) -> float:
-    """Largest relative change of a precision."""
-    changes = (new.grouped_prior.precision.double() / old.grouped_prior.precision.double() - 1).abs().max()
-    if old.noise is not None and new.noise is not None:
-        changes = torch.maximum(changes, (new.noise.double() / old.noise.double() - 1).abs().to(changes.device))
-    return float(changes)
+def log_precisions(problem: EvidenceProblem) -> Tensor:
+    """Logarithms of all tuned precisions, the noise last."""
+    logs = problem.grouped_prior.precision.double().log()
+    return logs if problem.noise is None else torch.cat([logs, problem.noise.double().log()[None].to(logs.device)])
+
+
+def extrapolated(problem: EvidenceProblem, step: Tensor, last: Tensor) -> EvidenceProblem:
+    """Aitken's extrapolation, precision by precision: steps that shrink by s each have s/(1-s) of the last one to go.
+
+    Alternating crawls where the data hardly determine a group; s is kept below 0.9, so no jump exceeds nine steps.
+    """
+    shrink = torch.nan_to_num(step / last).clamp(0.0, 0.9)
+    logs = log_precisions(problem) + step * shrink / (1 - shrink)
+    values = limited(logs.exp())
+    if problem.noise is None:
+        return problem.with_hyper(values)
+    return problem.with_hyper(values[:-1], values[-1])
 
 
 def preconditioner_of(problem: EvidenceProblem) -> Any:
@@ -128,14 +151,17 @@ def preconditioner_of(problem: EvidenceProblem) -> Any:
     return lambda rows: posterior.solve(rows.to(posterior.dtype)).to(rows)
 
 
-def curvature_at(tangent: Tangent, problem: EvidenceProblem, theta: Tensor, estimator: str = "exact") -> Structure:
+def curvature_at(
+    tangent: Tangent, problem: EvidenceProblem, theta: Tensor, shifted: Any, estimator: str = "exact"
+) -> Structure:
     """`sum_n J^T L(h(theta, x_n)) J` with J at the point of linearisation, as the structure of the problem's kind.
 
-    The network's outputs are shifted by constants to h(theta), which moves L and leaves J alone.
+    The network's outputs are shifted by constants to h(theta), which moves L and leaves J alone; `shifted` is
+    `shifted_network(model)`.
     """
-    assert problem.model is not None and problem.curvature is not None
+    assert problem.curvature is not None
 
-    def shifted() -> Iterator[tuple[Any, ...]]:
+    def data() -> Iterator[tuple[Any, ...]]:
         for batch in tangent.batches():
             shift = tangent.outputs(batch, theta) - batch.f
             x = batch.x
@@ -146,8 +172,8 @@ def curvature_at(tangent: Tangent, problem: EvidenceProblem, theta: Tensor, esti
             yield (inputs, batch.y) if batch.mask is None else (inputs, batch.y, batch.mask)
 
     return accumulate(
-        shifted_network(problem.model),
-        shifted(),
+        shifted,
+        data(),
         tangent.likelihood,
         structure=problem.curvature.kind,
         estimator=estimator,

@@ -19,7 +19,7 @@ from marquis.structures import Layout
 Rows = Callable[[Tensor], Tensor]
 """Rows `[k, P]` to rows `[k, P]`."""
 
-STEP_LENGTHS = tuple(0.5**k for k in range(13))
+STEP_LENGTHS = tuple(0.5**k for k in range(9))
 """Tried in one pass along a Newton direction."""
 
 
@@ -158,8 +158,8 @@ class Tangent:
         """`theta* = argmin scale sum_n l(y_n, h(theta, x_n)) + 1/2 |theta - mu0|^2_Delta`, by Newton's method.
 
         Each step solves `(scale J^T L J + Delta) d = -gradient` by conjugate gradients through products with J and
-        J^T; for a Gaussian the first step is the closed form (methods.md 5.5). The problem is convex; among 13
-        halvings of the step the best is taken, all judged in one pass.
+        J^T; for a Gaussian the first step is the closed form (methods.md 5.5). The problem is convex; among nine
+        step lengths, 1 to 1/256, the best is taken, all judged in one pass.
 
         Args:
             precision: Delta, `[P]`.

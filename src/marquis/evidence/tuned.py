@@ -82,8 +82,8 @@ def limit_notes(prior: BoundPrior) -> list[str]:
         (HIGHEST, "their weights are pinned to the prior mean"),
         (LOWEST, "the data hardly depend on their weights, so the prior there is all but flat"),
     ):
-        # Half a per mille of the limit: float32 does not hold the limits exactly.
-        at = ((prior.precision / limit - 1).abs() < 5e-4).nonzero().flatten().tolist()
+        # Within a per cent: an iteration that stops at a tolerance is near its limit, not on it.
+        at = ((prior.precision / limit - 1).abs() < 1e-2).nonzero().flatten().tolist()
         if at:
             names = ", ".join(prior.names[i] for i in at[:4]) + (", ..." if len(at) > 4 else "")
             notes.append(f"{len(at)} prior precision(s) stopped at the limit {limit:.0e} ({names}): {meaning}.")
@@ -109,8 +109,8 @@ def finish(
         prior = prior.with_precision(prior.precision.detach().clone())
         notes = [*notes, *limit_notes(prior)]
     beta = noise_precision(likelihood)
-    if beta is not None and (float(beta) >= 0.9995 * HIGHEST or float(beta) <= 1.0005 * LOWEST):
-        notes = [*notes, f"the noise precision stopped at its limit ({float(beta):.0e}): the network interpolates."]
+    if beta is not None and (float(beta) >= 0.99 * HIGHEST or float(beta) <= 1.01 * LOWEST):
+        notes = [*notes, f"the noise precision stopped at its limit, {float(beta):.0e}; check the scale of the labels."]
     report = table(before, prior, likelihood, method, log_evidence, gamma, history, notes, value_name)
     return Tuned(
         prior, likelihood, log_evidence, gamma, tuple(history), method, tuple(notes), theta_star, converged, report
