@@ -6,6 +6,7 @@ half of one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -36,8 +37,9 @@ def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors
     path = Path(path)
     if not path.parent.is_dir():
         raise DataError(f"cannot save to {path}: the folder {path.parent} does not exist; create it first.")
-    text = json.dumps({"version": VERSION, "kind": kind, "header": dict(header)})
     plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    described = {"version": VERSION, "kind": kind, "header": dict(header)}
+    text = json.dumps({**described, "sha256": _digest(described, plain)})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     try:
@@ -70,14 +72,27 @@ def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[st
         raise DataError(f"{path} is no safetensors file, or a truncated one ({error}).") from error
     try:
         described = json.loads(metadata[_KEY])
+        digest = described.pop("sha256")
         version, kind, header = described["version"], described["kind"], dict(described["header"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} holds tensors, but not ours: the header {_KEY!r} is missing or broken.") from error
     if version != VERSION:
         raise DataError(f"{path} is of version {version}, this Marquis reads {VERSION}: use a matching release.")
+    if digest != _digest(described, tensors):
+        raise DataError(f"{path} is damaged: its contents do not match its checksum. Save it anew or fetch it again.")
     if kind not in kinds:
         raise DataError(f"{path} holds a {kind!r}; expected {' or '.join(map(repr, kinds))}.")
     return kind, header, tensors
+
+
+def _digest(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the header and of every tensor: a flipped bit anywhere is noticed, not computed with."""
+    total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return total.hexdigest()
 
 
 def split_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

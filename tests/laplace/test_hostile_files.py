@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import marquis as mq
+from marquis.persistence import _digest
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,34 @@ def contents(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def write(path: Path, described: dict, tensors: dict[str, torch.Tensor]) -> Path:
-    save_file(tensors, path, metadata={"marquis": json.dumps(described)})
+    """A made-up file whose checksum is right, so that the checks behind it are the ones that have to notice."""
+    described = {key: value for key, value in described.items() if key != "sha256"}
+    text = json.dumps({**described, "sha256": _digest(described, tensors)})
+    save_file(tensors, path, metadata={"marquis": text})
     return path
+
+
+@pytest.mark.parametrize("what", ["laplace", "posterior"])
+def test_one_flipped_bit_is_noticed(fitted, model, tmp_path, what):
+    path = tmp_path / "whole.safetensors"
+    (fitted if what == "laplace" else fitted.posterior).save(path)
+    whole = bytearray(path.read_bytes())
+    for position in range(len(whole) - 1, len(whole) - 400, -29):  # the tensors are at the end
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(mq.DataError, match="checksum"):
+            mq.load(path, model)
+
+
+def test_a_broken_structure_is_our_error(fitted, model, tmp_path):
+    path = tmp_path / "whole.safetensors"
+    fitted.posterior.save(path)
+    described, tensors = contents(path)
+    for name in [name for name in tensors if name.startswith("precision.")]:
+        broken = {**tensors, name: torch.zeros(3, dtype=torch.uint8)}
+        with pytest.raises(mq.MarquisError):
+            mq.load(write(tmp_path / "broken.safetensors", described, broken), model)
 
 
 @pytest.mark.parametrize("what", ["laplace", "posterior"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from marquis.errors import DataError
+from marquis.errors import DataError, MarquisError
 from marquis.structures.base import Structure
 from marquis.structures.block import Block
 from marquis.structures.diagonal import Diagonal
@@ -33,8 +33,12 @@ def from_state_dict(state: Mapping[str, Tensor]) -> Structure:
         raise DataError(f"unknown structure {kind!r}; known are {sorted(STRUCTURES)}")
     try:
         return STRUCTURES[kind]._from_state(layout, meta, tensors)
+    except MarquisError:
+        raise
     except KeyError as error:
         raise DataError(f"the state of the {kind} structure lacks {error}: corrupt file?") from error
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise DataError(f"the state of the {kind} structure is broken ({type(error).__name__}: {error}).") from error
 
 
 __all__ = [
