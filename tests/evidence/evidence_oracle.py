@@ -53,7 +53,16 @@ def build(
     bound = (prior or Prior()).bind(layout, model, loader[0][0], params=params, like=mean)
     seen = Statistics.gather(model, loader, likelihood, params=params, mask_of=mask_of)
     return EvidenceProblem(
-        curvature, mean, bound, likelihood, seen, temperature, model=model, loader=loader, params=params, mask_of=mask_of
+        curvature,
+        mean,
+        bound,
+        likelihood,
+        seen,
+        temperature,
+        model=model,
+        loader=loader,
+        params=params,
+        mask_of=mask_of,
     )
 
 

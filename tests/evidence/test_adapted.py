@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -190,7 +191,7 @@ def class_problem(structure: str = "full", likelihood=None, batch: int = 40):
 @pytest.mark.parametrize("hessian_at", ["linearisation", "theta_star"])
 def test_classes_are_at_a_joint_fixed_point(likelihood, simplified, hessian_at):
     model, x, y, problem = class_problem(likelihood=likelihood)
-    accuracy = 1e-9 if hessian_at == "linearisation" else 1e-6  # a curvature pass per alternation: fewer of them
+    accuracy = 1e-8 if hessian_at == "linearisation" else 1e-6  # a curvature pass per alternation: fewer of them
     options = {**EXACT, "tolerance": accuracy}
     tuned = adapted(problem, simplified=simplified, hessian_at=hessian_at, **options)
     assert tuned.converged
@@ -243,12 +244,10 @@ def test_approximate_structures_precondition_and_tune():
     exact = adapted(full)
     for structure in ("diagonal", "kronecker"):
         problem = replace(full, curvature=class_problem(structure)[3].curvature)
-        tuned = adapted(problem, theta_tolerance=1e-12)
+        tuned = adapted(problem, theta_tolerance=1e-9)
         assert tuned.converged
         # theta-star is the linear model's own, whatever the structure: it solves the same convex problem.
-        star = Tangent(full, "adapted").optimum(
-            tuned.prior.vector(), tuned.prior.mean, 1.0, full.mean, tolerance=1e-14
-        )
+        star = Tangent(full, "adapted").optimum(tuned.prior.vector(), tuned.prior.mean, 1.0, full.mean, tolerance=1e-14)
         torch.testing.assert_close(star.theta, tuned.theta_star, rtol=1e-4, atol=1e-5)
         assert float((tuned.prior.precision / exact.prior.precision - 1).abs().max()) > 0.01
 
@@ -271,7 +270,12 @@ def test_dictionary_inputs_functions_and_masks():
             return ({"features": x[:7]},)  # what `build` traces with
 
     problem = build(
-        function, Plain(loader), Gaussian(1.0), Prior(groups="layer"), params=params, mask_of=lambda batch: batch["seen"]
+        function,
+        Plain(loader),
+        Gaussian(1.0),
+        Prior(groups="layer"),
+        params=params,
+        mask_of=lambda batch: batch["seen"],
     )
     tuned = adapted(problem, **EXACT)
     j = jacobian(model, x)[mask.reshape(-1)]
@@ -311,7 +315,7 @@ def test_report_and_refusals():
     assert "adapted evidence (affine model, Hessian at linearisation)" in text and "theta-star" in text
     assert tuned.log_evidence == tuned.history[-1].log_evidence
     values = [step.log_evidence for step in tuned.history]
-    assert all(b >= a - 1e-6 for a, b in zip(values, values[1:], strict=False))  # both half-steps climb one function
+    assert all(b >= a - 1e-6 for a, b in pairwise(values))  # both half-steps climb one function
     assert float(log_evidence(problem)) != tuned.log_evidence
     with pytest.raises(UnsupportedOperationError, match="linearisation, theta_star"):
         adapted(problem, hessian_at="somewhere")

@@ -199,7 +199,12 @@ def test_report_says_what_changed():
     assert text == tuned.report
     assert "prior precision, 0" in text and "prior precision, 2" in text and "noise precision" in text
     line = next(line for line in text.splitlines() if line.startswith("prior precision, 2"))
-    assert line.split()[-4:] == ["1", f"{float(tuned.prior.precision[1]):.4g}", "14", f"{tuned.effective_parameters[1]:.1f}"]
+    assert line.split()[-4:] == [
+        "1",
+        f"{float(tuned.prior.precision[1]):.4g}",
+        "14",
+        f"{tuned.effective_parameters[1]:.1f}",
+    ]
     assert f"{float(tuned.effective_parameters.sum()):.1f}" in text
     assert len(tuned.history) >= 2 and float(tuned.history[0].precision[0]) == 1.0
     many = tune(network_problem(Prior(groups="parameter"), "diagonal"))
@@ -244,7 +249,9 @@ def test_grid_finds_the_maximum_of_the_score():
 
 def test_relative_grid_keeps_ratios():
     problem = network_problem(Prior({"0": 1.0, "2": 5.0}, groups="layer"))
-    tuned = tune(problem, "grid", values=[0.1, 1.0, 10.0], relative=True, score=lambda p, _: -abs(float(p.precision[0]) - 1))
+    tuned = tune(
+        problem, "grid", values=[0.1, 1.0, 10.0], relative=True, score=lambda p, _: -abs(float(p.precision[0]) - 1)
+    )
     assert float(tuned.prior.precision[1] / tuned.prior.precision[0]) == pytest.approx(5.0)
 
 

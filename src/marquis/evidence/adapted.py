@@ -45,9 +45,10 @@ def adapted(
 
     Alternates `theta* = argmin` of the convex objective of the linear model and `Lambda = argmax M_{theta*}`, which
     climb one and the same function (every second alternation is extrapolated, and taken back if that lost ground); a
-    joint fixed point is stationary for the evidence of the linear model, exactly so for a Gaussian. Use it with `Prior(groups="normalised")` for networks with normalisation layers: the prediction
-    then does not depend on the scale of normalised weights (Proposition 3). The prior is centred at its own mean,
-    not at the network's weights; predictions keep the network's own mean.
+    joint fixed point is stationary for the evidence of the linear model, exactly so for a Gaussian. Use it with
+    `Prior(groups="normalised")` for networks with normalisation layers: the prediction then does not depend on the
+    scale of normalised weights (Proposition 3). The prior is centred at its own mean, not at the network's weights;
+    predictions keep the network's own mean.
 
     Cost per alternation: a few Newton steps, each some conjugate-gradient products of two JVP/VJP passes over the
     data, preconditioned by the problem's own posterior precision.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature import accumulate
-from marquis.curvature.call import batch_size, call, parameters_of, select, split_batch
+from marquis.curvature.call import batch_size, call, parameters_of, select
 from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions
@@ -167,7 +167,7 @@ def train(
     if any(group.get("weight_decay", 0) for group in steps.param_groups):
         raise UnsupportedOperationError("the optimiser decays weights, but so does the prior; set weight_decay=0.")
     rate = None if schedule is None else schedule(steps)
-    n, x = _count(loader)
+    n, x = _count(loader, weights[0].device, mask_of)
     layout = Layout.of(chosen)
     bound = (prior or Prior(groups="layer")).bind(layout, network.eval(), x, like=weights[0].detach())
     run = _Run(network, chosen, layout, bound, as_likelihood(likelihood), n, temperature, mask_of)
@@ -234,10 +234,10 @@ class _Run:
             data = -self.likelihood.log_prob(f, y, mask).sum() / (count * self.temperature)
             loss = data + 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
             if not bool(torch.isfinite(loss)):
-                raise NumericalError(f"the loss is {float(loss)} in epoch {number}; lower the learning rate.")
+                raise NumericalError(f"the loss is {float(loss.detach())} in epoch {number}; lower the learning rate.")
             loss.backward()
             optimiser.step()
-            total, seen = total + count * float(loss), seen + count
+            total, seen = total + count * float(loss.detach()), seen + count
         return total / seen
 
     def problem(
@@ -274,11 +274,10 @@ def _climb(logs: LogPrecisions, problem: EvidenceProblem, steps: int) -> Evidenc
         return logs.apply(problem)
 
 
-def _count(loader: Iterable[Any]) -> tuple[int, Any]:
+def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:
     """Number of data, and the first batch's inputs."""
     n, first = 0, None
-    for batch in loader:
-        x, _ = split_batch(batch)
+    for x, _, _ in labelled_batches(loader, device, mask_of):
         first = x if first is None else first
         n += batch_size(x)
     if n == 0:
