@@ -139,8 +139,10 @@ class AllocationMeter(TorchDispatchMode):
         for leaf in tensors_in(result):
             storage = leaf.untyped_storage()
             key = storage._cdata
-            if key not in self._sizes and key not in before:
-                self._sizes[key] = storage.nbytes()
+            size = storage.nbytes()
+            # a symbolic size belongs to a trace that some releases of torch show to modes from outside: not memory
+            if key not in self._sizes and key not in before and isinstance(size, int):
+                self._sizes[key] = size
                 self.live += self._sizes[key]
                 self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self._release, key).atexit = False
