@@ -224,8 +224,9 @@ class _Job:
         names = [name for name in self.layout.names if name in network.parameters]
         outputs = self.check_outputs(squared_forward(network, values, names))
         start = self.likelihood.resolve(outputs).hessian_diagonal(outputs, self.mask)
-        found = squared_pass(network, values, start, names)
-        return self.diagonal(found)
+        vector = self.like.new_zeros(self.layout.total)
+        squared_pass(network, values, start, names, self.layout.unflatten(vector))
+        return Diagonal(self.layout, vector)
 
     @torch.no_grad()
     def mixed(self, width_limit: int) -> Structure:

@@ -17,7 +17,7 @@ from marquis.curvature.sinks import modules_of
 from marquis.errors import MemoryBudgetError
 from marquis.structures import Layout
 
-CHUNK_BYTES = 2**24
+CHUNK_BYTES = 20 * 2**20
 """Size of a chunk of columns at the widest tensor: larger ones only leave the cache."""
 
 RESERVE = 0.9

@@ -11,7 +11,7 @@ Cost: one forward and one backward pass, linear in the number of pixels; memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,13 @@ from marquis.curvature.squared_rules.planning import plan_for
 from marquis.errors import DataError
 
 
-def squared_pass(network: Network, values: dict[int, Any], start: Tensor, selected: Iterable[str]) -> dict[str, Tensor]:
+def squared_pass(
+    network: Network,
+    values: dict[int, Any],
+    start: Tensor,
+    selected: Iterable[str],
+    into: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """The approximate diagonal, summed over the batch, of each selected parameter.
 
     Args:
@@ -33,6 +39,8 @@ def squared_pass(network: Network, values: dict[int, Any], start: Tensor, select
             results of steps are removed once no rule needs them.
         start: diagonal of the output Hessian, in the shape of the output (it may depend on the output).
         selected: names of the wanted parameters. What is not upstream of them is not computed.
+        into: zeros of the parameters' shapes that the result is added to, e.g. views of one vector: then no second
+            copy of the whole result is ever held.
 
     Returns:
         Name -> tensor of the parameter's shape; zero for a parameter that the output does not depend on.
@@ -49,8 +57,14 @@ def squared_pass(network: Network, values: dict[int, Any], start: Tensor, select
             "the output Hessian, one entry per output."
         )
     sums: dict[int, dict[int, Tensor]] = {plan.output: {0: start}}
+    if into is not None:
+        sums.update({network.parameters[name]: {0: into[name]} for name in names if name in network.parameters})
+    given = frozenset(sums) - {plan.output}
 
     def receive(number: int, part: int, m: Tensor) -> None:
+        if number in given:
+            sums[number][part] += m
+            return
         parts = sums.setdefault(number, {})
         parts[part] = parts[part] + m if part in parts else m
 
