@@ -109,7 +109,7 @@ class Kronecker(Structure):
         for name, piece in self.pieces.items():
             # Counts stay in float64: they are numbers, not part of the matrix.
             moved = [tensor.to(dtype=dtype if tensor.dim() else None, device=device) for tensor in piece.tensors()]
-            if torch.finfo(dtype).eps < torch.finfo(self.dtype).eps:  # rounding in the old dtype is an asymmetry in the new
+            if torch.finfo(dtype).eps < torch.finfo(self.dtype).eps:  # old rounding is an asymmetry in the new dtype
                 moved = [(tensor + tensor.mT) / 2 if tensor.dim() > 1 else tensor for tensor in moved]
             pieces[name] = piece.with_tensors(moved)
         return type(self)(self.layout, pieces, self.scale, self.shift)
