@@ -37,7 +37,7 @@ def adapted(
     hessian_at: str = "linearisation",
     tolerance: float = 1e-3,
     max_iterations: int = 50,
-    theta_tolerance: float = 1e-4,
+    theta_tolerance: float = 1e-3,
     max_products: int = 200,
     estimator: str = "exact",
 ) -> Tuned:
@@ -79,6 +79,7 @@ def adapted(
     history: list[Step] = []
     fallback: EvidenceProblem | None = None  # where to go back to if an extrapolation did not pay
     last: Tensor | None = None  # the previous step in the logarithms
+    accuracy = max(theta_tolerance, 0.1)  # of theta-star, in nats: it tightens as the alternation settles
     while True:
         found = tangent.optimum(
             here.grouped_prior.vector().to(theta),
@@ -86,7 +87,7 @@ def adapted(
             float(here.scale()),
             theta,
             preconditioner=preconditioner_of(here),
-            tolerance=theta_tolerance,
+            tolerance=accuracy,
             max_products=max_products,
         )
         theta = found.theta
@@ -100,8 +101,10 @@ def adapted(
         history.append(step_of(here, value, best.history[0].effective_parameters))
         step = log_precisions(best.problem) - log_precisions(here)
         change = float(step.abs().max())
-        if change <= tolerance or len(history) > max_iterations:
+        if len(history) > max_iterations or (change <= tolerance and accuracy <= theta_tolerance):
             break
+        gain = abs(value - (history[-2].log_evidence or 0.0)) if len(history) > 1 else float("inf")
+        accuracy = max(theta_tolerance, 0.0 if change <= tolerance else min(accuracy, 0.05 * gain))
         here, fallback = best.problem, None
         if last is None:
             last = step
@@ -136,9 +139,9 @@ def log_precisions(problem: EvidenceProblem) -> Tensor:
 def extrapolated(problem: EvidenceProblem, step: Tensor, last: Tensor) -> EvidenceProblem:
     """Aitken's extrapolation, precision by precision: steps that shrink by s each have s/(1-s) of the last one to go.
 
-    Alternating crawls where the data hardly determine a group; s is kept below 0.9, so no jump exceeds nine steps.
+    Alternating crawls where the data hardly determine a group; s is kept below 0.8, so no jump exceeds four steps.
     """
-    shrink = torch.nan_to_num(step / last).clamp(0.0, 0.9)
+    shrink = torch.nan_to_num(step / last).clamp(0.0, 0.8)
     logs = log_precisions(problem) + step * shrink / (1 - shrink)
     values = limited(logs.exp())
     if problem.noise is None:
