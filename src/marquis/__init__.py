@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
-    from marquis import curvature, data, errors, likelihoods, predictive, structures, variational
+    from marquis import curvature, data, errors, evidence, likelihoods, predictive, structures, variational
     from marquis.errors import (
         DataError,
         MarquisError,
@@ -33,6 +33,7 @@ _HOMES = {
     "curvature": "marquis.curvature",
     "data": "marquis.data",
     "errors": "marquis.errors",
+    "evidence": "marquis.evidence",
     "likelihoods": "marquis.likelihoods",
     "predictive": "marquis.predictive",
     "structures": "marquis.structures",
@@ -76,6 +77,7 @@ __all__ = [
     "curvature",
     "data",
     "errors",
+    "evidence",
     "kernel",
     "likelihoods",
     "load",
