@@ -109,10 +109,44 @@ def test_tempering_is_chosen_on_validation_not_on_test():
         best_tempering(grid, "vi")
 
 
-@pytest.mark.parametrize(("nll", "says"), [(0.1, "In NLL VL is best"), (0.9, "In NLL the paper's order does **not**")])
+@pytest.mark.parametrize(
+    ("nll", "says"),
+    [(0.1, "All of it comes out."), (0.9, "| NLL | VL < MAP | -0.3000 | 0.0000 | **not as in the paper** |")],
+)
 def test_page_says_whether_the_order_came_out(tmp_path, nll, says):
-    grid = [row("vl", 0.1, nll), row("vi", 0.1, 0.5), row("map", 0.1, 0.6)]
-    results = {"size": "quick", "settings": vars(SETTINGS["quick"]), "grid": grid, "multiplier": [], "resnet": []}
-    text = write_report(tmp_path, results).read_text()
+    grid = [row("vl", 0.1, nll, ece=0.01), row("vi", 0.1, 0.5), row("map", 0.1, 0.6)]
+    text = write_report(tmp_path, results_of(grid)).read_text()
     assert says in text
-    assert "Not run yet: multiplier, resnet" in text
+    assert ("does not come out as a whole" in text) == (nll == 0.9)
+    assert "grid: 3 of 6 cells; multiplier: 0 of 4 cells; resnet: 0 of 3 cells" in text
+
+
+def test_a_difference_within_the_seeds_is_undecided(tmp_path):
+    grid = [row("vl", 0.1, 0.40), row("vl", 0.1, 0.50), row("vi", 0.1, 0.46), row("map", 0.1, 0.9)]
+    text = write_report(tmp_path, results_of(grid)).read_text()
+    assert "| NLL | VL < VI (mean) | +0.0100 | 0.1000 | as in the paper, but within the range" in text
+    assert "| NLL | VL < MAP | +0.4500 | 0.1000 | as in the paper |" in text
+
+
+def test_what_was_not_run_is_not_called_diverged(tmp_path):
+    diverged = {**row("vi", 1.0, 0.5), "diverged": True}
+    text = write_report(tmp_path, results_of([row("vl", 0.1, 0.4), row("vl", 1.0, 0.4), diverged])).read_text()
+    assert "| 0.1 | VI (mean) | not run |" in text
+    assert "| 1 | VI (mean) | diverged |" in text
+
+
+def results_of(grid):
+    return {"size": "quick", "settings": vars(SETTINGS["quick"]), "grid": grid, "multiplier": [], "resnet": []}
+
+
+def test_page_from_stored_cells_trains_nothing(quick, monkeypatch):
+    page, lines, _ = quick
+    monkeypatch.setattr("marquis.experiments.variational._train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setenv("MARQUIS_DATA", str(page.parent / "no data here"))
+    monkeypatch.setenv("HOME", str(page.parent))
+    (page.parent / "cells" / "resnet-map-b0.1-m10-s0.json").unlink(missing_ok=True)
+    (page.parent / "cells" / "cnn-vl-b1-m1-s0.json").unlink()
+    again: list[str] = []
+    run("quick", page.parent.parent, None, again.append, only_stored=True)
+    assert len(again) < len(lines)
+    assert "multiplier: 3 of 4 cells" in page.read_text()

@@ -23,18 +23,26 @@ def cell(
     Returns:
         The settings and the result in one dictionary.
     """
-    path = folder / f"{name}.json"
+    known = stored(folder, name, settings)
+    if known is not None:
+        return known
     wanted = json.loads(json.dumps(dict(settings)))
-    if path.is_file():
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # cut short when the machine stopped
-            known = {}
-        if known.get("settings") == wanted:
-            return {**wanted, **known["result"]}
-    result = dict(compute())
-    write_json(path, {"settings": wanted, "result": result})
-    return {**wanted, **json.loads(json.dumps(result))}
+    result = json.loads(json.dumps(dict(compute())))
+    write_json(folder / f"{name}.json", {"settings": wanted, "result": result})
+    return {**wanted, **result}
+
+
+def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The cell if it was computed before with these settings, else None."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # cut short when the machine stopped
+        return None
+    wanted = json.loads(json.dumps(dict(settings)))
+    return {**wanted, **known["result"]} if known.get("settings") == wanted else None
 
 
 def write_json(path: Path, value: Any) -> None:

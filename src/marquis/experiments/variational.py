@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from marquis.data import load
 from marquis.errors import DataError, MarquisError
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, stored, write_json
 from marquis.experiments.metrics import classification_scores
 from marquis.experiments.variational_report import write_report
 from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, small_cnn
@@ -91,6 +91,7 @@ def run(
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = print,
     parts: tuple[str, ...] = ("grid", "multiplier", "resnet"),
+    only_stored: bool = False,
 ) -> Path:
     """Run the experiment, or what is missing of it, and write its page and pictures.
 
@@ -100,6 +101,7 @@ def run(
         data_dir: Where the data lies.
         say: Gets one line per finished cell.
         parts: Which parts to run; the page shows whatever has finished.
+        only_stored: Train nothing; write the page from the cells that an earlier run finished.
 
     Returns:
         The path of the page.
@@ -110,14 +112,16 @@ def run(
     grid, study, resnet = [], [], []
     started = time.time()
 
-    def finished(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    def finished(rows: list[dict[str, Any]], row: dict[str, Any] | None) -> None:
+        if row is None:
+            return
         rows.append(row)
         score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
         label = f"{row['architecture']} {row['method']} beta {row['tempering']:g} x{row['multiplier']:g}"
         say(f"[{time.time() - started:6.0f} s] {label} seed {row['seed']}: {score}")
 
-    def one(*what: Any) -> dict[str, Any]:
-        return _trained(folder, splits, settings, *what)
+    def one(*what: Any) -> dict[str, Any] | None:
+        return _trained(folder, splits, settings, *what, only_stored=only_stored)
 
     try:
         if "grid" in parts or "resnet" in parts:
@@ -128,7 +132,7 @@ def run(
             for tempering, multiplier, method in choices:
                 finished(study, one("cnn", method, tempering, multiplier, 0))
         if "resnet" in parts:
-            for method in METHODS:
+            for method in METHODS if grid else ():
                 finished(resnet, one("resnet", method, best_tempering(grid, method), 10.0, 0))
     finally:  # a run that is stopped shows what it has
         results = {"size": size, "settings": asdict(settings), "grid": grid, "multiplier": study, "resnet": resnet}
@@ -180,8 +184,10 @@ def _trained(
     tempering: float,
     multiplier: float,
     seed: int,
-) -> dict[str, Any]:
-    """One cell: a network trained and scored. MAP has no log σ, so the multiplier does not matter to it."""
+    *,
+    only_stored: bool = False,
+) -> dict[str, Any] | None:
+    """One cell: a network trained and scored; None if it is not there and only stored ones are wanted."""
     epochs = settings.epochs if architecture == "cnn" else settings.resnet_epochs
     described = {
         "architecture": architecture,
@@ -198,6 +204,8 @@ def _trained(
         "lr": settings.lr,
     }
     name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
+    if only_stored:
+        return stored(folder / "cells", name, described)
     return cell(folder / "cells", name, described, lambda: _train(splits, described))
 
 
