@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from marquis.curvature.batch_axis import SymbolicShape, batch_axes
 from marquis.curvature.call import Model, batch_size, buffers_of, call, describe
-from marquis.curvature.graph import Network, Ref, Step, op_name, references
+from marquis.curvature.graph import Network, Ref, Step, op_name, references, rename
 from marquis.curvature.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
 
@@ -247,27 +247,12 @@ def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, T
                     "lambda p, x: torch.func.functional_call(model, p, (x,))[0]."
                 )
             output = refer(results[0]).value
-    steps = [_rename(step, aliases) for step in steps]
+    steps = [rename(step, aliases) for step in steps]
     batched: set[int] = set(leaves)
     for step in steps:
         if any(number in batched for number in step.inputs):
             batched.add(step.value)
     return Network(tuple(steps), output, parameters, constants, tuple(leaves), frozenset(batched), {}, fixed)
-
-
-def _rename(step: Step, names: Mapping[int, int]) -> Step:
-    if not any(number in names for number in step.inputs):
-        return step
-
-    def renamed(tree: Any) -> Any:
-        if isinstance(tree, Ref):
-            return Ref(names.get(tree.value, tree.value))
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(renamed(item) for item in tree)
-        return {key: renamed(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
-
-    inputs = tuple(dict.fromkeys(names.get(number, number) for number in step.inputs))
-    return Step(step.value, step.op, renamed(step.args), renamed(step.kwargs), step.path, inputs)
 
 
 def _parameter_names(caller: _Caller, model: Model, params: Mapping[str, Tensor]) -> dict[str, str]:

@@ -125,12 +125,7 @@ class DataPass:
 
     def _converted(self, part: Structure) -> Structure:
         """In the dtype and on the device of the sum."""
-        if self.dtype is None or part.dtype == self.dtype or part.reduction == "gather":
-            return part.to(dtype=self.dtype, device=self.device)
-        # A product is symmetric up to rounding; with more digits that rounding would count as asymmetry.
-        moved = [tensor.to(device=self.device) for tensor in part.tensors()]
-        wide = [tensor.to(self.dtype) if tensor.dim() else tensor for tensor in moved]  # counts stay what they are
-        return part.with_tensors([(tensor + tensor.mT) / 2 if tensor.dim() > 1 else tensor for tensor in wide])
+        return part.to(dtype=self.dtype, device=self.device)
 
     def _inputs(self, batch: Any, index: int) -> tuple[Any, Tensor | None]:
         """Inputs and mask, on the model's device."""

@@ -85,11 +85,6 @@ class Factor:
         return self.columns.shape[0]
 
     @property
-    def is_shared(self) -> bool:
-        """Whether one set of columns serves all samples, with no pending scale."""
-        return self.has_shared_columns and self.scale is None
-
-    @property
     def has_shared_columns(self) -> bool:
         """Whether one set of columns serves all samples."""
         return self.batch_first and self.columns.shape[1] == 1 and self.shape[0] != 1

@@ -202,3 +202,19 @@ def run(step: Step, values: Mapping[int, Any]) -> Any:
 def _pool_with_indices(step: Step, values: Mapping[int, Any]) -> tuple[Tensor, Tensor]:
     """Two-dimensional max pooling together with the flat position of each maximum."""
     return torch.ops.aten.max_pool2d_with_indices(*resolve(step.args, values), **resolve(step.kwargs, values))
+
+
+def rename(step: Step, names: Mapping[int, int]) -> Step:
+    """The same step reading other values: each number in `names` is replaced by what it stands for."""
+    if not any(number in names for number in step.inputs):
+        return step
+
+    def renamed(tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return Ref(names.get(tree.value, tree.value))
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(renamed(item) for item in tree)
+        return {key: renamed(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+    inputs = tuple(dict.fromkeys(names.get(number, number) for number in step.inputs))
+    return Step(step.value, step.op, renamed(step.args), renamed(step.kwargs), step.path, inputs)

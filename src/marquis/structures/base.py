@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import as_number, check_factor
+from marquis.structures.linalg import as_number, check_factor, convert
 from marquis.structures.operators import Operator
 from marquis.structures.state import pack
 
@@ -109,7 +109,8 @@ class Structure(ABC):
         """The same matrix in another dtype or on another device."""
         dtype = self.dtype if dtype is None else dtype
         device = self.device if device is None else device
-        return self.with_tensors([tensor.to(dtype=dtype, device=device) for tensor in self.tensors()])
+        symmetric = self.reduction == "sum"  # else the accumulators are columns, not matrices
+        return self.with_tensors([convert(t, dtype, device, symmetric=symmetric) for t in self.tensors()])
 
     # --- the matrix --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.structures.base import Part, Structure
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import as_number, check_factor, require_consistent
+from marquis.structures.linalg import as_number, check_factor, convert, require_consistent
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 
 
@@ -108,10 +108,9 @@ class Kronecker(Structure):
         pieces = {}
         for name, piece in self.pieces.items():
             # Counts stay in float64: they are numbers, not part of the matrix.
-            moved = [tensor.to(dtype=dtype if tensor.dim() else None, device=device) for tensor in piece.tensors()]
-            if torch.finfo(dtype).eps < torch.finfo(self.dtype).eps:  # old rounding is an asymmetry in the new dtype
-                moved = [(tensor + tensor.mT) / 2 if tensor.dim() > 1 else tensor for tensor in moved]
-            pieces[name] = piece.with_tensors(moved)
+            pieces[name] = piece.with_tensors(
+                [convert(t, dtype if t.dim() else t.dtype, device, symmetric=True) for t in piece.tensors()]
+            )
         return type(self)(self.layout, pieces, self.scale, self.shift)
 
     def add_diagonal(self, diagonal: DiagonalLike, *, damping: bool = False) -> Self:

@@ -65,6 +65,14 @@ def require_symmetric(matrix: Tensor, what: str) -> None:
             raise DataError(f"{what} is not symmetric; pass (M + M.T) / 2 if it should be")
 
 
+def convert(tensor: Tensor, dtype: torch.dtype, device: torch.device | str, *, symmetric: bool) -> Tensor:
+    """Another dtype or device; a symmetric matrix stays so, since old rounding is an asymmetry in a wider dtype."""
+    moved = tensor.to(dtype=dtype, device=device)
+    if symmetric and tensor.dim() > 1 and torch.finfo(dtype).eps < torch.finfo(tensor.dtype).eps:
+        moved = (moved + moved.mT) / 2
+    return moved
+
+
 def check_factor(factor: object, what: str, like: Tensor | None = None) -> Scalar:
     """A finite, non-negative scalar; a tensor keeps its gradient and takes the dtype and device of `like`."""
     if isinstance(factor, Tensor) and factor.numel() == 1:

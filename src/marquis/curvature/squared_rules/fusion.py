@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from marquis.curvature.graph import Ref, Step
+from marquis.curvature.graph import Step, rename
 
 
 def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, int]]:
@@ -22,7 +22,7 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
     stands_for: dict[int, int] = {}
     kept: list[Step] = []
     for step in steps:
-        step = _renamed(step, stands_for)
+        step = rename(step, stands_for)
         random = torch.Tag.nondeterministic_seeded in getattr(step.op, "tags", ())
         key = (step.op, repr((step.args, step.kwargs)))
         if key in first and not random:
@@ -31,21 +31,6 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
             first[key] = step.value
             kept.append(step)
     return tuple(kept), stands_for
-
-
-def _renamed(step: Step, names: Mapping[int, int]) -> Step:
-    if not any(number in names for number in step.inputs):
-        return step
-
-    def renamed(tree: Any) -> Any:
-        if isinstance(tree, Ref):
-            return Ref(names.get(tree.value, tree.value))
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(renamed(item) for item in tree)
-        return {key: renamed(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
-
-    inputs = tuple(dict.fromkeys(names.get(number, number) for number in step.inputs))
-    return Step(step.value, step.op, renamed(step.args), renamed(step.kwargs), step.path, inputs)
 
 
 def group_of(
