@@ -1,0 +1,222 @@
+"""What all autoencoders share: the protocol `encode`, `decode`, `reconstruct`, and training under Lightning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from marquis.autoencoders.estimate import Draw, Estimate, Moments, Output, Reconstruction
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.variational.base import evaluating
+
+VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
+
+
+@runtime_checkable
+class UncertainAutoencoder(Protocol):
+    """What the tasks need of a model; any object with these three methods will do."""
+
+    def encode(self, x: Tensor, samples: int = ...) -> Estimate:
+        """The code of `x [B, ...]`."""
+        ...
+
+    def decode(self, z: Tensor, samples: int = ...) -> Estimate:
+        """The data that belong to the code `z [B, K]`."""
+        ...
+
+    def reconstruct(self, x: Tensor, samples: int = ...) -> Reconstruction:
+        """`x` through encoder and decoder."""
+        ...
+
+
+class BaseAutoencoder(LightningModule):
+    """Encoder and decoder under Lightning; a model says what one draw of it is and what it minimises.
+
+    Training: Adam, learning rate halved when the validation loss has not improved for five epochs
+    (`ReduceLROnPlateau(0.5, 5)`, methods.md 7). Batches are `x`, or `(x, ...)` of which the rest is ignored.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.
+        decoder: `[B, K] -> [B, ...]`.
+        likelihood: "gaussian" or "bernoulli", or an object with that interface.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry. Then missing entries enter the encoder as 0 (centre the data) and
+            leave the likelihood (methods.md 1.2). If False, NaN is refused.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        lr: float = 1e-3,
+        missing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.likelihood = as_likelihood(likelihood)
+        self.lr, self.missing = lr, missing
+
+    # What a model says
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """`samples` draws of the model, one after the other; a model without uncertainty has one."""
+        raise NotImplementedError
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """What one batch adds to the objective, per datum, with the graph to the parameters.
+
+        Args:
+            x: Inputs, missing entries already filled.
+            mask: 1 where an entry was observed; None if all were.
+        """
+        raise NotImplementedError
+
+    def output(self, f: Tensor) -> Output:
+        """What the decoder's outputs say about the data."""
+        said = self.likelihood.predictive(f, torch.zeros_like(f))
+        if said.probs is None:
+            return Output(f, said.mean, said.noise_variance)
+        return Output(f, said.probs, said.probs * (1 - said.probs))
+
+    # The protocol
+
+    @torch.no_grad()
+    def encode(
+        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+    ) -> Estimate:
+        """The code of `x [B, ...]`: mean and variance over draws of the model.
+
+        Cost: `samples` encoder passes; memory of two codes however many samples, unless they are kept.
+
+        Args:
+            x: Inputs.
+            samples: How many draws.
+            generator: For the draws; the same seed gives the same networks for every batch.
+            keep: Also return the draws themselves.
+        """
+        x, _ = self._filled(x)
+        found = Moments(keep)
+        for draw in self._counted(samples, generator):
+            found.add(draw.encode(x))
+        return _estimate(found, None)
+
+    @torch.no_grad()
+    def decode(
+        self, z: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+    ) -> Estimate:
+        """The data that belong to the codes `z [B, K]`, likewise."""
+        found, noise = Moments(keep), Moments()
+        for draw in self._counted(samples, generator):
+            _add_output(found, noise, draw.decode(z))
+        return _estimate(found, noise)
+
+    @torch.no_grad()
+    def reconstruct(
+        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+    ) -> Reconstruction:
+        """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
+        x, mask = self._filled(x)
+        latent, found, noise = Moments(keep), Moments(keep), Moments()
+        log_mean = expected = x.new_zeros(len(x))
+        for number, draw in enumerate(self._counted(samples, generator)):
+            z = draw.encode(x)
+            output = draw.decode(z)
+            latent.add(z)
+            _add_output(found, noise, output)
+            density = self.likelihood.log_prob(output.f, x, mask)
+            log_mean = density if number == 0 else torch.logaddexp(log_mean, density)
+            expected = expected + density
+        return Reconstruction(
+            **vars(_estimate(found, noise)),
+            latent=_estimate(latent, None),
+            log_prob=log_mean - math.log(found.count),
+            expected_log_prob=expected / found.count,
+        )
+
+    def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+        if samples < 1:
+            raise DataError(f"samples={samples}: an estimate needs at least one draw.")
+        with evaluating(self):  # batch statistics or dropout of a network left in training mode would change answers
+            yield from self.draws(samples, generator)
+
+    def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Inputs without holes, and the mask of what was observed."""
+        if not x.is_floating_point():
+            raise DataError(
+                f"an autoencoder takes floating-point data, got {x.dtype}; scale it (for instance x / 255)."
+            )
+        if x.isfinite().all():
+            return x, None
+        mask = ~x.isnan()
+        if not self.missing or x.isinf().any():
+            raise DataError(
+                f"the data contain NaN or infinity ({int((~x.isfinite()).sum())} of {x.numel()} values). If NaN marks "
+                f"missing entries, build {type(self).__name__}(..., missing=True)."
+            )
+        return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)), mask
+
+    # Lightning
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruction by the mean network, as the decoder gives it."""
+        return self.decoder(self.encoder(x))
+
+    def configure_optimizers(self) -> Any:
+        """Adam (fused) and the plateau schedule."""
+        optimiser = torch.optim.Adam(self.parameters(), self.lr, fused=True)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=5)
+        return {
+            "optimizer": optimiser,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "validation_loss", "strict": False},
+        }
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """One minibatch."""
+        x, mask = self._filled(inputs_of(batch))
+        loss = self.loss(x, mask)
+        if not bool(loss.detach().isfinite()):
+            raise DataError(
+                f"the training loss is {float(loss)} at step {self.global_step}: training diverged. "
+                "Lower the learning rate, or scale the data to about [0, 1]."
+            )
+        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=len(x))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Expected negative log-likelihood over ten draws, the same ones in every epoch, and squared error."""
+        x = inputs_of(batch)
+        generator = torch.Generator(device=self.device).manual_seed(VALIDATION_SEED)
+        said = self.reconstruct(x, VALIDATION_SAMPLES, generator=generator)
+        error = (said.mean - x).square().nan_to_num(0.0).sum() / len(x)
+        options = {"batch_size": len(x), "sync_dist": True}
+        self.log("validation_loss", -said.expected_log_prob.mean(), prog_bar=True, **options)
+        self.log("validation_error", error, **options)
+
+
+def inputs_of(batch: Any) -> Tensor:
+    """The data of a batch; labels are ignored."""
+    x = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(x, Tensor):
+        raise DataError(f"a batch must be a tensor or begin with one, got {type(x).__name__}.")
+    return x
+
+
+def _add_output(found: Moments, noise: Moments, output: Output) -> None:
+    found.add(output.mean)
+    if output.noise_variance is not None:
+        noise.add(output.noise_variance)
+
+
+def _estimate(found: Moments, noise: Moments | None) -> Estimate:
+    around = noise.mean if noise is not None and noise.count else None
+    return Estimate(
+        mean=found.mean, variance=found.variance, draws=found.count, noise_variance=around, samples=found.samples
+    )

@@ -1,0 +1,102 @@
+"""What an uncertain autoencoder answers: mean and variance over its draws, computed in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What the draws of a model say about one tensor (methods.md 6.5).
+
+    Attributes:
+        mean: Mean over the draws, in the space of the data (probabilities for a Bernoulli likelihood).
+        variance: Unbiased variance over the draws: what is not known about the network (and, for a variational
+            autoencoder, about the code). Zero for a model with a single network.
+        draws: How many draws were averaged.
+        noise_variance: Variance of the data around each draw, averaged over the draws; None where there is no such
+            thing (codes). Apart from `variance`, because more data shrinks only that.
+        samples: The draws themselves, `[draws, *mean.shape]`, if they were asked for.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    draws: int
+    noise_variance: Tensor | None = None
+    samples: Tensor | None = None
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of a new observation: over the draws and around them."""
+        return self.variance if self.noise_variance is None else self.variance + self.noise_variance
+
+    @property
+    def std(self) -> Tensor:
+        """Square root of `variance`."""
+        return self.variance.sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(Estimate):
+    """An estimate of the input itself, with the code on the way.
+
+    Attributes:
+        latent: Estimate of the code by the same draws.
+        log_prob: `log (1/S) sum_s p(x | draw s)` per datum, `[B]`: normalised, over the observed entries.
+        expected_log_prob: `(1/S) sum_s log p(x | draw s)` per datum, `[B]`: never larger than `log_prob` (Jensen).
+    """
+
+    latent: Estimate
+    log_prob: Tensor
+    expected_log_prob: Tensor
+
+
+class Output(NamedTuple):
+    """One draw's decoding, as the likelihood wants it and as the data look."""
+
+    f: Tensor
+    mean: Tensor
+    noise_variance: Tensor | None
+
+
+class Draw(NamedTuple):
+    """One network out of the model's distribution: two functions that belong together."""
+
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Output]
+
+
+class Moments:
+    """Welford's running mean and variance: stable, one pass, memory of two tensors however many are added."""
+
+    def __init__(self, keep: bool = False) -> None:
+        """`keep` also stores every tensor that is added."""
+        self.count = 0
+        self.kept: list[Tensor] | None = [] if keep else None
+
+    def add(self, value: Tensor) -> None:
+        """One more draw."""
+        self.count += 1
+        if self.kept is not None:
+            self.kept.append(value)
+        if self.count == 1:
+            self.mean, self.squares = value.clone(), torch.zeros_like(value)
+            return
+        away = value - self.mean
+        self.mean.add_(away, alpha=1 / self.count)
+        self.squares.addcmul_(away, value - self.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased; zero for a single draw."""
+        return self.squares / max(self.count - 1, 1)
+
+    @property
+    def samples(self) -> Tensor | None:
+        """All that was added, `[count, ...]`, if it was kept."""
+        return None if self.kept is None else torch.stack(self.kept)

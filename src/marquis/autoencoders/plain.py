@@ -1,0 +1,26 @@
+"""The plain autoencoder: one network, constant noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.estimate import Draw
+
+
+class Autoencoder(BaseAutoencoder):
+    """The plain autoencoder ("AE MSE"): `-log p(x | dec(enc(x)))` per datum with fixed noise (methods.md 7).
+
+    With the Gaussian likelihood of unit noise that is half the squared error. It has a single draw and no variance.
+    """
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """The network itself, once."""
+        yield Draw(self.encoder, lambda z: self.output(self.decoder(z)))
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Negative log-likelihood per datum."""
+        return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
