@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
-    from marquis import curvature, data, errors, evidence, likelihoods, predictive, structures, variational
+    from marquis import curvature, data, errors, evidence, likelihoods, predictive, structures, tasks, variational
     from marquis.errors import (
         DataError,
         MarquisError,
@@ -37,6 +37,7 @@ _HOMES = {
     "likelihoods": "marquis.likelihoods",
     "predictive": "marquis.predictive",
     "structures": "marquis.structures",
+    "tasks": "marquis.tasks",
     "variational": "marquis.variational",
     "DataError": "marquis.errors",
     "MarquisError": "marquis.errors",
@@ -83,6 +84,7 @@ __all__ = [
     "load",
     "predictive",
     "structures",
+    "tasks",
     "variational",
 ]
 

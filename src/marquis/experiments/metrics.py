@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-
-BINS = 15
+from marquis.tasks.calibration import expected_calibration_error
 
 
 def classification_scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -18,15 +17,6 @@ def classification_scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
         "accuracy": float((probs.argmax(1) == labels).double().mean()),
         "ece": expected_calibration_error(probs, labels),
     }
-
-
-def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """`Σ_m w_m |accuracy_m - confidence_m|` over equal-width bins of the confidence, closed on the right."""
-    confidence, chosen = probs.double().max(1)
-    correct = (chosen == labels).double()
-    place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, correct - confidence)
-    return float(gap.abs().sum() / len(labels))
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

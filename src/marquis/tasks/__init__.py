@@ -1,0 +1,22 @@
+"""What an uncertain autoencoder is for: outliers, missing data, generation, few labels, and how honest it is.
+
+`ood`, `imputation`, `semi_supervised`, `calibration` and `ranking` are modules of functions on anything with `encode`,
+`decode` and `reconstruct` (`marquis.autoencoders`), so that every model is compared by the same code.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marquis.tasks import calibration, imputation, ood, ranking, semi_supervised
+
+__all__ = ["calibration", "imputation", "ood", "ranking", "semi_supervised"]
+
+
+def __getattr__(name: str) -> Any:
+    """Each module is imported when first asked for: calibration metrics need no scikit-learn."""
+    if name in __all__:
+        return import_module(f"marquis.tasks.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers: {', '.join(__all__)}")

@@ -1,0 +1,84 @@
+"""What the tasks share: walking over data in batches, on the model's device, with the same draws for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.curvature.progress import ProgressBar
+from marquis.errors import DataError
+
+Data = Tensor | Iterable[Any]
+"""A tensor `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
+
+
+class SameDraws:
+    """A fresh generator with the same seed for each batch, so that all data meet the same draws of the model.
+
+    Then a datum's scores are comparable with another's, and (where a draw is a network) do not depend on the batch it
+    came in.
+    """
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        """The seed is drawn from `generator`, or from torch's global one."""
+        self.device = torch.device("cpu") if generator is None else generator.device
+        self.seed = int(torch.randint(2**62, (), generator=generator, device=self.device))
+
+    def again(self) -> torch.Generator:
+        """A generator at the beginning of the sequence."""
+        return torch.Generator(device=self.device).manual_seed(self.seed)
+
+
+def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) -> Iterator[Tensor]:
+    """The inputs of `data`, batch by batch, on the device of the model; at least one, all of one shape per datum.
+
+    Args:
+        model: Whose device is wanted.
+        data: A tensor, which is cut, or a loader, whose batches are taken as they are.
+        batch_size: For a tensor.
+        what: For the progress bar and for errors.
+        progress: Whether to show a bar (on a terminal, after a second).
+    """
+    from marquis.autoencoders.base import inputs_of  # here, because it loads Lightning
+
+    if batch_size < 1:
+        raise DataError(f"batch_size={batch_size} must be at least 1.")
+    if isinstance(data, Tensor) and data.dim() < 2:
+        raise DataError(f"{what}: data are [n, ...] with at least one entry per datum, got shape {list(data.shape)}.")
+    parts: Iterable[Any] = data.split(batch_size) if isinstance(data, Tensor) else data
+    total = len(parts) if hasattr(parts, "__len__") else None  # pyright: ignore[reportArgumentType]
+    device, shape, seen = device_of(model), None, 0
+    with ProgressBar(what, total, progress) as bar:
+        for part in parts:
+            x = inputs_of(part)
+            shape = x.shape[1:] if shape is None else shape
+            if x.shape[1:] != shape:
+                raise DataError(f"{what}: a batch has shape {list(x.shape)}, the ones before [n, {str([*shape])[1:]}.")
+            if len(x):
+                seen += len(x)
+                yield x if device is None else x.to(device)
+            bar.advance()
+    if not seen:
+        raise DataError(f"{what}: there are no data.")
+
+
+def device_of(model: Any) -> torch.device | None:
+    """Where the model's parameters are; None where there is nothing to tell."""
+    first = _first_tensor(model)
+    return None if first is None else first.device
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """The floating-point type of the model's parameters; torch's default where there is nothing to tell."""
+    first = _first_tensor(model)
+    return torch.get_default_dtype() if first is None or not first.is_floating_point() else first.dtype
+
+
+def _first_tensor(model: Any) -> Tensor | None:
+    if not isinstance(model, nn.Module):
+        return None
+    return next(chain(model.parameters(), model.buffers()), None)

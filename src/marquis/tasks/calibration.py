@@ -1,0 +1,237 @@
+"""Is the confidence honest? Class probabilities, and means with variances (methods.md 8.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+
+BINS = 15
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram: how often the answers of each confidence are right. `print` it for a table.
+
+    Attributes:
+        edges: Borders of the bins `[bins + 1]`; a bin is closed on the right, and 0 belongs to the first.
+        count: How many answers are in each bin.
+        confidence: Their mean confidence; NaN where there are none.
+        accuracy: The share of them that is right; NaN likewise.
+    """
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def gap(self) -> Tensor:
+        """`|accuracy - confidence|` of each bin; 0 where it is empty."""
+        return (self.accuracy - self.confidence).abs().nan_to_num(0.0)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, `Σ_m w_m g_m`."""
+        return float((self._weight * self.gap).sum())
+
+    @property
+    def rmsce(self) -> float:
+        """Root mean square calibration error, `sqrt(Σ_m w_m g_m²)`; never below `ece`."""
+        return float((self._weight * self.gap.square()).sum().sqrt())
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error, over the bins that are not empty; never below `rmsce`."""
+        return float(self.gap.max())
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.count / self.count.sum()
+
+    def __str__(self) -> str:
+        lines = ["confidence        count   mean   right"]
+        for low, high, count, mean, right in zip(
+            self.edges[:-1].tolist(),
+            self.edges[1:].tolist(),
+            self.count.tolist(),
+            self.confidence.tolist(),
+            self.accuracy.tolist(),
+            strict=True,
+        ):
+            values = f"{mean:6.3f}  {right:6.3f}" if count else f"{'-':>6}  {'-':>6}"
+            lines.append(f"{low:5.3f} to {high:5.3f}  {count:7d} {values}")
+        return "\n".join([*lines, f"ECE {self.ece:.4f}   RMSCE {self.rmsce:.4f}   MCE {self.mce:.4f}"])
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """Confidence `max_k p_k` against accuracy in bins of equal width (methods.md 8.3).
+
+    Args:
+        probs: Class probabilities `[n, C]`.
+        labels: True classes `[n]`, integers from 0 to C - 1.
+        bins: How many bins.
+    """
+    _check_probabilities(probs, labels, bins)
+    confidence, chosen = probs.detach().max(1)
+    # Borders in the type of the probabilities: a float32 0.6 is larger than the float64 0.6 and would change bins.
+    edges = (torch.arange(bins + 1, dtype=torch.float64, device=probs.device) / bins).to(probs.dtype)
+    place = torch.bucketize(confidence, edges[1:-1])
+    count = torch.bincount(place, minlength=bins)
+    total = torch.zeros(2, bins, dtype=torch.float64, device=probs.device)
+    total.index_add_(1, place, torch.stack([confidence.double(), (chosen == labels).double()]))
+    mean = total / count  # 0 / 0 is NaN, as promised
+    return Reliability(edges.double(), count, mean[0], mean[1])
+
+
+def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """ECE: `Σ_m w_m |accuracy_m - confidence_m|`; arguments as for `reliability`."""
+    return reliability(probs, labels, bins).ece
+
+
+def root_mean_square_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """RMSCE: `sqrt(Σ_m w_m |accuracy_m - confidence_m|²)`; arguments as for `reliability`."""
+    return reliability(probs, labels, bins).rmsce
+
+
+def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """MCE: the largest `|accuracy_m - confidence_m|` of a bin with data; arguments as for `reliability`."""
+    return reliability(probs, labels, bins).mce
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorCurve:
+    """Squared error against claimed variance, in bins of equally many entries from sure to unsure.
+
+    Attributes:
+        variance: Mean claimed variance of each bin. Honest variances lie on the diagonal against `squared_error`.
+        squared_error: Mean squared error of each bin.
+        count: How many entries are in each bin.
+    """
+
+    variance: Tensor
+    squared_error: Tensor
+    count: Tensor
+
+
+def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
+    """How often the central Gaussian interval of each level holds the target; honest where both agree.
+
+    Args:
+        mean: Predictions, of any shape.
+        variance: Their variances, those of a *new observation* (`total_variance`), of the same shape.
+        target: What was to be predicted; entries that are NaN are left out.
+        levels: Probabilities in (0, 1).
+
+    Returns:
+        The observed share for each level.
+    """
+    mean, variance, target = _observed(mean, variance, target)
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
+    away, std = (target - mean).abs(), variance.sqrt()
+    widths = {level: _half_width(level) for level in levels}
+    return {level: float((away <= width * std).double().mean()) for level, width in widths.items()}
+
+
+def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
+    """The same for draws: how often the target lies between their central quantiles; no Gaussian assumed.
+
+    Few draws cannot hold high levels: the range of S draws covers `(S - 1)/(S + 1)` at best.
+
+    Args:
+        samples: Draws of a new observation `[S, ...]`.
+        target: What was to be predicted `[...]`; entries that are NaN are left out.
+        levels: Probabilities in (0, 1).
+    """
+    if samples.shape[1:] != target.shape or samples.dim() == target.dim() or len(samples) < 2:
+        raise DataError(
+            f"samples are [S, *target.shape], S at least 2; got {list(samples.shape)}, {list(target.shape)}."
+        )
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
+    seen = ~target.isnan()
+    if not bool(seen.any()):
+        raise DataError("there is no target to compare with: all entries are missing.")
+    ordered, wanted = samples.detach().double()[:, seen].sort(0).values, target.detach().double()[seen]
+    return {level: _between(ordered, wanted, level) for level in levels}
+
+
+def sharpness(variance: Tensor, level: float = 0.9) -> float:
+    """Mean width of the central Gaussian interval of a level: of two models with honest coverage, take the sharper."""
+    if not 0 < level < 1:
+        raise DataError(f"level={level} must lie between 0 and 1.")
+    if not variance.numel() or not bool((variance >= 0).all()):
+        raise DataError("variances must be there and none of them negative or NaN.")
+    return 2 * _half_width(level) * float(variance.detach().double().sqrt().mean())
+
+
+def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins: int = 10) -> ErrorCurve:
+    """Does the error grow with the claimed variance, and are they equal? Cost O(n log n).
+
+    Args:
+        mean: Predictions, of any shape.
+        variance: Their variances, of the same shape.
+        target: What was to be predicted; entries that are NaN are left out.
+        bins: How many bins; their counts differ by at most one.
+    """
+    mean, variance, target = _observed(mean, variance, target)
+    if not 1 <= bins <= len(target):
+        raise DataError(f"bins={bins} must lie between 1 and the number of observed entries, {len(target)}.")
+    order = variance.argsort(stable=True)
+    claimed, error = variance[order].tensor_split(bins), (mean - target).square()[order].tensor_split(bins)
+    return ErrorCurve(
+        torch.stack([part.mean() for part in claimed]),
+        torch.stack([part.mean() for part in error]),
+        torch.tensor([len(part) for part in error]),
+    )
+
+
+def _half_width(level: float) -> float:
+    """Half the width of the central interval of a standard normal."""
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+
+
+def _between(ordered: Tensor, target: Tensor, level: float) -> float:
+    """Share of targets between the quantiles; the plotting position i/(S+1) is the one with honest coverage."""
+    count = len(ordered)
+    below = (1 - level) / 2 * (count + 1) - 1
+    low = min(max(below, 0.0), count - 1.0)
+    first, part = int(low), low - int(low)
+    second = min(first + 1, count - 1)
+    lower = ordered[first] * (1 - part) + ordered[second] * part
+    upper = ordered[count - 1 - first] * (1 - part) + ordered[count - 1 - second] * part
+    return float(((target >= lower) & (target <= upper)).double().mean())
+
+
+def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not mean.shape == variance.shape == target.shape:
+        shapes = f"{list(mean.shape)}, {list(variance.shape)}, {list(target.shape)}"
+        raise DataError(f"mean, variance and target must have one shape, got {shapes}.")
+    seen = ~target.isnan()
+    if not bool(seen.any()):
+        raise DataError("there is no target to compare with: all entries are missing, or there are none.")
+    mean, variance, target = (t.detach()[seen].double() for t in (mean, variance, target))
+    if not bool((variance >= 0).all()) or not bool(mean.isfinite().all()):
+        raise DataError("means must be finite and variances not negative where there is a target.")
+    return mean, variance, target
+
+
+def _check_probabilities(probs: Tensor, labels: Tensor, bins: int) -> None:
+    if bins < 1:
+        raise DataError(f"bins={bins} must be at least 1.")
+    if probs.dim() != 2 or probs.numel() == 0 or labels.shape != probs.shape[:1]:
+        shapes = f"{list(probs.shape)} and {list(labels.shape)}"
+        raise DataError(f"calibration needs probabilities [n, C] and labels [n], n at least 1; got {shapes}.")
+    if not probs.is_floating_point() or not bool(((probs >= 0).all(1) & ((probs.sum(1) - 1).abs() < 1e-2)).all()):
+        raise DataError(
+            "probabilities must not be negative and add up to 1 in each row: apply softmax to logits first."
+        )
+    if labels.is_floating_point() or bool((labels < 0).any()) or bool((labels >= probs.shape[1]).any()):
+        raise DataError(f"labels must be integers from 0 to {probs.shape[1] - 1}, the number of a column of `probs`.")

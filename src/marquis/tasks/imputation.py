@@ -1,0 +1,269 @@
+"""Missing entries filled by the two-stage procedure, and generation as the case in which all are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.tasks.batches import batches, device_of, dtype_of
+from marquis.tasks.masks import as_mask, initial_fill, minmax_noise, top_half
+
+if TYPE_CHECKING:
+    from marquis.autoencoders import UncertainAutoencoder
+
+
+__all__ = [
+    "Imputation",
+    "ImputationErrors",
+    "class_probabilities",
+    "errors",
+    "generate",
+    "impute",
+    "minmax_noise",
+    "top_half",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Imputation:
+    """What may have been there: several complete versions of each datum, and what they agree on.
+
+    Attributes:
+        samples: `[S1, B, ...]`, different answers with the observed entries exactly as they were. Their *average* need
+            not be a likely answer (half a 3 and half an 8): look at them one by one.
+        reconstructions: `[S1, B, ...]`, the same before the observed entries were put back; what the paper measures.
+        missing: True where an entry was to be filled, `[B, ...]`.
+        filled: What the procedure started from: the data with the initial fill, `[B, ...]`.
+        within_variance: Variance over the S2 networks that each sample averages, averaged over the samples; 0 where
+            observed.
+        noise_variance: Variance of the data around the networks' answers, where the model claims one; 0 where observed.
+        averaged: S2, how many networks each sample averages.
+    """
+
+    samples: Tensor
+    reconstructions: Tensor
+    missing: Tensor
+    filled: Tensor
+    within_variance: Tensor
+    noise_variance: Tensor
+    averaged: int
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the samples `[B, ...]`."""
+        return self.samples.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased variance between the samples; 0 where observed, and everywhere if there is a single one."""
+        return self.samples.var(0) if len(self.samples) > 1 else torch.zeros_like(self.filled)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation between the samples."""
+        return self.variance.sqrt()
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of the missing value itself: between samples, within them, and the noise; for intervals.
+
+        Each sample is a mean over S2 networks, whose variance holds `within/S2` already (nested random effects).
+        """
+        return self.variance + self.within_variance * (1 - 1 / self.averaged) + self.noise_variance
+
+
+@dataclass(frozen=True, eq=False)
+class ImputationErrors:
+    """Squared errors per datum `[B]`, summed over entries, by three definitions (methods.md 8.2).
+
+    Those named `..._of_mean` are of the mean reconstruction ("MSE" in the paper); the others average the error over the
+    S1 reconstructions ("-log p" in the paper).
+
+    Attributes:
+        all: (a) all entries against the original.
+        missing: (b) the entries that were missing against the original.
+        published: (c) all entries against the *masked, noise-filled* input, as the paper's tables have it. Mostly the
+            energy of the noise; for comparison with the paper only.
+        all_of_mean: (a) of the mean.
+        missing_of_mean: (b) of the mean.
+        published_of_mean: (c) of the mean.
+    """
+
+    all: Tensor
+    missing: Tensor
+    published: Tensor
+    all_of_mean: Tensor
+    missing_of_mean: Tensor
+    published_of_mean: Tensor
+
+    def summary(self) -> dict[str, float]:
+        """Mean over the data of each."""
+        return {name: float(value.double().mean()) for name, value in vars(self).items()}
+
+
+def impute(
+    model: UncertainAutoencoder,
+    x: Tensor,
+    missing: Tensor | None = None,
+    *,
+    samples: int = 5,
+    averaged: int = 5,
+    rounds: int = 1,
+    fill: str | float | Tensor = "noise",
+    generator: torch.Generator | None = None,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> Imputation:
+    """Fill the missing entries in two stages (LAE A.3, methods.md 8.2).
+
+    1. The missing entries are filled with noise; S1 networks reconstruct that, giving S1 versions.
+    2. The observed entries are put back into each version.
+    3. S2 networks reconstruct each version; their average replaces it.
+
+    `rounds` repeats 2 and 3. Networks are drawn afresh everywhere (the published code reuses the same few).
+    Cost: `S1 (1 + rounds S2)` passes of the network; memory of S1 copies of `x`. A model with fewer draws than asked
+    for (an ensemble, a plain autoencoder) gives as many as it has.
+
+    Args:
+        model: Anything with `encode`, `decode` and `reconstruct`.
+        x: Data `[B, ...]`. What stands at the missing entries does not matter; it may be NaN.
+        missing: Boolean, True where missing; of the shape of `x` or of one datum. None: where `x` is NaN.
+        samples: S1, how many versions.
+        averaged: S2, how many networks each version averages.
+        rounds: How often the observed entries are put back; 1 in the paper.
+        fill: What missing entries start from: "noise" (normal numbers, scaled to [0, 1] per datum: for images), a
+            number, or a tensor that broadcasts against `x` (column means for tables).
+        generator: For the noise and the draws.
+        batch_size: How many data at a time.
+        progress: Show a bar on a terminal.
+    """
+    _at_least_one(samples=samples, averaged=averaged, rounds=rounds)
+    missing = as_mask(x, missing)
+    filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
+    parts, start = [], 0
+    for first in batches(model, filled, batch_size, "imputation", progress):
+        rows = slice(start, start + len(first))
+        start += len(first)
+        hidden = missing[rows].to(first.device)
+        parts.append([t.to(x.device) for t in _two_stages(model, first, hidden, samples, averaged, rounds, generator)])
+    reconstructions = torch.cat([part[0] for part in parts], 1)
+    within, noise = (torch.where(missing, torch.cat([part[i] for part in parts]), 0) for i in (1, 2))
+    put_back = torch.where(missing, reconstructions, x)
+    return Imputation(put_back, reconstructions, missing, filled, within, noise, int(parts[0][3]))
+
+
+def generate(
+    model: UncertainAutoencoder,
+    n: int,
+    shape: Sequence[int],
+    *,
+    samples: int = 5,
+    averaged: int = 5,
+    rounds: int = 1,
+    fill: str | float | Tensor = "noise",
+    generator: torch.Generator | None = None,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> Imputation:
+    """New data: imputation with everything missing. `n` starts from noise, `samples` versions of each.
+
+    Args:
+        model: Anything with `encode`, `decode` and `reconstruct`.
+        n: How many.
+        shape: Shape of one datum.
+        samples: As for `impute`; likewise all other arguments.
+        averaged: S2.
+        rounds: How often the versions are passed through the second stage.
+        fill: What to start from.
+        generator: For the noise and the draws.
+        batch_size: How many data at a time.
+        progress: Show a bar on a terminal.
+    """
+    _at_least_one(n=n)
+    nothing = torch.zeros(n, *shape, dtype=dtype_of(model), device=device_of(model))
+    options = {"samples": samples, "averaged": averaged, "rounds": rounds, "generator": generator}
+    everything = torch.ones_like(nothing, dtype=torch.bool)
+    return impute(model, nothing, everything, fill=fill, batch_size=batch_size, progress=progress, **options)
+
+
+def errors(found: Imputation, original: Tensor) -> ImputationErrors:
+    """Squared errors by the three definitions, of the reconstructions as they are before observed entries go back.
+
+    Args:
+        found: An imputation.
+        original: The data before anything was hidden `[B, ...]`, without NaN.
+    """
+    if original.shape != found.filled.shape:
+        raise DataError(f"the original has shape {list(original.shape)}, the imputation {list(found.filled.shape)}.")
+    if not bool(original.isfinite().all()):
+        raise DataError(
+            "the original must be complete: errors are measured against it, not against what was filled in."
+        )
+    both = []
+    for answers in (found.reconstructions, found.reconstructions.mean(0, keepdim=True)):
+        away = (answers - original).square()
+        published = (answers - found.filled).square()
+        for squares in (away, away * found.missing, published):
+            both.append(squares.flatten(2).sum(2).mean(0))
+    return ImputationErrors(*both)
+
+
+@torch.no_grad()
+def class_probabilities(classifier: Callable[[Tensor], Tensor], versions: Tensor) -> Tensor:
+    """What a classifier makes of imputed images: `(1/S1) Σ_i softmax(classifier(x_i))`, `[B, C]`.
+
+    The paper classifies `Imputation.reconstructions`; `Imputation.samples` has the observed pixels as they were.
+
+    Args:
+        classifier: Images to logits; a module has to be in evaluation mode (the published results had dropout on).
+        versions: `[S1, B, ...]`.
+    """
+    if isinstance(classifier, nn.Module) and any(module.training for module in classifier.modules()):
+        raise UnsupportedOperationError(
+            f"the classifier {type(classifier).__name__} is in training mode: dropout and batch statistics would "
+            "change its answers. Call classifier.eval() first."
+        )
+    if versions.dim() < 3 or versions.numel() == 0:
+        raise DataError(f"versions are [S1, B, ...], none of them empty; got {list(versions.shape)}.")
+    return torch.stack([classifier(version).softmax(-1) for version in versions]).mean(0)
+
+
+def _two_stages(
+    model: Any,
+    first: Tensor,
+    hidden: Tensor,
+    samples: int,
+    averaged: int,
+    rounds: int,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reconstructions `[S1, B, ...]`, mean variance within, mean noise, and how many draws S2 really were."""
+    versions = model.reconstruct(first, samples, generator=generator, keep=True).samples
+    if versions is None or versions.shape[1:] != first.shape:
+        got = None if versions is None else list(versions.shape)
+        raise DataError(
+            f"reconstruct(x, keep=True) of x {list(first.shape)} must give samples [S, *x.shape], got {got}."
+        )
+    within, noise, draws = torch.zeros_like(first), torch.zeros_like(first), 1
+    for round_number in range(rounds):
+        answers = []
+        for version in versions:
+            said = model.reconstruct(torch.where(hidden, version, first), averaged, generator=generator)
+            answers.append(said.mean)
+            if round_number == rounds - 1:
+                within += said.variance / len(versions)
+                noise += (0 if said.noise_variance is None else said.noise_variance) / len(versions)
+                draws = said.draws
+        versions = torch.stack(answers)
+    return versions, within, noise, torch.tensor(draws)
+
+
+def _at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise DataError(f"{name}={count} must be at least 1.")

@@ -1,0 +1,63 @@
+"""Which entries are missing, and what stands there before anything is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+
+
+def top_half(shape: Sequence[int]) -> Tensor:
+    """The paper's mask for images `[..., H, W]`: the upper half is missing, the lower half is observed."""
+    if len(shape) < 2:
+        raise DataError(f"an image has height and width, got shape {list(shape)}.")
+    missing = torch.zeros(*shape, dtype=torch.bool)
+    missing[..., : shape[-2] // 2, :] = True
+    return missing
+
+
+def minmax_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Normal numbers, scaled to fill [0, 1] for each datum: the paper's initial fill."""
+    if like[0].numel() < 2:
+        raise DataError("noise scaled to [0, 1] needs at least two entries per datum; give `fill` a number instead.")
+    place = like.device if generator is None else generator.device
+    drawn = torch.randn(like.shape, dtype=like.dtype, device=place, generator=generator).to(like.device).flatten(1)
+    low, high = drawn.min(1, keepdim=True).values, drawn.max(1, keepdim=True).values
+    return ((drawn - low) / (high - low)).view_as(like)
+
+
+def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
+    """The mask in the shape of `x`, with no NaN left among what is called observed."""
+    if x.dim() < 2 or not x.is_floating_point() or x.numel() == 0:
+        raise DataError(f"imputation takes floating-point data [B, ...], got {x.dtype} of shape {list(x.shape)}.")
+    if missing is None:
+        missing = x.isnan()
+    if missing.dtype != torch.bool:
+        raise DataError(f"the mask must be boolean, True where an entry is missing; got {missing.dtype}.")
+    if missing.shape not in (x.shape, x.shape[1:]):
+        raise DataError(
+            f"the mask has shape {list(missing.shape)}, the data {list(x.shape)}: give one for all or each."
+        )
+    missing = missing.to(x.device).expand_as(x)
+    if not bool((missing | x.isfinite()).all()):
+        raise DataError("entries that the mask calls observed are NaN or infinite: mark them as missing, too.")
+    return missing
+
+
+def initial_fill(x: Tensor, missing: Tensor, fill: str | float | Tensor, generator: torch.Generator | None) -> Tensor:
+    """What the missing entries of `x` start from, in the shape of `x`."""
+    if isinstance(fill, str):
+        if fill != "noise":
+            raise DataError(f'fill={fill!r}: "noise", a number or a tensor.')
+        return minmax_noise(x, generator)
+    value = torch.as_tensor(fill, dtype=x.dtype, device=x.device)
+    try:
+        value = value.expand_as(x)
+    except RuntimeError as error:
+        raise DataError(f"fill has shape {list(value.shape)}, which does not fit data {list(x.shape)}.") from error
+    if not bool((~missing | value.isfinite()).all()):
+        raise DataError("the fill itself is NaN or infinite at missing entries.")
+    return value

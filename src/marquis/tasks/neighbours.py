@@ -1,0 +1,118 @@
+"""k nearest neighbours on codes, with k chosen by cross-validation in which copies of one datum stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+
+CANDIDATES = tuple(range(1, 11))
+FOLDS = 2
+
+
+def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -> Tensor:
+    """Majority vote of the k nearest codes (Euclidean) for several k at once, `[len(ks), m]` or `[len(ks), m, A]`.
+
+    Ties go to the smallest class, as in scikit-learn. The neighbours are searched once. With several labels per code
+    each is voted on by itself.
+
+    Args:
+        codes: `[n, K]`.
+        labels: Integers from 0, `[n]`, or `[n, A]` for A labels each.
+        queries: `[m, K]`.
+        ks: Numbers of neighbours, each at most n.
+    """
+    from sklearn.neighbors import NearestNeighbors
+
+    _check(codes, labels)
+    if not ks or min(ks) < 1 or max(ks) > len(codes):
+        raise DataError(f"k must lie between 1 and the number of labelled codes, {len(codes)}; got {list(ks)}.")
+    search = NearestNeighbors(n_neighbors=max(ks)).fit(_array(codes))
+    near = torch.from_numpy(search.kneighbors(_array(queries), return_distance=False))
+    labels = labels.cpu().long()
+    classes = int(labels.max()) + 1
+    votes, answers, counted = torch.zeros(0), {}, 0
+    for k in sorted(set(ks)):
+        fresh = torch.nn.functional.one_hot(labels[near[:, counted:k]], classes).sum(1)
+        votes = votes + fresh if counted else fresh
+        answers[k], counted = votes.argmax(-1), k  # the first of equals: the smallest class
+    return torch.stack([answers[k] for k in ks])
+
+
+def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which fold each *datum* (not copy) belongs to, `[n]`; classes are spread evenly over the folds.
+
+    Args:
+        labels: `[n]`, or `[n, A]`, in which case there is no class to spread.
+        folds: How many folds, at most n.
+        generator: For the order.
+    """
+    n = len(labels)
+    if not 2 <= folds <= n:
+        raise DataError(f"{folds} folds of {n} data: there must be at least two folds and a datum for each.")
+    place = "cpu" if generator is None else generator.device
+    order = torch.randperm(n, generator=generator, device=place).cpu()
+    if labels.dim() == 1:  # dealt out class by class, like cards
+        order = order[labels.cpu()[order].argsort(stable=True)]
+    fold = torch.empty(n, dtype=torch.long)
+    fold[order] = torch.arange(n) % folds
+    return fold
+
+
+def choose_k(
+    copies: Tensor,
+    labels: Tensor,
+    *,
+    candidates: Sequence[int] = CANDIDATES,
+    folds: int = FOLDS,
+    generator: torch.Generator | None = None,
+) -> int:
+    """The k with the best cross-validated accuracy; the smallest of equals (methods.md 8.4).
+
+    All copies of a datum are in one fold: a copy in the other would find its twin, and k = 1 would always win.
+
+    Args:
+        copies: Codes of each labelled datum `[S, n, K]`.
+        labels: `[n]` or `[n, A]`.
+        candidates: The k to choose from; those that exceed the codes of the smallest training fold are left out.
+        folds: How many folds.
+        generator: For the folds.
+    """
+    fold = grouped_folds(labels, folds, generator)
+    smallest = min(int((fold != part).sum()) for part in range(folds)) * len(copies)
+    ks = [k for k in candidates if 1 <= k <= smallest]
+    if not ks:
+        raise DataError(
+            f"none of the candidates {list(candidates)} lies between 1 and {smallest}, the codes of a fold."
+        )
+    right = torch.zeros(len(ks), dtype=torch.float64)
+    for part in range(folds):
+        held = fold == part
+        answers = predict(*flat(copies[:, ~held], labels[~held.to(labels.device)]), copies[:, held].flatten(0, 1), ks)
+        truth = flat(copies[:, held], labels[held.to(labels.device)])[1].cpu()
+        right += (answers == truth).double().flatten(1).sum(1)
+    return ks[int(right.argmax())]
+
+
+def flat(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies `[S, n, K]` as codes `[S n, K]`, each with the label of its datum."""
+    return copies.flatten(0, 1), labels.repeat(len(copies), *[1] * (labels.dim() - 1))
+
+
+def _check(codes: Tensor, labels: Tensor) -> None:
+    if codes.dim() != 2 or len(codes) == 0 or len(labels) != len(codes) or labels.dim() not in (1, 2):
+        raise DataError(
+            f"neighbours need codes [n, K] and labels [n] or [n, A]; got {list(codes.shape)}, {list(labels.shape)}."
+        )
+    if labels.is_floating_point() or bool((labels < 0).any()):
+        raise DataError("labels must be integers from 0.")
+    if not bool(codes.isfinite().all()):
+        raise DataError("codes must be finite: they have distances.")
+
+
+def _array(codes: Tensor) -> np.ndarray:
+    return codes.detach().double().cpu().numpy()
