@@ -10,7 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
-    from marquis import curvature, data, errors, evidence, likelihoods, predictive, structures, tasks, variational
+    from marquis import (
+        autoencoders,
+        curvature,
+        data,
+        errors,
+        evidence,
+        likelihoods,
+        predictive,
+        structures,
+        tasks,
+        variational,
+    )
     from marquis.errors import (
         DataError,
         MarquisError,
@@ -21,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
     )
     from marquis.laplace import Laplace, load
     from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood
+    from marquis.online import OnlineLaplace
     from marquis.posterior import Posterior
     from marquis.priors import Prior
     from marquis.subnetwork import Subnetwork
@@ -30,6 +42,7 @@ __version__ = "0.1.0"
 
 # Where each public name lives. A module's own name stands for the module itself.
 _HOMES = {
+    "autoencoders": "marquis.autoencoders",
     "curvature": "marquis.curvature",
     "data": "marquis.data",
     "errors": "marquis.errors",
@@ -51,6 +64,7 @@ _HOMES = {
     "Heteroscedastic": "marquis.likelihoods",
     "Laplace": "marquis.laplace",
     "Likelihood": "marquis.likelihoods",
+    "OnlineLaplace": "marquis.online",
     "Posterior": "marquis.posterior",
     "Prior": "marquis.priors",
     "Subnetwork": "marquis.subnetwork",
@@ -70,11 +84,13 @@ __all__ = [
     "MemoryBudgetError",
     "ModelMismatchError",
     "NumericalError",
+    "OnlineLaplace",
     "Posterior",
     "Prior",
     "Subnetwork",
     "UnsupportedOperationError",
     "__version__",
+    "autoencoders",
     "curvature",
     "data",
     "errors",

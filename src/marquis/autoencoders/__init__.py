@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+from marquis.autoencoders.architectures import build, for_data
 from marquis.autoencoders.base import BaseAutoencoder, UncertainAutoencoder
+from marquis.autoencoders.dropout import DropoutAutoencoder, UnitDropout
+from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.estimate import Estimate, Reconstruction
+from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
+from marquis.autoencoders.mean_field import MeanFieldAutoencoder
+from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
+from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
+from marquis.autoencoders.variational import VariationalAutoencoder
 
-__all__ = ["Autoencoder", "BaseAutoencoder", "Estimate", "Reconstruction", "UncertainAutoencoder"]
+__all__ = [
+    "Autoencoder",
+    "BaseAutoencoder",
+    "DropoutAutoencoder",
+    "EncoderDecoder",
+    "EnsembleAutoencoder",
+    "Estimate",
+    "LearntVarianceAutoencoder",
+    "MeanFieldAutoencoder",
+    "PosteriorAutoencoder",
+    "Reconstruction",
+    "UncertainAutoencoder",
+    "UnitDropout",
+    "VariationalAutoencoder",
+    "build",
+    "fit_posthoc",
+    "for_data",
+    "from_posterior",
+]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Draw, Estimate, Moments, Output, Reconstruction
 from marquis.errors import DataError
-from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
@@ -86,6 +87,15 @@ class BaseAutoencoder(LightningModule):
             return Output(f, said.mean, said.noise_variance)
         return Output(f, said.probs, said.probs * (1 - said.probs))
 
+    def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
+        """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
+        codes = {name[8:]: value for name, value in params.items() if name.startswith("encoder.")}
+        images = {name[8:]: value for name, value in params.items() if name.startswith("decoder.")}
+        return Draw(
+            lambda x: functional_call(self.encoder, codes, (x,)),
+            lambda z: self.output(functional_call(self.decoder, images, (z,))),
+        )
+
     # The protocol
 
     @torch.no_grad()
@@ -113,6 +123,9 @@ class BaseAutoencoder(LightningModule):
         self, z: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
         """The data that belong to the codes `z [B, K]`, likewise."""
+        self._check(z, "codes")
+        if not z.isfinite().all():
+            raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
         found, noise = Moments(keep), Moments()
         for draw in self._counted(samples, generator):
             _add_output(found, noise, draw.decode(z))
@@ -123,7 +136,7 @@ class BaseAutoencoder(LightningModule):
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
         """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
-        x, mask = self._filled(x)
+        x, mask = self._data(x)
         latent, found, noise = Moments(keep), Moments(keep), Moments()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
@@ -149,10 +162,7 @@ class BaseAutoencoder(LightningModule):
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs without holes, and the mask of what was observed."""
-        if not x.is_floating_point():
-            raise DataError(
-                f"an autoencoder takes floating-point data, got {x.dtype}; scale it (for instance x / 255)."
-            )
+        self._check(x, "data")
         if x.isfinite().all():
             return x, None
         mask = ~x.isnan()
@@ -163,15 +173,39 @@ class BaseAutoencoder(LightningModule):
             )
         return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)), mask
 
+    def _data(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Likewise, of data that the likelihood is going to judge."""
+        x, mask = self._filled(x)
+        if isinstance(self.likelihood, Bernoulli) and not bool(((x >= 0) & (x <= 1)).all()):
+            raise DataError(
+                f"the Bernoulli likelihood takes data from 0 to 1, got {float(x.min()):.4g} to {float(x.max()):.4g}; "
+                "rescale them, or use likelihood='gaussian'."
+            )
+        return x, mask
+
+    def _check(self, x: Tensor, what: str) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+            raise DataError(f"an autoencoder takes floating-point {what}, got {got}; scale it (for instance x / 255).")
+        if x.ndim < 2 or len(x) == 0:
+            raise DataError(f"{what} of shape {list(x.shape)}: the batch comes first, [B, ...], and is not empty.")
+        own = next((p.dtype for p in self.parameters()), x.dtype)
+        if x.dtype != own:
+            raise DataError(f"the {what} are {x.dtype}, the network {own}; write x.to({own}).")
+
     # Lightning
 
     def forward(self, x: Tensor) -> Tensor:
         """Reconstruction by the mean network, as the decoder gives it."""
         return self.decoder(self.encoder(x))
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimiser trains, as torch's optimisers take it."""
+        return [{"params": list(self.parameters())}]
+
     def configure_optimizers(self) -> Any:
         """Adam (fused) and the plateau schedule."""
-        optimiser = torch.optim.Adam(self.parameters(), self.lr, fused=True)
+        optimiser = adam(self.parameter_groups(), self.lr)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=5)
         return {
             "optimizer": optimiser,
@@ -180,7 +214,7 @@ class BaseAutoencoder(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One minibatch."""
-        x, mask = self._filled(inputs_of(batch))
+        x, mask = self._data(inputs_of(batch))
         loss = self.loss(x, mask)
         if not bool(loss.detach().isfinite()):
             raise DataError(
@@ -199,6 +233,31 @@ class BaseAutoencoder(LightningModule):
         options = {"batch_size": len(x), "sync_dist": True}
         self.log("validation_loss", -said.expected_log_prob.mean(), prog_bar=True, **options)
         self.log("validation_error", error, **options)
+
+
+def adam(groups: Iterable[dict[str, Any]], lr: float) -> torch.optim.Adam:
+    """Adam with the fused step; on a device that has none, the ordinary one."""
+    groups = list(groups)
+    try:
+        return torch.optim.Adam([dict(group) for group in groups], lr, fused=True)
+    except RuntimeError:  # says so when it is built
+        return torch.optim.Adam(groups, lr)
+
+
+def num_data_of(model: LightningModule) -> int:
+    """N, the rows of the data set behind the trainer's training loader.
+
+    Raises:
+        DataError: The loader has no data set with a length.
+    """
+    loader = model.trainer.train_dataloader
+    try:
+        return len(loader.dataset)  # type: ignore[union-attr]
+    except (AttributeError, TypeError):
+        raise DataError(
+            f"{type(model).__name__} weighs its prior against the number of training data, which cannot be read from a "
+            f"{type(loader).__name__}; pass num_data=."
+        ) from None
 
 
 def inputs_of(batch: Any) -> Tensor:

@@ -1,8 +1,15 @@
-"""Encoder and decoder joined into the one network that curvature and posteriors speak about."""
+"""Encoder and decoder joined into one network, as curvature and posteriors take it; copies with fresh weights."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor, nn
+
+from marquis.errors import UnsupportedOperationError
 
 
 class EncoderDecoder(nn.Module):
@@ -15,3 +22,52 @@ class EncoderDecoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The reconstruction of `x`, as the decoder gives it."""
         return self.decoder(self.encoder(x))
+
+
+def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
+    """A copy of `network` that shares nothing with it and starts from weights of its own.
+
+    Args:
+        network: Stays as it is.
+        seed: For the new weights; None continues torch's global random stream.
+
+    Raises:
+        UnsupportedOperationError: A module has parameters but no `reset_parameters`, so how it starts is not known.
+    """
+    fresh = copy.deepcopy(network)
+    with seeded(seed):
+        for path, module in fresh.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+            elif next(module.parameters(recurse=False), None) is not None:
+                raise UnsupportedOperationError(
+                    f"{path or 'the network'} ({type(module).__name__}) has parameters but no reset_parameters(), so "
+                    "there is no second start for it. Write one, or build every network yourself and pass them all."
+                )
+    return fresh
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Torch's global random stream from this seed for a while, then as it was; None leaves it alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def code_size(encoder: nn.Module) -> int:
+    """K, as the encoder's last dense layer gives it.
+
+    Raises:
+        UnsupportedOperationError: There is none to read it from.
+    """
+    sizes = [module.out_features for module in encoder.modules() if isinstance(module, nn.Linear)]
+    if not sizes:
+        raise UnsupportedOperationError(
+            f"the size of the code cannot be read from {type(encoder).__name__}, which has no nn.Linear; pass latent=K."
+        )
+    return sizes[-1]

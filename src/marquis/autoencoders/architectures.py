@@ -1,0 +1,188 @@
+"""Encoders and decoders: the paper's by name, and a pair for data of any shape. All tanh, linear at code and output."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import nn
+
+from marquis.autoencoders.network import seeded
+from marquis.errors import DataError, UnsupportedOperationError
+
+Pair = tuple[nn.Sequential, nn.Sequential]
+Kind = Literal["auto", "dense", "convolutional"]
+
+SMALLEST_CONVOLUTIONAL = 16
+"""Images with a smaller edge get dense layers by default: there is little to be gained from sharing weights."""
+SMALLEST_EDGE = 4
+"""Pooling stops before an edge would become smaller than this."""
+CHANNELS = (32, 32, 64, 64, 64)
+"""Of the convolutions, from the data inwards (CelebA: methods.md 8.6)."""
+
+
+def build(
+    name_or_shape: str | Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
+) -> Pair:
+    """An encoder and a decoder, by name or for data of a shape.
+
+    | name | networks |
+    | --- | --- |
+    | `mnist-dense` | 784-512-256-K and back, for `[B, 1, 28, 28]` (LAE A.1; methods.md 6.6) |
+    | `fashion-conv` | two convolutions, 3136-2048-1024-K, for `[B, 1, 28, 28]`; 17.2 million weights (LAE A.2) |
+    | `celeba-conv` | five convolutions, for `[B, 3, 64, 64]`, usually K = 64 (LAE A.4; channels: methods.md 8.6) |
+
+    Args:
+        name_or_shape: One of these names; or the shape of one datum, for which see `for_data`.
+        latent: K, the size of the code.
+        width: Factor on the numbers of channels and hidden units; 1/8 makes `fashion-conv` small enough for a laptop.
+        kind: For a shape: see `for_data`.
+        seed: For the weights; None continues torch's global random stream.
+    """
+    if not isinstance(name_or_shape, str):
+        return for_data(name_or_shape, latent, width, kind=kind, seed=seed)
+    if name_or_shape not in NAMES:
+        close = difflib.get_close_matches(name_or_shape, NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnsupportedOperationError(
+            f"no architecture is called {name_or_shape!r}.{hint} Known: {', '.join(NAMES)}; or pass the shape of one "
+            "datum, for instance (1, 28, 28)."
+        )
+    _check(latent, width)
+    with seeded(seed):
+        return NAMES[name_or_shape](latent, width)
+
+
+def for_data(
+    shape: Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
+) -> Pair:
+    """A sensible pair for data of this shape, with outputs of exactly this shape (odd edges included).
+
+    Dense: two hidden layers, `min(512, max(64, 4 d))` rounded up to a power of two and half of that, for `d` numbers
+    per datum; 512 and 256 for MNIST. Convolutional: 3x3 convolutions of 32, 32, 64, 64, 64 channels with max pooling
+    until the smaller edge is between 4 and 8, one hidden layer of 256; mirrored, with nearest-neighbour upsampling.
+
+    Args:
+        shape: Of one datum: `(d,)`, `(C, H, W)`, or anything, which is then flattened.
+        latent: K, the size of the code.
+        width: Factor on the numbers of channels and hidden units.
+        kind: "dense", "convolutional" (only `(C, H, W)`), or "auto": convolutional for images of edge 16 and more.
+        seed: For the weights; None continues torch's global random stream.
+    """
+    shape = tuple(int(size) for size in shape)
+    if not shape or min(shape) < 1:
+        raise DataError(f"shape={list(shape)}: the shape of one datum has positive sizes, without the batch.")
+    if kind not in ("auto", "dense", "convolutional"):
+        raise UnsupportedOperationError(f"kind={kind!r} is not known; use 'auto', 'dense' or 'convolutional'.")
+    if kind == "convolutional" and len(shape) != 3:
+        raise DataError(f"convolutions need data of shape (channels, height, width), got {list(shape)}.")
+    _check(latent, width)
+    if kind == "auto":
+        kind = "convolutional" if len(shape) == 3 and min(shape[1:]) >= SMALLEST_CONVOLUTIONAL else "dense"
+    with seeded(seed):
+        if kind == "dense":
+            first = min(512, max(64, 2 ** math.ceil(math.log2(4 * math.prod(shape)))))
+            return _dense(shape, latent, _scaled((first, first // 2), width))
+        steps = max(0, (min(shape[1:]) // SMALLEST_EDGE).bit_length() - 1)
+        channels = (*CHANNELS, *[CHANNELS[-1]] * steps)[: max(1, steps)]
+        return _convolutional(shape, latent, _scaled(channels, width), _scaled((256,), width), pool=steps > 0)
+
+
+def _mnist_dense(latent: int, width: float) -> Pair:
+    return _dense((1, 28, 28), latent, _scaled((512, 256), width))
+
+
+def _fashion(latent: int, width: float) -> Pair:
+    channels, hidden = _scaled((64, 64), width), _scaled((2048, 1024), width)
+    return _convolutional((1, 28, 28), latent, channels, hidden, extra=True)
+
+
+def _celeba(latent: int, width: float) -> Pair:
+    return _convolutional((3, 64, 64), latent, _scaled(CHANNELS, width), ())
+
+
+NAMES: dict[str, Callable[[int, float], Pair]] = {
+    "mnist-dense": _mnist_dense,
+    "fashion-conv": _fashion,
+    "celeba-conv": _celeba,
+}
+
+
+def _dense(shape: tuple[int, ...], latent: int, hidden: Sequence[int]) -> Pair:
+    """`d-hidden-K` and back; flattening inside."""
+    sizes = (math.prod(shape), *hidden, latent)
+    encoder, decoder = _perceptron(sizes), _perceptron(sizes[::-1])
+    if len(shape) > 1:
+        encoder, decoder = [nn.Flatten(), *encoder], [*decoder, nn.Unflatten(1, shape)]
+    return nn.Sequential(*encoder), nn.Sequential(*decoder)
+
+
+def _convolutional(
+    shape: tuple[int, ...],
+    latent: int,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    *,
+    pool: bool = True,
+    extra: bool = False,
+) -> Pair:
+    """Convolution, tanh, max pooling for every entry of `channels`; dense layers; the mirror image of it all.
+
+    Args:
+        shape: `(C, H, W)`.
+        latent: K.
+        channels: Of the convolutions.
+        hidden: Of the dense layers between convolutions and code.
+        pool: Whether to pool at all.
+        extra: One more convolution at the lowest resolution of the decoder, as in the published Fashion network.
+    """
+    edges = [tuple(shape[1:])]
+    encoder: list[nn.Module] = []
+    for before, after in pairwise((shape[0], *channels)):
+        encoder += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
+        if pool:
+            # Rounding up: an odd last row is pooled with nothing instead of being dropped.
+            odd = any(edge % 2 for edge in edges[-1])
+            encoder.append(nn.MaxPool2d(2, ceil_mode=True) if odd else nn.MaxPool2d(2))
+            edges.append(tuple((edge + 1) // 2 for edge in edges[-1]))
+    lowest = (channels[-1], *edges[-1])
+    sizes = (math.prod(lowest), *hidden, latent)
+    encoder += [nn.Flatten(), *_perceptron(sizes)]
+    decoder: list[nn.Module] = [*_perceptron(sizes[::-1]), nn.Tanh(), nn.Unflatten(1, lowest)]
+    if extra:
+        decoder += [nn.Conv2d(channels[-1], channels[-1], 3, padding=1), nn.Tanh()]
+    back = (*channels[::-1], shape[0])
+    for number, (before, after) in enumerate(pairwise(back)):
+        if pool:
+            decoder.append(_upsampling(edges[-1 - number], edges[-2 - number]))
+        decoder += [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
+    return nn.Sequential(*encoder), nn.Sequential(*decoder[:-1])
+
+
+def _upsampling(small: tuple[int, ...], large: tuple[int, ...]) -> nn.Module:
+    """Nearest neighbour, by two; to the exact size where an edge is odd."""
+    if all(2 * a == b for a, b in zip(small, large, strict=True)):
+        return nn.Upsample(scale_factor=2)
+    return nn.Upsample(size=large)
+
+
+def _perceptron(sizes: Sequence[int]) -> list[nn.Module]:
+    """Dense layers with tanh between them."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return layers[:-1]
+
+
+def _scaled(sizes: Sequence[int], width: float) -> tuple[int, ...]:
+    return tuple(max(1, round(size * width)) for size in sizes)
+
+
+def _check(latent: int, width: float) -> None:
+    if latent < 1:
+        raise DataError(f"latent={latent}: a code has at least one number.")
+    if not 0 < width < math.inf:
+        raise DataError(f"width={width}: the factor on hidden units and channels is positive.")

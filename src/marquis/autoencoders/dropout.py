@@ -1,0 +1,148 @@
+"""Monte-Carlo dropout: a network thinned at random is a draw of the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.estimate import Draw, Output
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+
+
+class UnitDropout(nn.Module):
+    """Dropout that knows which thinned network it belongs to.
+
+    In training, ordinary dropout: units fall out independently for every datum. In evaluation with a `seed`, the units
+    that this seed names fall out, the same ones for all data: one network. In evaluation without one, nothing does.
+    What stays is divided by `1 - p`, so that the expectation is the input.
+
+    Args:
+        p: Probability that a unit falls out.
+    """
+
+    seed: int | None = None
+
+    def __init__(self, p: float = 0.2) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise DataError(f"p={p}: the probability of dropping a unit is at least 0 and below 1.")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Thinned `x [B, ...]`."""
+        if self.training:
+            return F.dropout(x, self.p, True)
+        return x if self.seed is None else x * (self.kept(x.shape[1:], self.seed).to(x) / (1 - self.p))
+
+    def kept(self, shape: torch.Size, seed: int) -> Tensor:
+        """Which units of one datum stay, for this seed; the same on every device and in every precision."""
+        return torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= self.p
+
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"p={self.p}"
+
+
+class DropoutAutoencoder(BaseAutoencoder):
+    """Monte-Carlo dropout ("MC-AE"; Gal and Ghahramani 2016; methods.md 7): dropout between all layers, kept at test.
+
+    In *copies* of the networks a `UnitDropout` is put directly before every trainable layer (dense, convolutional:
+    with a weight of at least two dimensions) except the first of each network: neither data nor code are thinned. The
+    paper's "between all trainable layers" could include the code, of which a fifth of the time a coordinate would then
+    be missing from a picture of two; `on_code=True` does that. Networks that bring `UnitDropout` of their own keep
+    just those.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`, an `nn.Sequential` (nested ones too).
+        decoder: `[B, K] -> [B, ...]`, likewise.
+        likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
+        p: Probability that a unit falls out.
+        on_code: Whether the code too is thinned, before the decoder.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        p: float = 0.2,
+        on_code: bool = False,
+        lr: float = 1e-3,
+        missing: bool = False,
+    ) -> None:
+        thinned = with_dropout(decoder, p)
+        if on_code:
+            thinned = nn.Sequential(UnitDropout(p), thinned)
+        super().__init__(with_dropout(encoder, p), thinned, likelihood, lr=lr, missing=missing)
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """Thinned networks; no unit of a network depends on the data, so all data meet the same networks."""
+        layers = [module for module in self.modules() if isinstance(module, UnitDropout)]
+        device = "cpu" if generator is None else generator.device
+        for _ in range(samples):
+            seeds = torch.randint(2**62, (len(layers),), generator=generator, device=device).tolist()
+
+            def encode(x: Tensor, seeds: list[int] = seeds) -> Tensor:
+                with _network(layers, seeds):
+                    return self.encoder(x)
+
+            def decode(z: Tensor, seeds: list[int] = seeds) -> Output:
+                with _network(layers, seeds):
+                    return self.output(self.decoder(z))
+
+            yield Draw(encode, decode)
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Negative log-likelihood per datum, every datum through a thinned network of its own."""
+        return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
+
+
+@contextmanager
+def _network(layers: list[UnitDropout], seeds: list[int]) -> Iterator[None]:
+    """The thinned network of these seeds for a while."""
+    for layer, seed in zip(layers, seeds, strict=True):
+        layer.seed = seed
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.seed = None
+
+
+def with_dropout(network: nn.Module, p: float) -> nn.Module:
+    """A copy with dropout before every trainable layer but the first.
+
+    Raises:
+        UnsupportedOperationError: Layers inside a module that is not `nn.Sequential`, whose order is not known.
+    """
+    if any(isinstance(module, UnitDropout) for module in network.modules()):
+        return copy.deepcopy(network)
+    return _insert(copy.deepcopy(network), p, [])
+
+
+def _insert(module: nn.Module, p: float, seen: list[str]) -> nn.Module:
+    """`module` with dropout before its layers; `seen` remembers whether there was a layer before."""
+    if isinstance(module, nn.Sequential):
+        return nn.Sequential(*(_insert(child, p, seen) for child in module))
+    layers = [part for part in module.modules() if any(w.ndim >= 2 for w in part.parameters(recurse=False))]
+    if not layers:
+        return module
+    if len(layers) > 1:
+        raise UnsupportedOperationError(
+            f"dropout goes between layers, but {type(module).__name__} is not an nn.Sequential and holds "
+            f"{len(layers)} of them in an order of its own. Put marquis.autoencoders.UnitDropout(p) between them "
+            "yourself: networks that have it are taken as they are."
+        )
+    first = not seen
+    seen.append(type(module).__name__)
+    return module if first else nn.Sequential(UnitDropout(p), module)

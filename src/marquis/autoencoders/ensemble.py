@@ -1,0 +1,94 @@
+"""An ensemble: plain autoencoders that differ in where they started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.network import EncoderDecoder, reinitialised
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood
+
+
+class _Pair(Protocol):
+    encoder: nn.Module
+    decoder: nn.Module
+
+
+class EnsembleAutoencoder(BaseAutoencoder):
+    """Ensemble of autoencoders (Lakshminarayanan et al. 2017; methods.md 7): five, from different starts.
+
+    All members are trained together, on the same batches and with one learning rate: the loss is the sum of theirs, so
+    each gets the gradient it would get alone. Only the starts differ; members do not see data in orders of their own.
+    The first member is the networks that are given, the others are copies with weights of their own. Its draws are its
+    members, once each, however many samples are asked for.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`.
+        decoder: `[B, K] -> [B, ...]`.
+        likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
+        members: How many.
+        seed: For the starts of the copies; None continues torch's global random stream.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        members: int = 5,
+        seed: int | None = None,
+        lr: float = 1e-3,
+        missing: bool = False,
+    ) -> None:
+        super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
+        if members < 1:
+            raise DataError(f"members={members}: an ensemble has at least one.")
+        start = EncoderDecoder(encoder, decoder)
+        seeds = [None if seed is None else seed + number for number in range(members - 1)]
+        self.others = nn.ModuleList([reinitialised(start, own) for own in seeds])
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[_Pair],
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        lr: float = 1e-3,
+        missing: bool = False,
+    ) -> EnsembleAutoencoder:
+        """An ensemble of networks that are there already, for instance autoencoders trained one by one."""
+        if not members:
+            raise DataError("an ensemble has at least one member.")
+        first, *others = members
+        made = cls(first.encoder, first.decoder, likelihood, members=1, lr=lr, missing=missing)
+        made.others = nn.ModuleList([EncoderDecoder(member.encoder, member.decoder) for member in others])
+        return made
+
+    @property
+    def members(self) -> list[EncoderDecoder]:
+        """All members, the first included."""
+        others = [other for other in self.others if isinstance(other, EncoderDecoder)]
+        return [EncoderDecoder(self.encoder, self.decoder), *others]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean of the members' outputs."""
+        return torch.stack([member(x) for member in self.members]).mean(0)
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """The members."""
+        for member in self.members:
+            yield Draw(member.encoder, lambda z, decoder=member.decoder: self.output(decoder(z)))
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The members' negative log-likelihoods per datum, summed over the members."""
+        losses = [-self.likelihood.log_prob(member(x), x, mask).mean() for member in self.members]
+        return torch.stack(losses).sum()

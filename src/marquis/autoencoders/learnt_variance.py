@@ -1,0 +1,69 @@
+"""The autoencoder whose noise is a function of the code: a second decoder predicts its logarithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.network import reinitialised
+from marquis.likelihoods import Heteroscedastic
+
+MIN_LOG_SIGMA = -3.0
+"""Where log σ is softly clipped, in training and at test alike (methods.md 7)."""
+
+
+def soft_clip(t: Tensor, minimum: float) -> Tensor:
+    """`minimum + softplus(t - minimum)`: about `t` well above the minimum, never below it, and smooth."""
+    return minimum + F.softplus(t - minimum)
+
+
+def mean_and_variance(mean: Tensor, log_sigma: Tensor, minimum: float) -> Tensor:
+    """`f = (mean, log σ²)` along dimension 1, as the heteroscedastic Gaussian takes it."""
+    return torch.cat([mean, 2 * soft_clip(log_sigma, minimum)], 1)
+
+
+class LearntVarianceAutoencoder(BaseAutoencoder):
+    """The autoencoder with learnt variance ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
+
+    `r` is the residual, `σ(z)` comes from a second decoder (methods.md 7). The published code leaves out the 1/2, and
+    its σ² is then twice the mean squared residual. It has a single draw: all its uncertainty is `noise_variance`.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`.
+        decoder: `[B, K] -> [B, ...]`, the mean.
+        variance_decoder: `[B, K] -> [B, ...]`, log σ before the clip; by default a copy of the decoder with
+            weights of its own.
+        min_log_sigma: Where log σ is softly clipped.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        variance_decoder: nn.Module | None = None,
+        *,
+        min_log_sigma: float = MIN_LOG_SIGMA,
+        lr: float = 1e-3,
+        missing: bool = False,
+    ) -> None:
+        super().__init__(encoder, decoder, Heteroscedastic(), lr=lr, missing=missing)
+        self.variance_decoder = reinitialised(decoder) if variance_decoder is None else variance_decoder
+        self.min_log_sigma = min_log_sigma
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """The network itself, once."""
+        yield Draw(self.encoder, lambda z: self.output(self._outputs(z)))
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Negative log-likelihood per datum."""
+        return -self.likelihood.log_prob(self._outputs(self.encoder(x)), x, mask).mean()
+
+    def _outputs(self, z: Tensor) -> Tensor:
+        return mean_and_variance(self.decoder(z), self.variance_decoder(z), self.min_log_sigma)

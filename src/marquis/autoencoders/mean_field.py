@@ -1,0 +1,89 @@
+"""Bayes by Backprop on an autoencoder: the mean-field VI of `marquis.variational`, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.autoencoders.base import BaseAutoencoder, num_data_of
+from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.network import EncoderDecoder
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood
+from marquis.posterior import Posterior
+from marquis.variational import MeanFieldVI
+
+
+class MeanFieldAutoencoder(BaseAutoencoder):
+    """Bayes by Backprop (Blundell et al. 2015; methods.md 7): a factorised Gaussian over all weights, by sampling.
+
+    Loss per datum: `-log p(x | w) + KL / N`, `w = μ + σ ε` drawn once per batch. The means and widths start as in the
+    paper's baseline, μ ~ U(-0.2, 0.2) and ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), so only the *shape* of
+    the given networks matters, and they stay as they are. The paper found it too brittle to report.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`.
+        decoder: `[B, K] -> [B, ...]`.
+        likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
+        num_data: N; by default the number of rows behind the trainer's training loader.
+        generator: For the start and for the draws in training; by default torch's global random stream.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry.
+        **options: Of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+        lr: float = 1e-3,
+        missing: bool = False,
+        **options: Any,
+    ) -> None:
+        method = MeanFieldVI.bayes_by_backprop(
+            EncoderDecoder(encoder, decoder),
+            likelihood,
+            num_data=1 if num_data is None else num_data,
+            generator=generator,
+            **options,
+        )
+        means = method.network
+        assert isinstance(means, EncoderDecoder)
+        # One set of means under two names: `encoder` and `method.network.encoder` are the same module.
+        super().__init__(means.encoder, means.decoder, method.likelihood, lr=lr, missing=missing)
+        self.method = method
+        self.num_data = num_data
+
+    def on_train_start(self) -> None:
+        """Find out N from the loader, unless it was given."""
+        if self.num_data is None:
+            self.num_data = num_data_of(self)
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`-log p(x | w) + KL / N` per datum at one draw of the weights."""
+        if self.num_data is None:
+            raise DataError("the weight of the KL is 1 / N: pass num_data=, or train with a Lightning Trainer.")
+        self.method.num_data = self.num_data
+        return self.method.step(x, x, mask)
+
+    def posterior(self) -> Posterior:
+        """The weights as a Gaussian posterior, which samples, predicts and saves."""
+        return self.method.posterior()
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """Networks with weights drawn from the posterior."""
+        posterior = self.posterior()
+        for _ in range(samples):
+            drawn = posterior.sample(1, generator)
+            yield self.draw_at({name: value[0] for name, value in drawn.items()})
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Means and widths, each with its learning rate."""
+        return self.method.parameter_groups(self.lr)

@@ -1,0 +1,171 @@
+"""A posterior over a trained autoencoder's weights, behind the same protocol as the models that train with one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.autoencoders.base import BaseAutoencoder, inputs_of
+from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.network import EncoderDecoder
+from marquis.autoencoders.plain import Autoencoder
+from marquis.errors import ModelMismatchError, UnsupportedOperationError
+from marquis.laplace import Laplace
+from marquis.likelihoods import Likelihood
+from marquis.posterior import Posterior
+
+
+class PosteriorAutoencoder(BaseAutoencoder):
+    """A trained autoencoder whose draws are networks with weights from a posterior; see `from_posterior`.
+
+    Attributes:
+        posterior: Over the weights `encoder.*` and `decoder.*`, or some of them.
+        laplace: The Laplace approximation it came from, if it came from one.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        posterior: Posterior,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        laplace: Laplace | None = None,
+        missing: bool = False,
+    ) -> None:
+        own = copy.deepcopy(EncoderDecoder(encoder, decoder)).eval()
+        _require_fit(own, posterior)
+        with torch.no_grad():
+            for name, value in posterior.mean.items():
+                own.get_parameter(name).copy_(value)
+        super().__init__(own.encoder, own.decoder, likelihood, missing=missing)
+        self.posterior, self.laplace = posterior, laplace
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """Networks with weights drawn from the posterior, one at a time."""
+        device = next(self.parameters()).device
+        for _ in range(samples):
+            drawn = self.posterior.sample(1, generator)
+            yield self.draw_at({name: value[0].to(device) for name, value in drawn.items()})
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Refused: there is nothing left to train.
+
+        Raises:
+            UnsupportedOperationError: Always.
+        """
+        raise UnsupportedOperationError(
+            "this autoencoder was trained before its posterior was made; train an Autoencoder and call fit_posthoc, or "
+            "use LaplacianAutoencoder, which trains with its posterior."
+        )
+
+
+def from_posterior(
+    encoder: nn.Module,
+    decoder: nn.Module,
+    posterior: Posterior | Laplace,
+    likelihood: str | Likelihood | None = None,
+    *,
+    missing: bool = False,
+) -> PosteriorAutoencoder:
+    """An uncertain autoencoder from trained networks and a posterior over their weights, of any structure.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`; copied.
+        decoder: `[B, K] -> [B, ...]`; copied.
+        posterior: Over parameters of `EncoderDecoder(encoder, decoder)`; or the `Laplace` that was fitted to it.
+        likelihood: Of the data; by default that of the `Laplace` with its noise, else Gaussian with unit noise.
+        missing: Whether NaN marks a missing entry.
+
+    Raises:
+        ModelMismatchError: The posterior is over other parameters.
+    """
+    laplace = posterior if isinstance(posterior, Laplace) else None
+    if likelihood is None:
+        likelihood = "gaussian" if laplace is None else laplace.likelihood
+    found = posterior.posterior if isinstance(posterior, Laplace) else posterior
+    return PosteriorAutoencoder(encoder, decoder, found, likelihood, laplace=laplace, missing=missing)
+
+
+def fit_posthoc(
+    autoencoder: Autoencoder,
+    loader: Iterable[Any],
+    structure: str = "diagonal",
+    estimator: str | None = None,
+    *,
+    tune: bool | str = True,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+    prior: Any = None,
+    temperature: float = 1.0,
+    **options: Any,
+) -> PosteriorAutoencoder:
+    """The post-hoc Laplacian autoencoder (LAE 2; methods.md 6.4): curvature in one pass, prior and noise by evidence.
+
+    Args:
+        autoencoder: Trained, plain: its encoder, decoder, likelihood and treatment of missing entries are used.
+        loader: Its training data; batches `x` or `(x, ...)`, of which the rest is ignored.
+        structure: "diagonal", "kronecker", "block", "full" or "lowrank".
+        estimator: "exact", "sketched", "approximate" or "mixed"; None: exact up to 64 outputs, else sketched.
+        tune: Whether prior precision and, for the Gaussian, noise precision are chosen by the evidence; or the name of
+            a method of `Laplace.tune`.
+        generator: For sketches.
+        progress: Show a bar.
+        prior: Of `Laplace`.
+        temperature: Of `Laplace`.
+        **options: Of `Laplace.fit`.
+
+    Returns:
+        A model with the protocol; its `laplace` has evidence, check and saving.
+    """
+    if not isinstance(autoencoder, Autoencoder):
+        raise UnsupportedOperationError(
+            f"a posterior is fitted to one network with fixed noise, and {type(autoencoder).__name__} may be more than "
+            "that; pass Autoencoder(encoder, decoder, likelihood) with the networks you mean."
+        )
+    network = copy.deepcopy(EncoderDecoder(autoencoder.encoder, autoencoder.decoder)).eval()
+    laplace = Laplace(network, autoencoder.likelihood, structure, estimator, prior=prior, temperature=temperature)
+    data = _Reconstructing(loader, autoencoder)
+    mask_of = _mask_of if autoencoder.missing else None
+    laplace.fit(data, generator=generator, progress=progress, mask_of=mask_of, **options)
+    if tune:
+        laplace.tune("evidence" if tune is True else tune)
+    return from_posterior(network.encoder, network.decoder, laplace, missing=autoencoder.missing)
+
+
+class _Reconstructing:
+    """A loader whose labels are its inputs."""
+
+    def __init__(self, loader: Iterable[Any], autoencoder: BaseAutoencoder) -> None:
+        self._loader, self._autoencoder = loader, autoencoder
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        device = next(self._autoencoder.parameters()).device
+        for batch in self._loader:
+            x, mask = self._autoencoder._data(inputs_of(batch).to(device))
+            if not self._autoencoder.missing:
+                yield x, x
+            else:
+                yield x, x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+
+
+def _mask_of(batch: Any) -> Tensor:
+    return batch[2]
+
+
+def _require_fit(network: EncoderDecoder, posterior: Posterior) -> None:
+    own = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    wrong = [name for name, mean in posterior.mean.items() if own.get(name) != tuple(mean.shape)]
+    if wrong:
+        raise ModelMismatchError(
+            f"the posterior is over {wrong[0]!r} of shape {list(posterior.mean[wrong[0]].shape)} (and {len(wrong) - 1} "
+            "more like it), which these networks do not have. Fit it to EncoderDecoder(encoder, decoder), whose "
+            f"parameters are called {next(iter(own), 'encoder.*')!r} and so on."
+        )
