@@ -55,13 +55,18 @@ class Imputation:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the samples `[B, ...]`."""
-        return self.samples.mean(0)
+        """Mean of the samples `[B, ...]`, with the observed entries exactly as they were."""
+        return torch.where(self.missing, self.samples.mean(0), self.filled)
 
     @property
     def variance(self) -> Tensor:
         """Unbiased variance between the samples; 0 where observed, and everywhere if there is a single one."""
-        return self.samples.var(0) if len(self.samples) > 1 else torch.zeros_like(self.filled)
+        # rounding gives n equal numbers a variance that is not quite zero
+        return (
+            torch.where(self.missing, self.samples.var(0), 0)
+            if len(self.samples) > 1
+            else torch.zeros_like(self.filled)
+        )
 
     @property
     def std(self) -> Tensor:

@@ -72,8 +72,8 @@ def average_precision(inside: Tensor, outside: Tensor) -> float:
         outside: Scores of out-of-distribution data `[m]`.
     """
     _, false, true = _flagged(inside, outside)
-    gained = torch.diff(true, prepend=true.new_zeros(1)) / true[-1]
-    return float((gained * true / (true + false)).sum())
+    gained = torch.diff(true, prepend=true.new_zeros(1))
+    return float((gained * (true / (true + false))).sum() / true[-1])
 
 
 def fpr_at_tpr(inside: Tensor, outside: Tensor, tpr: float = 0.95) -> float:

@@ -1,0 +1,189 @@
+"""Scores of one pass, typicality from both sides, the combined score, and the table against scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from toy_models import LinearModel, projector
+
+from marquis.autoencoders import Autoencoder
+from marquis.errors import DataError
+from marquis.tasks import ood
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(n: int, width: int = 8, seed: int = 1) -> torch.Tensor:
+    return torch.randn(n, width, generator=seeded(seed), dtype=torch.float64)
+
+
+def test_scores_are_those_of_the_draws():
+    model, _ = projector(scale=0.1)
+    x = normal(6)
+    found = ood.scores(model, x, 7, generator=seeded())
+    said = model.reconstruct(x, 7, generator=ood.SameDraws(seeded()).again(), keep=True)
+    samples, codes = said.samples, said.latent.samples
+    assert found["error"] == pytest.approx((samples - x).square().sum(2).mean(0), rel=1e-12)
+    assert found["nll"] == pytest.approx(-said.log_prob, rel=1e-12)
+    assert found["output_variance"] == pytest.approx(samples.var(0).sum(1), rel=1e-12)
+    assert found["output_std"] == pytest.approx(samples.std(0).sum(1), rel=1e-12)
+    assert found["total_variance"] == pytest.approx(samples.var(0).sum(1) + 8, rel=1e-12)
+    assert found["latent_variance"] == pytest.approx(codes.var(0).sum(1), rel=1e-12)
+    assert found["latent_std"] == pytest.approx(codes.std(0).sum(1), rel=1e-12)
+    expected = -2 * said.expected_log_prob - 8 * math.log(2 * math.pi)  # unit noise: the paper's score and -log p
+    assert found["error"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_all_data_meet_the_same_draws_however_they_are_cut():
+    model, _ = projector(scale=0.1)
+    x = normal(10)
+    whole = ood.scores(model, x, 5, generator=seeded())
+    loader = DataLoader(TensorDataset(x, torch.arange(10)), batch_size=4)
+    for other in (
+        ood.scores(model, x, 5, generator=seeded(), batch_size=3),
+        ood.scores(model, loader, 5, generator=seeded()),
+        ood.scores(model, (part for part in x.split(7)), 5, generator=seeded()),
+    ):
+        for name, score in whole.items():
+            assert other[name] == pytest.approx(score, rel=1e-12), name
+    changed = ood.scores(model, x, 5, generator=seeded(1))
+    assert not torch.allclose(changed["output_variance"], whole["output_variance"], rtol=1e-3)
+
+
+def test_missing_entries_are_left_out_of_the_error():
+    model = Autoencoder(nn.Linear(3, 1), nn.Linear(1, 3), missing=True).double()
+    x = torch.tensor([[1.0, torch.nan, 2.0], [1.0, 5.0, 2.0]], dtype=torch.float64)
+    found = ood.scores(model, x)
+    output = model.decoder(model.encoder(x.nan_to_num(0.0)))
+    squares = (output - x).square().nan_to_num(0.0).sum(1)
+    assert found["error"] == pytest.approx(squares.detach(), rel=1e-12)
+    constant = 0.5 * math.log(2 * math.pi) * torch.tensor([2.0, 3.0], dtype=torch.float64)  # observed entries only
+    assert found["nll"] == pytest.approx(squares.detach() / 2 + constant, rel=1e-12)
+
+
+def test_typicality_of_the_mean_is_zero_and_both_sides_count():
+    train = torch.tensor([1.0, 2.0, 6.0])
+    assert ood.typicality(torch.tensor([3.0, 1.0, 5.0]), train).tolist() == [0.0, 2.0, 2.0]
+    with pytest.raises(DataError, match="training data"):
+        ood.typicality(train, torch.zeros(0))
+
+
+def test_too_good_to_be_true_is_found_by_typicality_only():
+    # A zero reconstruction: the error of x is |x|². Half of the outside is nearer to it than the inside, half farther.
+    model = LinearModel(torch.zeros(1, 20, dtype=torch.float64), torch.zeros(20, 1, dtype=torch.float64))
+    inside, train = normal(200, 20, 2), normal(200, 20, 3)
+    outside = normal(200, 20, 4) * torch.tensor([0.1, 3.0]).repeat(100).unsqueeze(1)
+    table = ood.evaluate(model, inside, outside, train, 1).table
+    assert table["error"]["auroc"] == pytest.approx(0.5, abs=1e-12)
+    assert table["typicality"]["auroc"] > 0.95
+    shrunk = ood.evaluate(model, inside, 0.1 * inside, train, 1).table
+    assert shrunk["error"]["auroc"] == 0.0  # reported as it is, not flipped
+    assert shrunk["typicality"]["auroc"] > 0.95
+
+
+def test_table_against_scikit_learn_and_the_raw_scores():
+    model, _ = projector(scale=0.2)
+    found = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
+    truth = [0] * 40 + [1] * 40
+    for name, row in found.table.items():
+        score = torch.cat([found.inside[name], found.outside[name]])
+        assert row["auroc"] == pytest.approx(roc_auc_score(truth, score), rel=1e-12)
+        assert row["aupr"] == pytest.approx(average_precision_score(truth, score), rel=1e-12)
+        curve = found.roc(name)
+        assert row["fpr95"] == float(curve.false_positive_rate[curve.true_positive_rate >= 0.95][0])
+        assert f"{name:<18} {row['auroc']:7.4f}" in str(found)
+        assert found.train[name].shape == (50,)
+    assert found.draws == 5
+    assert str(found).startswith("40 inside, 40 outside, 5 draw(s)")
+    assert found.train["typicality"] == pytest.approx(ood.typicality(found.train["error"], found.train["error"]))
+    assert found.inside["typicality_nll"] == pytest.approx((found.train["nll"].mean() - found.inside["nll"]).abs())
+    again = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
+    assert again.table == found.table
+
+
+def test_histogram_shares_its_edges():
+    model, _ = projector(scale=0.2)
+    found = ood.evaluate(model, normal(30, seed=5), 3 * normal(20, seed=6), normal(30, seed=7), 3)
+    edges, inside, outside = found.histogram("nll", 8)
+    assert (int(inside.sum()), int(outside.sum()), len(edges)) == (30, 20, 9)
+    both = torch.cat([found.inside["nll"], found.outside["nll"]])
+    assert (edges[0], edges[-1]) == (both.min(), both.max())
+    first = (found.outside["nll"] < edges[1]).sum()
+    assert outside[0] == first
+    with pytest.raises(DataError, match="no score 'entropy'; there are error"):
+        found.histogram("entropy")
+
+
+def test_combined_by_hand():
+    train = {"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([10.0, 10.0, 20.0]), "c": torch.ones(3)}
+    parts = {"a": torch.tensor([0.0, 2.0, 4.0]), "b": torch.tensor([10.0, 20.0, 30.0]), "c": torch.ones(3)}
+    # p of a: 4/4, 3/4, 1/4; of b: 4/4, 2/4, 1/4; c does not vary and is left out
+    expected = [0.0, -math.log(3 / 4 * 2 / 4) / 2, -math.log(1 / 16) / 2]
+    assert ood.combined(parts, train, ("a", "b", "c")).tolist() == pytest.approx(expected)
+    assert ood.combined(parts, train, ("c",)).tolist() == [0, 0, 0]
+
+
+def test_combined_depends_on_ranks_only_and_follows_each_part():
+    train = {"a": normal(30, 1, 1)[:, 0], "b": normal(30, 1, 2)[:, 0]}
+    parts = {"a": normal(9, 1, 3)[:, 0], "b": normal(9, 1, 4)[:, 0]}
+    before = ood.combined(parts, train, ("a", "b"))
+    stretched = ood.combined({**parts, "a": parts["a"].exp()}, {**train, "a": train["a"].exp()}, ("a", "b"))
+    assert stretched == pytest.approx(before, rel=1e-14)
+    assert (ood.combined({**parts, "a": parts["a"] + 5}, train, ("a", "b")) > before).all()
+
+
+def test_combined_wants_scores_that_are_there():
+    parts = {"a": torch.arange(3.0)}
+    for of in (("b",), ()):
+        with pytest.raises(DataError, match="needs scores that are there"):
+            ood.combined(parts, parts, of)
+    with pytest.raises(DataError, match="'a' is empty or NaN"):
+        ood.combined(parts, {"a": torch.tensor([torch.nan])}, ("a",))
+
+
+def test_plain_autoencoder_on_digits(digits):
+    model, train, inside, _ = digits
+    outside = inside.flatten(2)[..., torch.randperm(64, generator=seeded())].view_as(
+        inside
+    )  # the same pixels, elsewhere
+    found = ood.evaluate(model, inside, outside, train[:500])
+    assert found.draws == 1
+    for name in ("error", "nll", "typicality", "combined"):
+        assert found.table[name]["auroc"] > 0.95
+    assert found.table["nll"]["auroc"] == pytest.approx(found.table["error"]["auroc"], abs=1e-4)  # fixed noise
+    assert found.table["latent_variance"] == {
+        "auroc": 0.5,
+        "aupr": 0.5 * 2 * len(outside) / (2 * len(outside)),
+        "fpr95": 1,
+    }
+    assert not found.varies("output_variance")
+    lines = {line.split()[0]: line.split()[1:] for line in str(found).splitlines()}
+    assert lines["output_variance"] == ["-", "-", "-"]
+    assert "tells nothing" in str(found)
+
+
+def test_bad_data_are_refused():
+    model, _ = projector()
+    x = normal(4)
+    for nothing in (x[:0], [], [x[:0]]):
+        with pytest.raises(DataError, match="there are no data"):
+            ood.scores(model, nothing)
+    with pytest.raises(DataError, match=r"data outside have shape \[2, 4\] each, the training data \[8\]"):
+        ood.evaluate(model, x, x.view(4, 2, 4), x)
+    with pytest.raises(DataError, match="a batch has shape"):
+        ood.scores(model, [x, x.view(4, 2, 4)])
+    with pytest.raises(DataError, match="at least one entry per datum"):
+        ood.scores(model, x[0])
+    with pytest.raises(DataError, match="batch_size=0"):
+        ood.scores(model, x, batch_size=0)
+    with pytest.raises(DataError, match="got str"):
+        ood.scores(model, ["x"])
+    with pytest.raises(DataError, match="4 of 4 values of 'error' are not finite"):
+        ood.scores(model, x * torch.inf)
