@@ -17,6 +17,7 @@ from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @runtime_checkable
@@ -236,12 +237,11 @@ class BaseAutoencoder(LightningModule):
 
 
 def adam(groups: Iterable[dict[str, Any]], lr: float) -> torch.optim.Adam:
-    """Adam with the fused step; on a device that has none, the ordinary one."""
+    """Adam with the fused step where all parameters are on devices that have one; torch would say no only later."""
     groups = list(groups)
-    try:
-        return torch.optim.Adam([dict(group) for group in groups], lr, fused=True)
-    except RuntimeError:  # says so when it is built
-        return torch.optim.Adam(groups, lr)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fused = all(p.is_floating_point() and p.device.type in FUSED_DEVICES for p in parameters)
+    return torch.optim.Adam(groups, lr, fused=fused)
 
 
 def num_data_of(model: LightningModule) -> int:
