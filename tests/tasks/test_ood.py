@@ -14,6 +14,7 @@ from toy_models import LinearModel, projector
 from marquis.autoencoders import Autoencoder
 from marquis.errors import DataError
 from marquis.tasks import ood
+from marquis.tasks.ranking import auroc
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -122,21 +123,45 @@ def test_histogram_shares_its_edges():
 
 
 def test_combined_by_hand():
-    train = {"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([10.0, 10.0, 20.0]), "c": torch.ones(3)}
-    parts = {"a": torch.tensor([0.0, 2.0, 4.0]), "b": torch.tensor([10.0, 20.0, 30.0]), "c": torch.ones(3)}
-    # p of a: 4/4, 3/4, 1/4; of b: 4/4, 2/4, 1/4; c does not vary and is left out
-    expected = [0.0, -math.log(3 / 4 * 2 / 4) / 2, -math.log(1 / 16) / 2]
-    assert ood.combined(parts, train, ("a", "b", "c")).tolist() == pytest.approx(expected)
-    assert ood.combined(parts, train, ("c",)).tolist() == [0, 0, 0]
+    train = {
+        "a": torch.arange(1.0, 11.0),  # the 90 % quantile is 9, the mean excess over it 1
+        "b": torch.tensor([10.0] * 6 + [20.0] * 4),  # nothing lies above the quantile: 10 takes its place, excess 10
+        "c": torch.ones(10),
+    }
+    parts = {
+        "a": torch.tensor([0.0, 2.5, 9.0, 10.0, 12.0]),
+        "b": torch.tensor([10.0, 10.0, 0.0, 15.0, 40.0]),
+        "c": torch.ones(5),
+    }
+    of_a = [0, -math.log(9 / 11), -math.log(3 / 11), -math.log(2 / 11) + 1, -math.log(2 / 11) + 3]
+    of_b = [0, 0, 0, -math.log(5 / 11) + 0.5, -math.log(5 / 11) + 3]
+    assert ood.combined(parts, train, ("a",)).tolist() == pytest.approx(of_a)
+    assert ood.combined(parts, train, ("b",)).tolist() == pytest.approx(of_b)
+    both = [(a + b) / 2 for a, b in zip(of_a, of_b, strict=True)]
+    assert ood.combined(parts, train, ("a", "b", "c")).tolist() == pytest.approx(both)  # c does not vary: left out
+    assert ood.combined(parts, train, ("c",)).tolist() == [0] * 5
 
 
-def test_combined_depends_on_ranks_only_and_follows_each_part():
+def test_combined_ignores_units_and_follows_each_part():
     train = {"a": normal(30, 1, 1)[:, 0], "b": normal(30, 1, 2)[:, 0]}
     parts = {"a": normal(9, 1, 3)[:, 0], "b": normal(9, 1, 4)[:, 0]}
     before = ood.combined(parts, train, ("a", "b"))
-    stretched = ood.combined({**parts, "a": parts["a"].exp()}, {**train, "a": train["a"].exp()}, ("a", "b"))
-    assert stretched == pytest.approx(before, rel=1e-14)
+    scaled = ood.combined({**parts, "a": 1e3 * parts["a"] - 7}, {**train, "a": 1e3 * train["a"] - 7}, ("a", "b"))
+    assert scaled == pytest.approx(before, rel=1e-9)
     assert (ood.combined({**parts, "a": parts["a"] + 5}, train, ("a", "b")) > before).all()
+
+
+def test_combined_does_not_saturate_beyond_the_training_data():
+    train, inside, outside = (
+        {"a": torch.arange(100.0)},
+        {"a": 2 * torch.arange(100.0)},
+        {"a": 210 + torch.arange(100.0)},
+    )
+    scores = [ood.combined(part, train, ("a",)) for part in (inside, outside)]
+    assert auroc(*scores) == 1.0
+    rising = ood.combined({"a": torch.linspace(-10, 300, 500)}, train, ("a",))
+    assert (rising.diff() >= 0).all()
+    assert (rising.diff()[200:] > 0).all()
 
 
 def test_combined_wants_scores_that_are_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ Scores = dict[str, Tensor]
 COMBINED_OF = ("nll", "output_variance", "latent_variance")
 """What the combined score looks at, where it is not told otherwise."""
 
-FPR_AT = 0.95
+FPR_AT, TAIL_FROM = 0.95, 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +126,14 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
 
 
 def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> Tensor:
-    """One score out of several: the mean of `-log p_k`, `p_k` the share of training data with at least that score.
+    """One score out of several: the mean of `-log p_k`, `p_k` how rare a score of part k is among training data.
 
-    That is Fisher's way of joining p-values, with `p = (1 + #{train >= score}) / (1 + N)`. It only looks at ranks among
-    the training scores, so units, monotone maps and heavy tails of a part do not matter, and one part that is sure
-    (p = 1/(N+1)) outweighs others that are undecided. A part that does not vary over the training data (the variances
-    of a model without uncertainty) is left out. Beyond the largest training score it saturates at `log(N + 1)`.
-    The parts are not independent: the result ranks, it is no p-value. Cost O(n log N).
+    That is Fisher's way of joining p-values: one part that is sure outweighs others that are undecided, and units do
+    not matter. Up to the training scores' 90 % quantile q, `p = (1 + #{train >= score}) / (1 + N)`. Beyond it that would
+    saturate, and networks are so much better on training data that it would saturate for test data, too: so the tail
+    goes on as an exponential, `p = p_q exp(-(score - q) / mean excess over q)`. A part that does not vary over the
+    training data (the variances of a model without uncertainty) is left out. The parts are not independent: the result
+    ranks, it is no p-value. Cost O(n log N).
 
     Args:
         parts: Scores of the data to judge.
@@ -143,15 +145,23 @@ def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> T
         raise DataError(f"the combined score needs scores that are there, got {list(of)} of {list(parts)}.")
     found = []
     for name in of:
-        ordered = train[name].sort().values
-        if len(ordered) == 0 or bool(ordered.isnan().any()) or bool(parts[name].isnan().any()):
-            raise DataError(f"the score {name!r} is empty or NaN: it has no rank among the training scores.")
+        score, ordered = parts[name].double(), train[name].double().sort().values
+        if len(ordered) == 0 or bool(ordered.isnan().any()) or bool(score.isnan().any()):
+            raise DataError(f"the score {name!r} is empty or NaN: it has no place among the training scores.")
         if bool(ordered[0] != ordered[-1]):
-            at_least = len(ordered) - torch.searchsorted(ordered, parts[name].contiguous())
-            found.append(-((1 + at_least).double() / (1 + len(ordered))).log())
-    if not found:
-        return torch.zeros(len(parts[of[0]]), dtype=torch.float64, device=parts[of[0]].device)
-    return torch.stack(found).mean(0)
+            found.append(_rarity(score, ordered))
+    return torch.stack(found).mean(0) if found else torch.zeros_like(parts[of[0]], dtype=torch.float64)
+
+
+def _rarity(score: Tensor, ordered: Tensor) -> Tensor:
+    """`-log p` of scores among ordered training scores, not all of them equal."""
+    below_top = ordered[ordered < ordered[-1]]  # the quantile must leave something above it
+    threshold = torch.minimum(ordered[int(TAIL_FROM * (len(ordered) - 1))], below_top[-1])
+    above = ordered[ordered > threshold]
+    at_least = len(ordered) - torch.searchsorted(ordered, score.contiguous())
+    bulk = -((1 + at_least).double() / (1 + len(ordered))).log()
+    tail = -math.log((1 + len(above)) / (1 + len(ordered))) + (score - threshold) / (above - threshold).mean()
+    return torch.where(score > threshold, tail, bulk)
 
 
 def evaluate(
