@@ -129,10 +129,10 @@ def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> T
     """One score out of several: the mean of `-log p_k`, `p_k` how rare a score of part k is among training data.
 
     That is Fisher's way of joining p-values: one part that is sure outweighs others that are undecided, and units do
-    not matter. Up to the training scores' 90 % quantile q, `p = (1 + #{train >= score}) / (1 + N)`. Beyond it that would
-    saturate, and networks are so much better on training data that it would saturate for test data, too: so the tail
-    goes on as an exponential, `p = p_q exp(-(score - q) / mean excess over q)`. A part that does not vary over the
-    training data (the variances of a model without uncertainty) is left out. The parts are not independent: the result
+    not matter. Up to the training scores' 90 % quantile q, `p = (1 + #{train >= score}) / (1 + N)`. Beyond it that
+    would saturate, and a network is so much better on its training data that it would saturate for test data, too: so
+    the tail goes on as an exponential, `p = p_q exp(-(score - q) / mean excess over q)`. A part that does not vary over
+    the training data (the variances of a model without uncertainty) is left out. The parts are not independent: this
     ranks, it is no p-value. Cost O(n log N).
 
     Args:
