@@ -21,6 +21,12 @@ EXPERIMENTS = {
     "toy-classification": ("marquis.experiments.toy_classification", "MAP overconfident, Laplace not: two moons"),
     "logistic": ("marquis.experiments.logistic", "Laplace against exact quadrature"),
     "uci": ("marquis.experiments.uci", "UCI regression, standard and gap splits: linearised, sampled, MAP"),
+    "shift": ("marquis.experiments.shift", "Rotated MNIST: who knows when it does not know"),
+    "fashion-classification": (
+        "marquis.experiments.fashion_classification",
+        "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
+    ),
+    "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""
 

@@ -1,4 +1,4 @@
-"""Variances of the weights along further training (diagonal SWAG, Maddox et al. 2019), to rank them."""
+"""Mean and variance of the weights along further training (diagonal SWAG, Maddox et al. 2019)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ MINIMUM = 1e-30
 
 
 def swag_variance(
+    model: Model, loader: Iterable[Any], likelihood: Likelihood, names: Sequence[str], **options: Any
+) -> dict[str, Tensor]:
+    """The variances of `swag_moments`, which takes the same arguments: scores to rank weights by."""
+    return swag_moments(model, loader, likelihood, names, **options)[1]
+
+
+def swag_moments(
     model: Model,
     loader: Iterable[Any],
     likelihood: Likelihood,
@@ -29,16 +36,17 @@ def swag_variance(
     momentum: float = 0.9,
     weight_decay: float = 3e-4,
     generator: torch.Generator | None = None,
-) -> dict[str, Tensor]:
-    """Variance of every weight over one snapshot per epoch of SGD, by parameter name.
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Mean and variance of every weight over one snapshot per epoch of SGD, by parameter name.
 
     A copy of the network is trained, in training mode; the user's stays as it is. Cost: `epochs` epochs of training.
+    Buffers (the statistics of batch norm) of the mean network are not kept: a user of the mean computes them anew.
 
     Args:
         model: a module.
         loader: labelled batches, iterated once per epoch.
         likelihood: the loss is its mean negative log likelihood.
-        names: parameters whose variance is wanted.
+        names: parameters whose moments are wanted.
         epochs: number of snapshots.
         lr: learning rate.
         momentum: of SGD.
@@ -74,7 +82,7 @@ def swag_variance(
                     _welford(means, squares, name, parameter.detach().double(), epoch + 1)
     if not means or not all(bool(torch.isfinite(value).all()) for value in squares.values()):
         raise NumericalError(f"SWAG training diverged at lr={lr}; pass Subnetwork(..., swag={{'lr': smaller}}).")
-    return {name: (squares[name] / epochs).clamp(min=MINIMUM) for name in names}
+    return {name: means[name] for name in names}, {name: (squares[name] / epochs).clamp(min=MINIMUM) for name in names}
 
 
 def _welford(means: dict[str, Tensor], squares: dict[str, Tensor], name: str, value: Tensor, count: int) -> None:
