@@ -1,0 +1,382 @@
+"""`mq.OnlineLaplace`: a Gaussian over the weights that is learnt while the network trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.call import Model, batch_size, buffers_of, call, describe, parameters_of, select
+from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
+from marquis.curvature.processes import group_is_up
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.evidence.problem import noise_precision, unit_noise
+from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
+from marquis.online.group import sum_over_group
+from marquis.online.noise import fill_with_deviations, fill_with_noise
+from marquis.online.perturbed import Perturbed
+from marquis.online.saving import pack, unpack
+from marquis.online.settings import Forgetting, settings_of
+from marquis.online.state import OnlineState, weighted
+from marquis.posterior import Posterior
+from marquis.structures import Diagonal, Layout, Structure
+
+Number = float | Literal["learnt"] | None
+
+
+class OnlineLaplace:
+    """Laplace while training: the loss at a sampled network, gradients to the mean, curvature remembered (LAE 3).
+
+    ```python
+    online = mq.OnlineLaplace(model, "gaussian", num_data=len(data))
+    for x, y in loader:
+        loss = online.step(x, y)
+        loss.backward(); optimiser.step(); optimiser.zero_grad()
+    ```
+
+    The mean is the model's own parameters, moved by your optimiser; nothing else of the model is touched. By default
+    the noise precision β (Gaussian likelihood) and the prior precision δ are learnt from the evidence, and the weights
+    have precision `β H + δ` with the running curvature H. All options default to the preset's value, or the learner's
+    own; `settings` shows them.
+
+    Cost of a step with the sketched diagonal: about 2.5 plain steps; memory of three more copies of the weights.
+
+    Args:
+        model: A module in evaluation mode as far as that matters (no batch statistics, no dropout), or a function
+            `(params, x) -> outputs` with `params`.
+        likelihood: Name or object. A Gaussian given as an object keeps its noise precision, unless that is "learnt".
+        structure: "diagonal", "kronecker", "block" or "full".
+        estimator: As in `mq.curvature.ggn`; "approximate" and "mixed" for the diagonal only.
+        num_data: N, the number of training data.
+        preset: None, "paper" or "paper-code" (methods.md 6.3).
+        rule: "lae", "redux", "van", "nng" or "noisy-adam" (methods.md 6.2).
+        forgetting: α: a number, "batch" (B/N) or "learning-rate" (then `step` is told the rate).
+        scale: "batch", or "dataset" to blow a batch's curvature up by N/B.
+        factor: Constant factor on the curvature.
+        curvature_at: "sample" or "mean".
+        initial: Start value of H: a number, or "data" for N.
+        noise_precision: A number or "learnt".
+        prior_precision: A number or "learnt"; 0 for none.
+        prior_in_loss: Whether the loss has the prior's `δ/(2N) |μ|²`.
+        temperature: T, multiplies the covariance.
+        samples: Networks per step.
+        probes: Random columns of `sketched`.
+        every: Curvature at every so many steps only.
+        width_limit: Of "mixed".
+        parameters: Which weights are uncertain, as in `mq.Laplace`; the others are trained as usual.
+        params: The parameters of a function.
+        generator: Source of all random draws. Two processes of a group must be given the same seed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        likelihood: str | Likelihood = "gaussian",
+        structure: str = "diagonal",
+        estimator: str = "sketched",
+        *,
+        num_data: int,
+        preset: str | None = None,
+        rule: str | None = None,
+        forgetting: Forgetting | None = None,
+        scale: Literal["batch", "dataset"] | None = None,
+        factor: float | None = None,
+        curvature_at: Literal["sample", "mean"] | None = None,
+        initial: float | Literal["data"] | None = None,
+        noise_precision: Number = None,
+        prior_precision: Number = None,
+        prior_in_loss: bool | None = None,
+        temperature: float | None = None,
+        samples: int | None = None,
+        probes: int | None = None,
+        every: int | None = None,
+        width_limit: int = 512,
+        parameters: Any = None,
+        params: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if num_data < 1:
+            raise DataError(f"num_data is the number of training data, at least 1; got {num_data}.")
+        if structure not in ("diagonal", "kronecker", "block", "full"):
+            raise UnsupportedOperationError(
+                f"structure={structure!r} cannot be learnt online; use 'diagonal', 'kronecker', 'block' or 'full'."
+            )
+        given = {
+            "rule": rule,
+            "forgetting": forgetting,
+            "scale": scale,
+            "factor": factor,
+            "curvature_at": curvature_at,
+            "initial": initial,
+            "noise_precision": noise_precision,
+            "prior_precision": prior_precision,
+            "prior_in_loss": prior_in_loss,
+            "temperature": temperature,
+            "samples": samples,
+            "probes": probes,
+            "every": every,
+        }
+        self.model, self.structure, self.estimator = model, structure, estimator
+        self.num_data, self.width_limit, self._params = num_data, width_limit, params
+        self.likelihood, given["noise_precision"] = _likelihood_and_noise(likelihood, noise_precision)
+        self.settings = settings_of(preset, given)
+        if self.settings.rule == "noisy-adam" and structure != "diagonal":
+            raise UnsupportedOperationError("rule='noisy-adam' squares gradients, which are a diagonal only.")
+        self.names = list(select(parameters_of(model, params), parameters))
+        means = self.means()
+        self.layout = Layout.of(means)
+        like = means[self.names[0]]
+        # Two streams: processes with uneven batches take different numbers of probes, but must draw the same weights.
+        device = "cpu" if generator is None else generator.device
+        seeds = torch.randint(1 << 62, (2,), generator=generator, device=device).tolist()
+        self._weights_stream = torch.Generator(like.device).manual_seed(seeds[0])
+        self._probes_stream = torch.Generator(like.device).manual_seed(seeds[1])
+        self.state = OnlineState(
+            curvature=None,
+            initial=float(num_data if self.settings.initial == "data" else self.settings.initial),
+            noise_precision=_start(self.settings.noise_precision),
+            prior_precision=_start(self.settings.prior_precision),
+        )
+        self._buffer: Tensor | None = None
+
+    # Training
+
+    def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
+        """The loss of one batch at sampled weights, per datum; its `backward` fills the gradients of the means.
+
+        `-(1/S) Σ_s mean_n log p(y_n | x_n, θ_s) + δ/(2N) |μ|²` with `θ_s ~ N(μ, precision^-1)`; no gradient flows
+        through the precision (LAE eq. 64). Updates `state` (eq. 65).
+
+        Args:
+            x: Inputs.
+            y: Labels; by default the inputs (an autoencoder).
+            mask: 1 where a label was observed.
+            learning_rate: For `forgetting="learning-rate"`.
+        """
+        y = x if y is None else y
+        own = self.settings
+        with_curvature = self.state.steps % own.every == 0
+        means = self.means()
+        losses: list[Tensor] = []
+        found: list[Structure] = []
+        error = entries = 0.0
+        for _ in range(own.samples):
+            theta, penalty = self._perturbed(means)
+            here = with_curvature and own.curvature_at == "sample" and own.rule != "noisy-adam"
+            outputs, curvature = self._forward(x, theta, mask, here)
+            self.likelihood.validate(outputs.detach(), y, mask)
+            fit = self._noisy().log_prob(outputs, y, mask).mean()
+            losses.append(penalty - fit)
+            if curvature is not None:
+                found.append(curvature())
+            if own.rule == "noisy-adam" and with_curvature:
+                found.append(self._squared_gradient(fit, theta))
+            if own.noise_precision == "learnt":
+                away, count = _squared_error(outputs.detach(), y, mask)
+                error, entries = error + away / own.samples, entries + count / own.samples
+        if with_curvature and own.curvature_at == "mean" and own.rule != "noisy-adam":
+            found.append(self._curvature({name: mean.detach() for name, mean in means.items()}, x, mask))
+        self._learn(found, batch_size(x), learning_rate, error, entries)
+        return torch.stack(losses).mean()
+
+    def _forward(
+        self, x: Any, theta: dict[str, Tensor], mask: Tensor | None, with_curvature: bool
+    ) -> tuple[Tensor, Any]:
+        """Outputs at the sample, and what will compute the curvature there."""
+        params = {**parameters_of(self.model, self._params), **theta}
+        like = params[self.names[0]]
+        mixed = torch.is_autocast_enabled(like.device.type)
+        if with_curvature and self.estimator in SHARING_ESTIMATORS and not mixed:
+            return outputs_and_ggn(
+                self.model,
+                x,
+                unit_noise(self.likelihood),
+                self.structure,
+                self.estimator,
+                params=params,
+                parameters=self.names,
+                probes=self.settings.probes,
+                generator=self._probes_stream,
+                mask=mask,
+            )
+        outputs = call(self.model, params, buffers_of(self.model), x).to(like.dtype)
+        if not with_curvature:
+            return outputs, None
+        at = {name: value.detach() for name, value in theta.items()}
+        return outputs, lambda: self._curvature(at, x, mask)
+
+    def _curvature(self, at: Mapping[str, Tensor], x: Any, mask: Tensor | None) -> Structure:
+        """The batch's curvature in full precision, also under `torch.autocast`."""
+        kind = next(iter(at.values())).device.type
+        with torch.autocast(kind, enabled=False):
+            return ggn(
+                self.model,
+                x,
+                unit_noise(self.likelihood),
+                self.structure,
+                self.estimator,
+                params={**parameters_of(self.model, self._params), **at},
+                parameters=self.names,
+                probes=self.settings.probes,
+                width_limit=self.width_limit,
+                generator=self._probes_stream,
+                mask=mask,
+            )
+
+    def _squared_gradient(self, fit: Tensor, theta: dict[str, Tensor]) -> Structure:
+        """`N g∘g` with g the batch-mean gradient of the log-likelihood at the sample (methods.md 6.2, noisy Adam)."""
+        gradients = torch.autograd.grad(fit, list(theta.values()), retain_graph=True)
+        flat = self.layout.flatten(dict(zip(theta, gradients, strict=True)))
+        return Diagonal(self.layout, flat.square() * (self.num_data / self.state.noise_precision))
+
+    @torch.no_grad()
+    def _learn(
+        self, found: list[Structure], size: int, learning_rate: float | None, error: float, entries: float
+    ) -> None:
+        """Curvature, noise and prior after one batch."""
+        own, state = self.settings, self.state
+        batch = sum(found[1:], found[0]) if found else None
+        if group_is_up():
+            batch, size, error, entries = sum_over_group(batch, size, error, entries, self._weights_stream.device)
+        if batch is None:
+            after = state.skip(size)
+        else:
+            blown_up = self.num_data / size if own.scale == "dataset" else 1.0
+            batch = weighted(batch, blown_up / len(found))
+            alpha = self._alpha(size, learning_rate)
+            after = state.update(own.rule, batch, size, blown_up * size, self.num_data, alpha, own.every)
+        if own.noise_precision == "learnt":
+            after = after.with_error(error, entries)
+        if own.prior_precision == "learnt" and after.seen // self.num_data > state.seen // self.num_data:
+            squared = sum(float(mean.detach().double().square().sum()) for mean in self.means().values())
+            after = after.with_prior(squared, own.factor)
+        self.state = after
+
+    # Weights
+
+    def means(self) -> dict[str, Tensor]:
+        """The uncertain parameters themselves, by name."""
+        everything = parameters_of(self.model, self._params)
+        return {name: everything[name] for name in self.names}
+
+    def _perturbed(self, means: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Sampled weights with the graph to the means, and the prior's part of the loss."""
+        samples = self.layout.unflatten(self._deviations())
+        with torch.no_grad():
+            torch._foreach_add_(list(samples.values()), [means[name] for name in samples])
+        weight = self.state.prior_precision / self.num_data if self.settings.prior_in_loss else 0.0
+        theta, penalty = {}, None
+        for name, mean in means.items():
+            theta[name], half = Perturbed.apply(mean, samples[name], weight)
+            penalty = half if penalty is None else penalty + half
+        assert penalty is not None
+        return theta, penalty
+
+    @torch.no_grad()
+    def _deviations(self) -> Tensor:
+        """One draw of `θ - μ`, flat, in a buffer that the next step overwrites: fresh memory costs more than noise."""
+        state, own = self.state, self.settings
+        like = self.means()[self.names[0]]
+        dense = None
+        if state.curvature is not None and not isinstance(state.curvature, Diagonal):
+            dense = state.precision(own.factor, own.temperature)
+        count = self.layout.total if dense is None else dense.noise_dim
+        if self._buffer is None or len(self._buffer) != count or own.samples > 1:
+            self._buffer = torch.empty(count, dtype=like.dtype, device=like.device)
+        if dense is not None:
+            drawn = dense.sample_from(fill_with_noise(self._buffer, self._weights_stream))
+        else:
+            values = state.curvature.values if isinstance(state.curvature, Diagonal) else None
+            weight, constant = own.factor * state.noise_precision, state.constant(own.temperature)
+            drawn = fill_with_deviations(self._buffer, self._weights_stream, values, weight / own.temperature, constant)
+        if not bool(drawn.sum().isfinite()):  # a finite sum proves finite entries without a temporary
+            place = self.layout.locate(int((~drawn.isfinite()).nonzero()[0]))
+            raise NumericalError(
+                f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
+                "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."
+            )
+        return drawn
+
+    def posterior(self) -> Posterior:
+        """What has been learnt, as an ordinary posterior: it samples, saves and loads like the others."""
+        precision = self.state.precision(self.settings.factor, self.settings.temperature)
+        mean = {name: value.detach().clone() for name, value in self.means().items()}
+        return Posterior(self.layout, mean, precision)
+
+    @property
+    def temperature(self) -> float:
+        """The effective temperature `T_eff = T N / (c n)`: 1 is the Laplace posterior, less is colder (methods.md 6.3).
+
+        `n` is the number of data whose curvature H holds at present: for the default it grows to N within a few
+        epochs, for the preset "paper-code" to 1000 N, with c = 1/2. Infinite before the first batch.
+        """
+        own, state = self.settings, self.state
+        return own.temperature * self.num_data / (own.factor * state.data) if state.data else math.inf
+
+    def _alpha(self, size: int, learning_rate: float | None) -> float:
+        forgetting = self.settings.forgetting
+        if forgetting == "learning-rate":
+            if learning_rate is None:
+                raise DataError("forgetting='learning-rate': pass learning_rate= to `step`.")
+            return float(learning_rate)
+        return min(size / self.num_data, 1.0) if forgetting == "batch" else float(forgetting)
+
+    def _noisy(self) -> Likelihood:
+        """The likelihood with the present noise precision."""
+        if isinstance(self.likelihood, Gaussian) and noise_precision(self.likelihood) is not None:
+            return self.likelihood.with_noise(self.state.noise_precision)
+        return self.likelihood
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the mean, which is in the model: curvature, noise, prior, counts, random streams."""
+        return pack(self.state, {"weights": self._weights_stream, "probes": self._probes_stream}, self.layout)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken.
+
+        Raises:
+            ModelMismatchError: The state is of another network.
+            DataError: It is incomplete.
+        """
+        streams = {"weights": self._weights_stream, "probes": self._probes_stream}
+        device = self.means()[self.names[0]].device
+        self.state = unpack(state, streams, self.layout, device)
+
+    def __repr__(self) -> str:
+        """Network, structure, estimator and how far it has come."""
+        return (
+            f"OnlineLaplace({describe(self.model)}, {self.structure}, {self.estimator}, {self.state.steps} steps, "
+            f"noise precision {self.state.noise_precision:.4g}, prior precision {self.state.prior_precision:.4g}, "
+            f"temperature {self.temperature:.4g})"
+        )
+
+
+def _likelihood_and_noise(likelihood: str | Likelihood, given: Number) -> tuple[Likelihood, Number]:
+    """The likelihood, and its noise precision where that is one number."""
+    own = as_likelihood(likelihood)
+    held = noise_precision(own)
+    if held is None:
+        if given is not None:
+            raise UnsupportedOperationError(f"noise_precision={given!r}: {own} has no single noise precision.")
+        return own, 1.0  # β multiplies the curvature: 1 where the likelihood already says everything
+    chosen_by_user = not isinstance(likelihood, str) and isinstance(own, Gaussian) and not own.learnt
+    if given is None and chosen_by_user:
+        return own, float(held)
+    return own, given
+
+
+def _start(precision: float | str) -> float:
+    return 1.0 if isinstance(precision, str) else float(precision)
+
+
+def _squared_error(f: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
+    """Sum of squared errors over the observed entries, and how many there are."""
+    if mask is None:
+        return float((f - y).square().sum()), float(f.numel())
+    seen = mask.to(torch.bool).expand_as(f)
+    return float(torch.where(seen, f - y, 0).square().sum()), float(seen.sum())

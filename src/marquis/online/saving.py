@@ -1,0 +1,55 @@
+"""The learner's state as plain numbers and tensors, so that checkpoints can be loaded without running code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from marquis.errors import DataError, ModelMismatchError
+from marquis.online.state import OnlineState
+from marquis.structures import Layout, Structure, from_state_dict
+
+_STRUCTURES = ("curvature", "pending")
+
+
+def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Layout) -> dict[str, Any]:
+    """A dictionary of numbers, strings and tensors."""
+    numbers = {field.name: getattr(state, field.name) for field in fields(state) if field.name not in _STRUCTURES}
+    kept: dict[str, Structure | None] = {name: getattr(state, name) for name in _STRUCTURES}
+    return {
+        "numbers": numbers,
+        "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
+        "structures": {name: value.state_dict() for name, value in kept.items() if value is not None},
+        "streams": {name: stream.get_state() for name, stream in streams.items()},
+    }
+
+
+def unpack(
+    packed: Mapping[str, Any], streams: Mapping[str, torch.Generator], layout: Layout, device: torch.device
+) -> OnlineState:
+    """The inverse of `pack`; sets the random streams.
+
+    Raises:
+        ModelMismatchError: The state belongs to other parameters.
+        DataError: It is not a state of the online learner, or not a complete one.
+    """
+    try:
+        shapes = {name: tuple(shape) for name, shape in packed["shapes"].items()}
+        numbers = dict(packed["numbers"])
+        held = {name: from_state_dict(value).to(device=device) for name, value in packed["structures"].items()}
+        states = {name: packed["streams"][name].cpu() for name in streams}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"this is not the complete state of an online learner ({error!r}).") from error
+    if shapes != layout.shapes:
+        raise ModelMismatchError(
+            f"the saved state is over the parameters {list(shapes)} with other names or shapes than the model's "
+            f"{list(layout.names)}; build the network with the sizes it was trained with."
+        )
+    if set(numbers) | set(_STRUCTURES) != {field.name for field in fields(OnlineState)}:
+        raise DataError(f"this is not the state of an online learner of this version: it holds {sorted(numbers)}.")
+    for name, stream in streams.items():
+        stream.set_state(states[name])
+    return OnlineState(**{**{name: held.get(name) for name in _STRUCTURES}, **numbers})

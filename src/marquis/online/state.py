@@ -1,0 +1,129 @@
+"""The running curvature, noise and prior of the online learner: a frozen value with an `update`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from marquis.errors import DataError
+from marquis.structures import Diagonal, Kronecker, Structure
+
+NOISE_MEMORY = 100
+"""Steps over which squared errors are averaged for the noise precision; a batch alone has thousands of errors."""
+
+
+@dataclass(frozen=True, eq=False)
+class OnlineState:
+    """All that the online learner has learnt besides the mean; immutable, so that an old state stays what it was.
+
+    The precision of the weights is `(β (c H + w) + δ) / T`.
+
+    Attributes:
+        curvature: H at unit noise, without its start value; None before the first batch.
+        initial: w, what is left of the start value H_0; forgotten at the same rate as everything else.
+        noise_precision: β.
+        prior_precision: δ.
+        steps: Batches seen.
+        seen: Data seen.
+        data: n, the number of data whose curvature H holds.
+        pending: Curvature since the last replacement (rule "redux").
+        pending_data: Likewise, of `pending`.
+        error: Running sum of squared errors at the sampled networks.
+        entries: Running number of observed entries, with the same memory as `error`.
+    """
+
+    curvature: Structure | None
+    initial: float
+    noise_precision: float
+    prior_precision: float
+    steps: int = 0
+    seen: int = 0
+    data: float = 0.0
+    pending: Structure | None = None
+    pending_data: float = 0.0
+    error: float = 0.0
+    entries: float = 0.0
+
+    def update(
+        self, rule: str, batch: Structure, size: int, weight: float, num_data: int, alpha: float, every: int = 1
+    ) -> OnlineState:
+        """The state after one more batch's curvature (methods.md 6.2).
+
+        Args:
+            rule: See `Settings`.
+            batch: Curvature G of the batch: a sum over its data, already scaled; at unit noise.
+            size: B, data in the batch.
+            weight: As how many data they count in G.
+            num_data: N.
+            alpha: Forgetting rate of one step.
+            every: Steps for which this batch stands; the stationary point does not depend on it.
+        """
+        if rule == "redux":
+            pending = combined(self.pending, 1.0, batch, float(every))
+            data = self.pending_data + every * weight
+            if (self.seen + size) // num_data == self.seen // num_data:  # within an epoch
+                return self._after(size, pending=pending, pending_data=data)
+            return self._after(size, pending=None, pending_data=0.0, curvature=pending, data=data, initial=0.0)
+        keep = 1.0 if rule == "van" else (1 - alpha) ** every
+        gain = {"van": alpha * every, "lae": (1 - keep) / alpha}.get(rule, 1 - keep)
+        gain = 1.0 if rule == "lae" and every == 1 else gain  # without the rounding of 1 - (1 - α)
+        curvature = combined(self.curvature, keep, batch, gain)
+        return self._after(
+            size, curvature=curvature, data=keep * self.data + gain * weight, initial=keep * self.initial
+        )
+
+    def skip(self, size: int) -> OnlineState:
+        """The state after a batch whose curvature was not computed."""
+        return self._after(size)
+
+    def _after(self, size: int, **changes: object) -> OnlineState:
+        return replace(self, steps=self.steps + 1, seen=self.seen + size, **changes)  # type: ignore[arg-type]
+
+    def with_error(self, error: float, entries: float) -> OnlineState:
+        """With the noise precision after one more batch: `β = N O / E[SSE]`, errors at *sampled* weights.
+
+        No correction for the effective parameters: the sampled error already contains it (methods.md 5.2).
+        """
+        keep = 1 - 1 / NOISE_MEMORY
+        error, entries = keep * self.error + error, keep * self.entries + entries
+        precision = entries / error if error > 0 else self.noise_precision
+        return replace(self, error=error, entries=entries, noise_precision=min(max(precision, 1e-8), 1e8))
+
+    def with_prior(self, mean_squared: float, factor: float) -> OnlineState:
+        """With the prior precision `δ = γ / |μ|²` at the mean (MacKay; methods.md 5.2); `mean_squared` is |μ|²."""
+        if mean_squared <= 0 or self.prior_precision <= 0 or self.curvature is None:
+            return self
+        precision = self.precision(factor, 1.0)
+        gamma = precision.layout.total - self.prior_precision * float(precision.inverse_diagonal().double().sum())
+        return replace(self, prior_precision=min(max(gamma / mean_squared, 1e-8), 1e8))
+
+    def precision(self, factor: float, temperature: float) -> Structure:
+        """`(β (c H + w) + δ) / T` as a structure."""
+        if self.curvature is None:
+            raise DataError("there is no curvature yet: call `step` on at least one batch.")
+        weight = factor * self.noise_precision / temperature
+        return (self.curvature * weight).add_diagonal(self.constant(temperature))
+
+    def constant(self, temperature: float) -> float:
+        """The part of the precision that is the same for all weights."""
+        return (self.noise_precision * self.initial + self.prior_precision) / temperature
+
+
+def combined(old: Structure | None, keep: float, new: Structure, gain: float) -> Structure:
+    """`keep * old + gain * new`, with the structure's own meaning of forgetting (methods.md 2.4 for Kronecker).
+
+    `new` is used up: its memory may become the result's.
+    """
+    new = weighted(new, gain)
+    if old is None:
+        return new
+    if isinstance(new, Diagonal) and isinstance(old, Diagonal):
+        # Into the batch's own tensor, which nobody else has: memory fresh from the system costs more than the sum.
+        return Diagonal(new.layout, new.values.add_(old.values, alpha=keep))
+    return weighted(old, keep) + new
+
+
+def weighted(curvature: Structure, factor: float) -> Structure:
+    """Curvature of data that count `factor` times; later sums are those of the joint data, also for Kronecker."""
+    if factor == 1:
+        return curvature
+    return curvature.decay(factor) if isinstance(curvature, Kronecker) else curvature * factor
