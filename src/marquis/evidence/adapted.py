@@ -7,8 +7,9 @@ evidence is the wrong number and the tuned error bars come out too wide. The tan
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,17 +17,26 @@ from torch import Tensor, nn
 
 from marquis.curvature import accumulate
 from marquis.errors import UnsupportedOperationError
-from marquis.evidence.log_evidence import log_evidence
-from marquis.evidence.mackay import step_of
-from marquis.evidence.maximise import maximise
+from marquis.evidence.climb import Anderson, bounded, pruned
+from marquis.evidence.log_evidence import effective_parameters, log_evidence
+from marquis.evidence.mackay import proposal, step_of
 from marquis.evidence.problem import EvidenceProblem
 from marquis.evidence.tangent import Tangent
-from marquis.evidence.tuned import Step, Tuned, finish, limited
-from marquis.structures import Structure
+from marquis.evidence.tuned import HIGHEST, Step, Tuned, finish
+from marquis.structures import Full, Structure
 
 POINTS = ("linearisation", "theta_star")
 SHIFT = "marquis_shift"
 """Keyword under which a shifted network takes its shift, where inputs are passed by name."""
+
+MOST_HALVINGS = 6
+"""Times a step that lost ground is shortened before the alternation ends."""
+
+PINNED = (
+    "a group at the upper limit is one that the linear model does not need: its features explain no more of the labels "
+    "than chance would. That says nothing about the network, whose features still pass through these weights; "
+    "do not train on with such a precision as weight decay."
+)
 
 
 def adapted(
@@ -40,18 +50,26 @@ def adapted(
     theta_tolerance: float = 1e-3,
     max_products: int = 200,
     estimator: str = "exact",
+    store_bytes: int | None = None,
 ) -> Tuned:
     """Tune by the evidence of the tangent linear model at its optimum theta-star (methods.md 5.5, 5.6).
 
-    Alternates `theta* = argmin` of the convex objective of the linear model and `Lambda = argmax M_{theta*}`, which
-    climb one and the same function (every second alternation is extrapolated, and taken back if that lost ground); a
-    joint fixed point is stationary for the evidence of the linear model, exactly so for a Gaussian. Use it with
-    `Prior(groups="normalised")` for networks with normalisation layers: the prediction then does not depend on the
-    scale of normalised weights (Proposition 3). The prior is centred at its own mean, not at the network's weights;
-    predictions keep the network's own mean.
+    Finds the joint fixed point of `theta* = argmin` of the convex objective of the linear model and of MacKay's update
+    at theta*. By the envelope theorem that update points uphill on the evidence of the linear model maximised over
+    theta (exactly the evidence for a Gaussian), so steps, accelerated by Anderson's mixing, are taken back where they
+    lose ground. Use it with `Prior(groups="normalised")` for networks with normalisation layers: the prediction then
+    does not depend on the scale of normalised weights (Proposition 3). The prior is centred at its own mean, not at
+    the network's weights; predictions keep the network's own mean.
 
-    Cost per alternation: a few Newton steps, each some conjugate-gradient products of two JVP/VJP passes over the
-    data, preconditioned by the problem's own posterior precision.
+    With several groups some precisions often end at the upper limit. That is the optimum, not a failure: a ReLU layer's
+    Jacobian times its own weights is nearly the network's output, so that one layer's features can stand in for all
+    others', and the evidence keeps the cheapest. The table says which. It holds for the linear model only: training on
+    with such a precision as weight decay would erase a layer that the features of the others pass through.
+
+    Cost per alternation: one factorisation, and a few Newton steps, each some conjugate-gradient products. Where the
+    Jacobians of all data (N O P numbers) fit into `store_bytes` they are computed once and a product is two matrix
+    multiplications; else two JVP/VJP passes over the data. The preconditioner is the problem's own posterior precision,
+    or the exact one where Jacobians are kept and there are up to 3000 weights.
 
     Args:
         problem: with curvature, model and loader.
@@ -64,6 +82,7 @@ def adapted(
         theta_tolerance: nats that theta-star may be off.
         max_products: conjugate-gradient products per Newton step at most.
         estimator: of the curvature recomputed at theta-star.
+        store_bytes: memory for Jacobians; None: 1 GiB, or a quarter of what is free; 0: none is kept.
 
     Returns:
         A `Tuned` whose `log_evidence` is that at theta-star; `theta_star` is there too.
@@ -72,21 +91,23 @@ def adapted(
         raise UnsupportedOperationError(f"hessian_at={hessian_at!r} is not known; choose one of {', '.join(POINTS)}.")
     problem.grouped_prior  # noqa: B018  (refuses a prior without precisions before any work)
     problem.scaled_curvature()
-    tangent = Tangent(problem, "adapted", simplified=simplified)
+    tangent = Tangent(problem, "adapted", simplified=simplified, store_bytes=store_bytes)
+    dense = exact_curvature(tangent, problem)
     moves = hessian_at == "theta_star" and not problem.likelihood.constant_hessian
     shifted = shifted_network(problem.model) if moves else None
     here, theta = problem, problem.mean.detach()
     history: list[Step] = []
-    fallback: EvidenceProblem | None = None  # where to go back to if an extrapolation did not pay
-    last: Tensor | None = None  # the previous step in the logarithms
+    mixing = Anderson()
+    tried: Trial | None = None  # the last point accepted, and the jump from it that is being tried
     accuracy = max(theta_tolerance, 0.1)  # of theta-star, in nats: it tightens as the alternation settles
+    stuck = False
     while True:
         found = tangent.optimum(
             here.grouped_prior.vector().to(theta),
             here.grouped_prior.mean.to(theta),
             float(here.scale()),
             theta,
-            preconditioner=preconditioner_of(here),
+            preconditioner=preconditioner_of(here, dense),
             tolerance=accuracy,
             max_products=max_products,
         )
@@ -94,40 +115,79 @@ def adapted(
         curvature = problem.curvature if shifted is None else curvature_at(tangent, problem, theta, shifted, estimator)
         here = replace(here, mean=theta, statistics=found.statistics, curvature=curvature)
         value = float(log_evidence(here))
-        if fallback is not None and value < (history[-1].log_evidence or 0.0):
-            here, fallback = fallback, None
-            continue
-        best = maximise(here, noise=noise, tolerance=min(tolerance, 1e-3) / 10)
-        history.append(step_of(here, value, best.history[0].effective_parameters))
-        step = log_precisions(best.problem) - log_precisions(here)
+        # Where the Hessian moves along there is no one function to climb, hence nothing to compare with.
+        if tried is not None and not moves and value < tried.value - rounding(here, value):
+            mixing.forget()
+            tried = tried.shorter()
+            if tried.halvings <= MOST_HALVINGS:
+                here = with_logs(tried.start, tried.logs + tried.jump, noise)
+                continue
+            # Not even a short step gains: rounding, or theta-star not accurate enough, is all that is left.
+            here, theta, value, stuck = tried.start, tried.start.mean, tried.value, True
+        gamma = effective_parameters(here).detach()
+        if not stuck:
+            history.append(step_of(here, value, gamma))
+        logs = log_precisions(here)
+        step = plain_step(here, gamma, noise)
         change = float(step.abs().max())
-        if len(history) > max_iterations or (change <= tolerance and accuracy <= theta_tolerance):
+        settled = change <= tolerance
+        if stuck or len(history) > max_iterations or (settled and accuracy <= theta_tolerance):
             break
         gain = abs(value - (history[-2].log_evidence or 0.0)) if len(history) > 1 else float("inf")
-        accuracy = max(theta_tolerance, 0.0 if change <= tolerance else min(accuracy, 0.05 * gain))
-        here, fallback = best.problem, None
-        if last is None:
-            last = step
-        else:
-            # Where the Hessian moves along, the two half-steps do not climb one function: nothing to compare with.
-            here, fallback, last = extrapolated(here, step, last), None if moves else here, None
-    notes = list(best.notes)
-    if change > tolerance:
-        notes.append(f"after {max_iterations} alternations the precisions still change by {change:.2g}, relatively.")
+        accuracy = max(theta_tolerance, 0.0 if settled else min(accuracy, 0.05 * gain))
+        jump = mixing.jump(logs, step)
+        rising = pruned(step, gamma)
+        if bool(rising.any()):
+            jump = torch.where(rising, math.log(HIGHEST) - logs, jump)
+            mixing.forget()
+        tried = Trial(here, value, logs, jump, step)
+        here = with_logs(here, logs + jump, noise)
+    notes: list[str] = []
+    if not settled:
+        why = "no step gained any more" if stuck else f"after {max_iterations} alternations"
+        notes.append(f"{why}; the precisions would still change by {change:.2g}, relatively.")
     if not found.converged:
         notes.append("theta-star was not found to the tolerance asked for; raise max_products.")
+    if bool((here.grouped_prior.precision >= 0.99 * HIGHEST).any()):
+        notes.append(PINNED)
     return finish(
         problem,
         here,
         method=f"adapted evidence ({'simplified' if simplified else 'affine'} model, Hessian at {hessian_at})",
         log_evidence=history[-1].log_evidence,
-        gamma=best.history[0].effective_parameters,
+        gamma=gamma,
         history=history,
         notes=notes,
-        converged=change <= tolerance and found.converged,
+        converged=settled and found.converged,
         theta_star=theta,
         value_name="log evidence at theta-star",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A point that was accepted, its value, and the jump from it that is tried; `step` is the plain one."""
+
+    start: EvidenceProblem
+    value: float
+    logs: Tensor
+    jump: Tensor
+    step: Tensor
+    halvings: int = 0
+
+    def shorter(self) -> Trial:
+        """The plain step, which points uphill in every coordinate, and then half of it, again and again."""
+        return replace(self, jump=self.step * 0.5**self.halvings, halvings=self.halvings + 1)
+
+
+def plain_step(problem: EvidenceProblem, gamma: Tensor, noise: bool) -> Tensor:
+    """MacKay's update as a step in the logarithms, the noise's last; zero for what is held or at its limit."""
+    logs = log_precisions(problem)
+    precision, beta = proposal(problem, gamma)
+    if problem.noise is None:
+        return precision.to(logs.device).log() - logs
+    kept = logs[-1:].exp() if beta is None or not noise or not bool(beta.isfinite()) else beta.reshape(1).to(logs)
+    return torch.cat([precision.to(logs.device), kept]).log() - logs
 
 
 def log_precisions(problem: EvidenceProblem) -> Tensor:
@@ -136,23 +196,34 @@ def log_precisions(problem: EvidenceProblem) -> Tensor:
     return logs if problem.noise is None else torch.cat([logs, problem.noise.double().log()[None].to(logs.device)])
 
 
-def extrapolated(problem: EvidenceProblem, step: Tensor, last: Tensor) -> EvidenceProblem:
-    """Aitken's extrapolation, precision by precision: steps that shrink by s each have s/(1-s) of the last one to go.
-
-    Alternating crawls where the data hardly determine a group; s is kept below 0.8, so no jump exceeds four steps.
-    """
-    shrink = torch.nan_to_num(step / last).clamp(0.0, 0.8)
-    logs = log_precisions(problem) + step * shrink / (1 - shrink)
-    values = limited(logs.exp())
+def with_logs(problem: EvidenceProblem, logs: Tensor, noise: bool) -> EvidenceProblem:
+    """The problem at other precisions."""
+    values = bounded(logs).exp()
     if problem.noise is None:
         return problem.with_hyper(values)
-    return problem.with_hyper(values[:-1], values[-1])
+    return problem.with_hyper(values[:-1], values[-1] if noise else None)
 
 
-def preconditioner_of(problem: EvidenceProblem) -> Any:
-    """The posterior precision's `solve`, in the type of what it is given."""
-    posterior = problem.prior.add_to(problem.scaled_curvature())
+def rounding(problem: EvidenceProblem, value: float) -> float:
+    """Nats by which two evidences may differ from rounding alone."""
+    assert problem.curvature is not None
+    return 64 * torch.finfo(problem.curvature.dtype).eps * (abs(value) + problem.layout.total)
+
+
+def preconditioner_of(problem: EvidenceProblem, dense: Structure | None) -> Any:
+    """`solve` of the posterior precision, or of the exact one where it is known, in the type of what it is given."""
+    curvature = problem.scaled_curvature() if dense is None else dense * float(problem.scale())
+    posterior = problem.prior.add_to(curvature)
     return lambda rows: posterior.solve(rows.to(posterior.dtype)).to(rows)
+
+
+def exact_curvature(tangent: Tangent, problem: EvidenceProblem) -> Structure | None:
+    """The whole matrix, as a preconditioner, where the problem's own is an approximation and the weights are few."""
+    if problem.curvature is None or problem.curvature.kind in ("full", "lowrank"):
+        return None
+    matrix = tangent.dense()
+    # In double precision: precisions from 1e-8 to 1e8 side by side leave single precision no digits.
+    return None if matrix is None else Full(problem.layout, matrix.double())
 
 
 def curvature_at(

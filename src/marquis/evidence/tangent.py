@@ -13,6 +13,7 @@ from marquis.curvature.call import parameters_of
 from marquis.curvature.iterative import conjugate_gradients
 from marquis.curvature.products import FrozenNetwork
 from marquis.evidence.problem import Collector, EvidenceProblem, Statistics, labelled_batches, unit_noise
+from marquis.evidence.stored import StoredBatch, fits, jacobian_of
 from marquis.likelihoods import Likelihood
 from marquis.structures import Layout
 
@@ -21,6 +22,12 @@ Rows = Callable[[Tensor], Tensor]
 
 STEP_LENGTHS = tuple(0.5**k for k in range(9))
 """Tried in one pass along a Newton direction."""
+
+FEW_OUTPUTS = 64
+"""Up to this many outputs per datum L is written out, where Jacobians are kept."""
+
+DENSE_WEIGHTS = 3000
+"""Up to this many weights, and where Jacobians are kept, the whole matrix is the preconditioner."""
 
 
 class TangentBatch:
@@ -82,18 +89,22 @@ class Optimum:
 class Tangent:
     """`h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified (methods.md 5.5).
 
-    The point of linearisation is the problem's mean, whatever the module holds now. Every method below is one or more
-    passes over the loader, with memory for one batch and a few vectors of length P. Data terms are at noise precision
-    1 where there is one noise precision; the caller scales them.
+    The point of linearisation is the problem's mean, whatever the module holds now. Where the Jacobians of all data fit
+    into `store_bytes`, the first pass over the loader keeps them and every later product is two matrix
+    multiplications; else every method below is one or more passes over the loader, with memory for one batch and a few
+    vectors of length P. Data terms are at noise precision 1 where there is one noise precision; the caller scales them.
 
     Args:
         problem: with model and loader.
         method: named in messages.
         simplified: leave out the offset `f - J tilde-theta`; exact where it vanishes, as for normalised networks
             with a dense output layer.
+        store_bytes: memory for Jacobians (N O P numbers); None: 1 GiB or a quarter of what is free; 0: none.
     """
 
-    def __init__(self, problem: EvidenceProblem, method: str, *, simplified: bool = False) -> None:
+    def __init__(
+        self, problem: EvidenceProblem, method: str, *, simplified: bool = False, store_bytes: int | None = None
+    ) -> None:
         model, self._loader = problem.require_data(method)
         self.layout = problem.layout
         self.centre = problem.mean.detach()
@@ -103,15 +114,40 @@ class Tangent:
         self.likelihood = unit_noise(problem.likelihood)
         self.simplified = simplified
         self._mask_of = problem.mask_of
+        self._n, self._limit = problem.statistics.n, store_bytes
+        self._stored: list[StoredBatch] | None = None
 
-    def batches(self) -> Iterator[TangentBatch]:
-        """Every batch, differentiated."""
+    @property
+    def stored(self) -> bool:
+        """Whether the Jacobians are in memory."""
+        return self._stored is not None
+
+    def batches(self) -> Iterator[TangentBatch | StoredBatch]:
+        """Every batch, differentiated; kept for the next time where all of them fit."""
+        if self._stored is not None:
+            yield from self._stored
+            return
+        kept: list[StoredBatch] | None = []
         for x, y, mask in labelled_batches(self._loader, self.network.device, self._mask_of):
-            batch = TangentBatch(self.network, self.layout, x, y, mask)
+            batch: TangentBatch | StoredBatch = TangentBatch(self.network, self.layout, x, y, mask)
             self.likelihood.validate(batch.f, y, mask)
+            if kept is not None:
+                stored = self._kept(x, y, mask, batch.f)
+                kept = None if stored is None else [*kept, stored]
+                batch = batch if stored is None else stored
             yield batch
+        if kept is None:
+            self._limit = 0  # do not try again
+        elif kept:
+            self._stored = kept
 
-    def outputs(self, batch: TangentBatch, theta: Tensor) -> Tensor:
+    def _kept(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor) -> StoredBatch | None:
+        if not f.numel() or not fits(self.network, self.layout, f, self._n, self._limit):
+            return None
+        jacobian = jacobian_of(self.network, self.layout, x, f)
+        return None if jacobian is None else StoredBatch(x, y, mask, f, jacobian)
+
+    def outputs(self, batch: TangentBatch | StoredBatch, theta: Tensor) -> Tensor:
         """h(theta, x) for one batch."""
         if self.simplified:
             return batch.push(theta[None])[0]
@@ -137,11 +173,42 @@ class Tangent:
 
     def product(self, rows: Tensor, theta: Tensor | None = None) -> Tensor:
         """`sum_n J^T L_n J v` for rows `[k, P]`; L at h(theta), or at the network's own outputs."""
-        total = torch.zeros_like(rows)
-        for batch in self.batches():
-            at = batch.f if theta is None else self.outputs(batch, theta)
-            total += batch.pull(output_curvature(self.likelihood, at, batch.push(rows), batch.mask)).to(rows)
-        return total
+        return self.matrix(theta)(rows)
+
+    def matrix(self, theta: Tensor | None = None) -> Rows:
+        """`product` at one theta, for many vectors: where Jacobians are kept, so are the outputs and L there."""
+        kept = self._stored
+        ready = None if kept is None else [(batch, self._curvature(batch, theta)) for batch in kept]
+
+        def times(rows: Tensor) -> Tensor:
+            total = torch.zeros_like(rows)
+            pairs = ((batch, self._curvature(batch, theta)) for batch in self.batches()) if ready is None else ready
+            for batch, curved in pairs:
+                total += batch.pull(curved(batch.push(rows))).to(rows)
+            return total
+
+        return times
+
+    def _curvature(self, batch: TangentBatch | StoredBatch, theta: Tensor | None) -> Rows:
+        """`u -> L u` at h(theta), or at the network's own outputs."""
+        at = batch.f if theta is None else self.outputs(batch, theta)
+        if isinstance(batch, StoredBatch) and self.likelihood.coupling is not None and at[0].numel() <= FEW_OUTPUTS:
+            blocks = self.likelihood.hessian(at, batch.mask)
+            return lambda rows: torch.einsum("nij,knj->kni", blocks, rows.flatten(2)).reshape(rows.shape)
+        return lambda rows: output_curvature(self.likelihood, at, rows, batch.mask)
+
+    def dense(self) -> Tensor | None:
+        """`sum_n J^T L_n J` `[P, P]` at the network's own outputs; None unless Jacobians are kept and P is small.
+
+        Cost: N O P^2.
+        """
+        batches = list(self.batches()) if self._limit != 0 else []
+        if self._stored is None or self.layout.total > DENSE_WEIGHTS or batches[0].f[0].numel() > FEW_OUTPUTS:
+            return None
+        total = self.centre.new_zeros(self.layout.total, self.layout.total)
+        for batch in self._stored:
+            total += batch.gram(self.likelihood.hessian(batch.f, batch.mask)).to(total)
+        return 0.5 * (total + total.mT)
 
     def optimum(
         self,
@@ -177,10 +244,10 @@ class Tangent:
         for _ in range(max_steps):
             _, data = self.fit(theta)
             gradient = scale * data + precision * (theta - prior_mean)
-            point = theta
+            curvature = self.matrix(theta)
 
-            def matrix(rows: Tensor, point: Tensor = point) -> Tensor:
-                return scale * self.product(rows, point) + precision * rows
+            def matrix(rows: Tensor, curvature: Rows = curvature) -> Tensor:
+                return scale * curvature(rows) + precision * rows
 
             # Far from the optimum an accurate Newton direction is wasted; a parabola's is the answer itself.
             residual = 1e-3 if self.likelihood.constant_hessian else min(3e-2, max(1e-8, previous**0.5))

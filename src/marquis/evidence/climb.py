@@ -1,0 +1,74 @@
+"""Faster fixed points: Anderson's mixing in the logarithms of the precisions, taken back where it lost ground."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from marquis.evidence.tuned import HIGHEST, LOWEST
+
+MEMORY = 5
+"""Earlier steps that are mixed."""
+
+LONGEST, SHARED = 10.0, 0.1
+"""A logarithm jumps at most 10 times its own plain step and 0.1 times the largest one: a group that rises for ever, by
+the same step each time, makes the mixture's weights large, and must not carry the others along."""
+
+NEGLIGIBLE = 1e-3
+"""Effective parameters below which a group that is still being pushed up goes to its upper limit at once."""
+
+
+class Anderson:
+    """Fixed points of `x -> x + step(x)` from the last few steps (Anderson 1965).
+
+    Plain steps crawl where the data hardly determine a group (there the step shrinks by a constant factor close to 1);
+    the combination of earlier steps that would have cancelled them is where such sequences are heading.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[Tensor] = []
+        self._steps: list[Tensor] = []
+
+    def forget(self) -> None:
+        """Start anew, after a jump that the earlier steps know nothing of."""
+        self._points.clear()
+        self._steps.clear()
+
+    def jump(self, point: Tensor, step: Tensor) -> Tensor:
+        """How far to go from here, `[G]`."""
+        self._points, self._steps = [*self._points[-MEMORY:], point], [*self._steps[-MEMORY:], step]
+        moved = step
+        if len(self._points) > 1:
+            points, steps = torch.stack(self._points, -1).diff(), torch.stack(self._steps, -1).diff()
+            weights = torch.linalg.pinv(steps, rtol=1e-10) @ step
+            moved = step - (points + steps) @ weights
+        bound = longest(step)
+        moved = torch.where(moved.isfinite(), moved, step).clamp(-bound, bound)
+        return torch.where(step == 0, step, moved)  # held, or pushing against a limit: stays
+
+
+def longest(step: Tensor) -> Tensor:
+    """How far each logarithm may jump, given the plain step."""
+    return LONGEST * step.abs() + SHARED * step.abs().max()
+
+
+def bounded(logs: Tensor) -> Tensor:
+    """Logarithms within the limits of every precision."""
+    return logs.clamp(math.log(LOWEST), math.log(HIGHEST))
+
+
+def pruned(step: Tensor, gamma: Tensor) -> Tensor:
+    """Which precisions to send to the upper limit: they rise, and the data determine next to nothing of the group.
+
+    There gamma is `tr(H_gg)/delta` and theta-star is proportional to `1/delta`, so the step is a constant,
+    `log(tr H_gg / |gradient_g|^2)`: a group that rises now rises for ever, by fractions of a nat at most.
+
+    Args:
+        step: plain step of every logarithm, the noise's last where there is one.
+        gamma: effective parameters per group.
+    """
+    rising = torch.zeros_like(step, dtype=torch.bool)
+    rising[: len(gamma)] = (step[: len(gamma)] > 0) & (gamma.to(step) < NEGLIGIBLE)
+    return rising
