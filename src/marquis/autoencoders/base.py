@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from marquis.autoencoders.estimate import Draw, Estimate, Moments, Output, Reconstruction
+from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
@@ -83,7 +83,7 @@ class BaseAutoencoder(LightningModule):
 
     def output(self, f: Tensor) -> Output:
         """What the decoder's outputs say about the data."""
-        said = self.likelihood.predictive(f, torch.zeros_like(f))
+        said = self.likelihood.predictive(f, f.new_zeros(()).expand_as(f))  # a zero for all, not a tensor of zeros
         if said.probs is None:
             return Output(f, said.mean, said.noise_variance)
         return Output(f, said.probs, said.probs * (1 - said.probs))
@@ -127,7 +127,7 @@ class BaseAutoencoder(LightningModule):
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
-        found, noise = Moments(keep), Moments()
+        found, noise = Moments(keep), Average()
         for draw in self._counted(samples, generator):
             _add_output(found, noise, draw.decode(z))
         return _estimate(found, noise)
@@ -138,7 +138,7 @@ class BaseAutoencoder(LightningModule):
     ) -> Reconstruction:
         """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
         x, mask = self._data(x)
-        latent, found, noise = Moments(keep), Moments(keep), Moments()
+        latent, found, noise = Moments(keep), Moments(keep), Average()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
             z = draw.encode(x)
@@ -268,14 +268,14 @@ def inputs_of(batch: Any) -> Tensor:
     return x
 
 
-def _add_output(found: Moments, noise: Moments, output: Output) -> None:
+def _add_output(found: Moments, noise: Average, output: Output) -> None:
     found.add(output.mean)
     if output.noise_variance is not None:
         noise.add(output.noise_variance)
 
 
-def _estimate(found: Moments, noise: Moments | None) -> Estimate:
-    around = noise.mean if noise is not None and noise.count else None
+def _estimate(found: Moments, noise: Average | None) -> Estimate:
+    around = None if noise is None else noise.mean
     return Estimate(
         mean=found.mean, variance=found.variance, draws=found.count, noise_variance=around, samples=found.samples
     )

@@ -100,3 +100,17 @@ class Moments:
     def samples(self) -> Tensor | None:
         """All that was added, `[count, ...]`, if it was kept."""
         return None if self.kept is None else torch.stack(self.kept)
+
+
+class Average:
+    """Running mean alone, in one pass over each value."""
+
+    mean: Tensor | None = None
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, value: Tensor) -> None:
+        """One more draw."""
+        self.count += 1
+        self.mean = value.clone() if self.mean is None else self.mean.lerp_(value, 1 / self.count)
