@@ -29,7 +29,7 @@ def test_scores_are_those_of_the_draws():
     model, _ = projector(scale=0.1)
     x = normal(6)
     found = ood.scores(model, x, 7, generator=seeded())
-    said = model.reconstruct(x, 7, generator=ood.SameDraws(seeded()).again(), keep=True)
+    said = model.reconstruct(x, 7, generator=ood.SameDraws(model, seeded()).again(), keep=True)
     samples, codes = said.samples, said.latent.samples
     assert found["error"] == pytest.approx((samples - x).square().sum(2).mean(0), rel=1e-12)
     assert found["nll"] == pytest.approx(-said.log_prob, rel=1e-12)

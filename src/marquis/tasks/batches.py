@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature.progress import ProgressBar
-from marquis.errors import DataError
+from marquis.errors import DataError, UnsupportedOperationError
 
 Data = Tensor | Iterable[Any]
 """A tensor `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
@@ -23,10 +23,11 @@ class SameDraws:
     came in.
     """
 
-    def __init__(self, generator: torch.Generator | None) -> None:
-        """The seed is drawn from `generator`, or from torch's global one."""
-        self.device = torch.device("cpu") if generator is None else generator.device
-        self.seed = int(torch.randint(2**62, (), generator=generator, device=self.device))
+    def __init__(self, model: Any, generator: torch.Generator | None) -> None:
+        """The seed is drawn from `generator`, or from torch's global one; the draws are made where the model is."""
+        self.device = device_of(model) or torch.device("cpu")
+        place = "cpu" if generator is None else generator.device
+        self.seed = int(torch.randint(2**62, (), generator=generator, device=place))
 
     def again(self) -> torch.Generator:
         """A generator at the beginning of the sequence."""
@@ -64,6 +65,15 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
             bar.advance()
     if not seen:
         raise DataError(f"{what}: there are no data.")
+
+
+def require(model: Any, method: str) -> None:
+    """Refuse a model without one of the protocol's methods before anything is computed."""
+    if not callable(getattr(model, method, None)):
+        raise UnsupportedOperationError(
+            f"{type(model).__name__} has no method `{method}(x, samples, generator=, keep=)`. Models of "
+            "marquis.autoencoders have it; Autoencoder(encoder, decoder) makes one out of two networks."
+        )
 
 
 def device_of(model: Any) -> torch.device | None:

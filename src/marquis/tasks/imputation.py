@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.tasks.batches import batches, device_of, dtype_of
+from marquis.tasks.batches import batches, device_of, dtype_of, require
 from marquis.tasks.masks import as_mask, initial_fill, minmax_noise, top_half
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class ImputationErrors:
         return {name: float(value.double().mean()) for name, value in vars(self).items()}
 
 
+@torch.no_grad()
 def impute(
     model: UncertainAutoencoder,
     x: Tensor,
@@ -147,6 +148,7 @@ def impute(
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
+    require(model, "reconstruct")
     _at_least_one(samples=samples, averaged=averaged, rounds=rounds)
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import Data, SameDraws, batches
+from marquis.tasks.batches import Data, SameDraws, batches, require
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def scores(
         batch_size: How a tensor is cut.
         progress: Show a bar on a terminal.
     """
-    return _scores(model, data, samples, SameDraws(generator), batch_size, progress, "scores")[0]
+    return _scores(model, data, samples, SameDraws(model, generator), batch_size, progress, "scores")[0]
 
 
 def typicality(score: Tensor, train: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def evaluate(
         batch_size: How tensors are cut.
         progress: Show bars on a terminal.
     """
-    same, options = SameDraws(generator), (batch_size, progress)
+    same, options = SameDraws(model, generator), (batch_size, progress)
     reference, shape, draws = _scores(model, train, samples, same, *options, "scores of training data")
     complete = {"train": _with_derived(reference, reference)}
     for name, data in (("inside", inside), ("outside", outside)):
@@ -220,6 +220,7 @@ def _row(inside: Tensor, outside: Tensor) -> dict[str, float]:
     }
 
 
+@torch.no_grad()
 def _scores(
     model: Any,
     data: Data,
@@ -230,6 +231,7 @@ def _scores(
     what: str,
 ) -> tuple[Scores, torch.Size, int]:
     """The scores, the shape of a datum, and the number of draws that the model really made."""
+    require(model, "reconstruct")
     found: list[Scores] = []
     shape, draws = torch.Size(), 0
     for x in batches(model, data, batch_size, what, progress):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, batches
+from marquis.tasks.batches import SameDraws, batches, require
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def embed(
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
-    return _embed(model, x, samples, copies, SameDraws(generator), batch_size, progress)
+    return _embed(model, x, samples, copies, SameDraws(model, generator), batch_size, progress)
 
 
 def evaluate(
@@ -150,7 +150,7 @@ def evaluate(
             f"per_class={list(per_class)}: at least 1, at most the {int(counts.min())} data of the smallest class, and "
             f"some of the {len(x)} data must be left for evaluation."
         )
-    same = SameDraws(generator)
+    same = SameDraws(model, generator)
     means = _embed(model, x, copies, False, same, batch_size, progress)
     accuracy = torch.zeros(len(per_class), repetitions, dtype=torch.float64)
     neighbours, codes = torch.zeros(len(per_class), repetitions, dtype=torch.long), means[None]
@@ -207,7 +207,7 @@ def evaluate_multilabel(
         )
     if not 1 <= labelled < len(x):
         raise DataError(f"labelled={labelled}: at least 1, and some of the {len(x)} data must be left for evaluation.")
-    same = SameDraws(generator)
+    same = SameDraws(model, generator)
     means = _embed(model, x, copies, False, same, batch_size, progress)
     accuracy, majority, ks, codes = [], [], [], means[None]
     for _ in range(repetitions):
@@ -223,9 +223,11 @@ def evaluate_multilabel(
     return MultiLabelResult(names, torch.stack(accuracy), torch.stack(majority), tuple(ks), labelled, len(codes))
 
 
+@torch.no_grad()
 def _embed(
     model: Any, x: Tensor, samples: int, copies: bool, same: SameDraws, batch_size: int, progress: bool
 ) -> Tensor:
+    require(model, "encode")
     found = []
     for batch in batches(model, x, batch_size, "codes", progress):
         said = model.encode(batch, samples, generator=same.again(), keep=copies)
