@@ -7,6 +7,7 @@ from marquis.autoencoders.base import BaseAutoencoder, UncertainAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder, UnitDropout
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.estimate import Estimate, Reconstruction
+from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
@@ -21,6 +22,7 @@ __all__ = [
     "EncoderDecoder",
     "EnsembleAutoencoder",
     "Estimate",
+    "LaplacianAutoencoder",
     "LearntVarianceAutoencoder",
     "MeanFieldAutoencoder",
     "PosteriorAutoencoder",

@@ -15,7 +15,7 @@ from marquis.curvature.processes import group_is_up
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.problem import noise_precision, unit_noise
 from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
-from marquis.online.group import sum_over_group
+from marquis.online.group import from_first_process, sum_over_group
 from marquis.online.noise import fill_with_deviations, fill_with_noise
 from marquis.online.perturbed import Perturbed
 from marquis.online.saving import pack, unpack
@@ -68,7 +68,7 @@ class OnlineLaplace:
         width_limit: Of "mixed".
         parameters: Which weights are uncertain, as in `mq.Laplace`; the others are trained as usual.
         params: The parameters of a function.
-        generator: Source of all random draws. Two processes of a group must be given the same seed.
+        generator: Source of all random draws; in a group of processes that of the first counts.
     """
 
     def __init__(
@@ -131,7 +131,10 @@ class OnlineLaplace:
         like = means[self.names[0]]
         # Two streams: processes with uneven batches take different numbers of probes, but must draw the same weights.
         device = "cpu" if generator is None else generator.device
-        seeds = torch.randint(1 << 62, (2,), generator=generator, device=device).tolist()
+        seeds = torch.randint(1 << 62, (2,), generator=generator, device=device)
+        if group_is_up():
+            seeds = from_first_process(seeds)
+        seeds = seeds.tolist()
         self._weights_stream = torch.Generator(like.device).manual_seed(seeds[0])
         self._probes_stream = torch.Generator(like.device).manual_seed(seeds[1])
         self.state = OnlineState(
@@ -168,7 +171,7 @@ class OnlineLaplace:
             here = with_curvature and own.curvature_at == "sample" and own.rule != "noisy-adam"
             outputs, curvature = self._forward(x, theta, mask, here)
             self.likelihood.validate(outputs.detach(), y, mask)
-            fit = self._noisy().log_prob(outputs, y, mask).mean()
+            fit = self.noisy_likelihood.log_prob(outputs, y, mask).mean()
             losses.append(penalty - fit)
             if curvature is not None:
                 found.append(curvature())
@@ -264,9 +267,10 @@ class OnlineLaplace:
 
     def _perturbed(self, means: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Sampled weights with the graph to the means, and the prior's part of the loss."""
-        samples = self.layout.unflatten(self._deviations())
-        with torch.no_grad():
-            torch._foreach_add_(list(samples.values()), [means[name] for name in samples])
+        if self._buffer is None or self.settings.samples > 1:
+            self._buffer = self._empty()
+        # The next step overwrites the buffer: memory fresh from the system costs more than the noise itself.
+        samples = self.draw(self._weights_stream, self._buffer)
         weight = self.state.prior_precision / self.num_data if self.settings.prior_in_loss else 0.0
         theta, penalty = {}, None
         for name, mean in means.items():
@@ -275,29 +279,38 @@ class OnlineLaplace:
         assert penalty is not None
         return theta, penalty
 
-    @torch.no_grad()
-    def _deviations(self) -> Tensor:
-        """One draw of `θ - μ`, flat, in a buffer that the next step overwrites: fresh memory costs more than noise."""
-        state, own = self.state, self.settings
+    def _empty(self) -> Tensor:
         like = self.means()[self.names[0]]
-        dense = None
-        if state.curvature is not None and not isinstance(state.curvature, Diagonal):
-            dense = state.precision(own.factor, own.temperature)
-        count = self.layout.total if dense is None else dense.noise_dim
-        if self._buffer is None or len(self._buffer) != count or own.samples > 1:
-            self._buffer = torch.empty(count, dtype=like.dtype, device=like.device)
-        if dense is not None:
-            drawn = dense.sample_from(fill_with_noise(self._buffer, self._weights_stream))
+        return torch.empty(self.layout.total, dtype=like.dtype, device=like.device)
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator, out: Tensor | None = None) -> dict[str, Tensor]:
+        """One draw of the weights from the present posterior, by name.
+
+        As `posterior().sample`, but with the noise of `quantile_table`, which costs a quarter.
+
+        Args:
+            generator: For the noise.
+            out: Flat memory `[P]` to write to; by default new.
+        """
+        state, own = self.state, self.settings
+        out = self._empty() if out is None else out
+        if state.curvature is None or isinstance(state.curvature, Diagonal):
+            values = None if state.curvature is None else state.curvature.values
+            weight = own.factor * state.noise_precision / own.temperature
+            fill_with_deviations(out, generator, values, weight, state.constant(own.temperature))
         else:
-            values = state.curvature.values if isinstance(state.curvature, Diagonal) else None
-            weight, constant = own.factor * state.noise_precision, state.constant(own.temperature)
-            drawn = fill_with_deviations(self._buffer, self._weights_stream, values, weight / own.temperature, constant)
-        if not bool(drawn.sum().isfinite()):  # a finite sum proves finite entries without a temporary
-            place = self.layout.locate(int((~drawn.isfinite()).nonzero()[0]))
+            precision = state.precision(own.factor, own.temperature)
+            noise = torch.empty(precision.noise_dim, dtype=out.dtype, device=out.device)
+            out.copy_(precision.sample_from(fill_with_noise(noise, generator)))
+        if not bool(out.sum().isfinite()):  # a finite sum proves finite entries without a temporary
+            place = self.layout.locate(int((~out.isfinite()).nonzero()[0]))
             raise NumericalError(
                 f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
                 "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."
             )
+        drawn = self.layout.unflatten(out)
+        torch._foreach_add_(list(drawn.values()), [self.means()[name].detach() for name in drawn])
         return drawn
 
     def posterior(self) -> Posterior:
@@ -324,7 +337,8 @@ class OnlineLaplace:
             return float(learning_rate)
         return min(size / self.num_data, 1.0) if forgetting == "batch" else float(forgetting)
 
-    def _noisy(self) -> Likelihood:
+    @property
+    def noisy_likelihood(self) -> Likelihood:
         """The likelihood with the present noise precision."""
         if isinstance(self.likelihood, Gaussian) and noise_precision(self.likelihood) is not None:
             return self.likelihood.with_noise(self.state.noise_precision)

@@ -1,0 +1,147 @@
+"""The Laplacian autoencoder: its weights are a Gaussian that is learnt while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.autoencoders.base import BaseAutoencoder, num_data_of
+from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.network import EncoderDecoder
+from marquis.errors import DataError
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.online import OnlineLaplace
+from marquis.posterior import Posterior
+
+
+class LaplacianAutoencoder(BaseAutoencoder):
+    """The Laplacian autoencoder (Miani et al. 2022, section 3; methods.md 6), a `LightningModule`.
+
+    ```python
+    lae = mq.autoencoders.LaplacianAutoencoder(encoder, decoder)
+    Trainer(max_epochs=50).fit(lae, loader)
+    out = lae.reconstruct(x, samples=100)  # out.mean, out.variance
+    ```
+
+    Every step draws a network, takes the loss there and remembers the curvature; see `mq.OnlineLaplace`. By default
+    noise and prior precision are learnt too. Checkpoints hold curvature, noise, prior and random streams, so that an
+    interrupted training goes on to the same weights.
+
+    Args:
+        encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.
+        decoder: `[B, K] -> [B, ...]`.
+        likelihood: "gaussian" or "bernoulli", or an object with that interface.
+        structure: "diagonal", "kronecker", "block" or "full".
+        estimator: "sketched", "exact", "approximate" or "mixed".
+        preset: None, "paper" or "paper-code" (methods.md 6.3).
+        num_data: N; by default the number of rows behind the trainer's training loader.
+        generator: Source of the draws in training; by default torch's global random stream gives their seed.
+        lr: Learning rate of Adam.
+        missing: Whether NaN marks a missing entry.
+        **options: Of `OnlineLaplace`: `prior_precision`, `noise_precision`, `temperature`, `forgetting`, ...
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        likelihood: str | Likelihood = "gaussian",
+        *,
+        structure: str = "diagonal",
+        estimator: str = "sketched",
+        preset: str | None = None,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+        lr: float = 1e-3,
+        missing: bool = False,
+        **options: Any,
+    ) -> None:
+        self.online: OnlineLaplace | None = None
+        super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
+        # In a tuple, so that torch does not list the same parameters under a second name.
+        self._joined = (EncoderDecoder(encoder, decoder),)
+        self._likelihood_given = likelihood
+        self._seed = int(
+            torch.randint(1 << 62, (), generator=generator, device=generator.device if generator else "cpu")
+        )
+        self._settings = {"structure": structure, "estimator": estimator, "preset": preset, **options}
+        made = self._make(
+            1 if num_data is None else num_data
+        )  # wrong options are refused now, not when training begins
+        self.online = None if num_data is None else made
+
+    def _make(self, num_data: int) -> OnlineLaplace:
+        seeded = torch.Generator().manual_seed(self._seed)
+        return OnlineLaplace(
+            self._joined[0], self._likelihood_given, num_data=num_data, generator=seeded, **self._settings
+        )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Of the data, with the noise precision learnt so far."""
+        return self._likelihood if self.online is None else self.online.noisy_likelihood
+
+    @likelihood.setter
+    def likelihood(self, likelihood: Likelihood) -> None:
+        self._likelihood = as_likelihood(likelihood)
+
+    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Negative log-likelihood at a drawn network and the prior's share, per datum; updates the curvature."""
+        online = self._learner()
+        rate = None
+        if online.settings.forgetting == "learning-rate":
+            rate = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+        return online.step(x, x, mask, learning_rate=rate)
+
+    def posterior(self) -> Posterior:
+        """The weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves."""
+        return self._learner().posterior()
+
+    @property
+    def temperature(self) -> float:
+        """The effective temperature: 1 is the Laplace posterior, less is colder (methods.md 6.3)."""
+        return self._learner().temperature
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """Networks with weights drawn from the posterior learnt so far."""
+        if self.online is None and self._trainer is not None and self.trainer.sanity_checking:
+            yield self.draw_at({})  # Lightning tries out the validation before training has begun
+            return
+        online = self._learner()
+        source = torch.default_generator if generator is None else generator
+        for _ in range(samples):
+            yield self.draw_at(online.draw(source))
+
+    def _learner(self) -> OnlineLaplace:
+        if self.online is None:
+            raise DataError("this Laplacian autoencoder is not trained yet: call Trainer.fit, or pass num_data=.")
+        return self.online
+
+    # Lightning
+
+    def on_train_start(self) -> None:
+        """Make the learner, now that the number of data and the device are known, unless a checkpoint brought one."""
+        if self.online is None:
+            self.online = self._make(num_data_of(self))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log what is learnt besides the weights."""
+        state = self._learner().state
+        self.log("noise_precision", state.noise_precision)
+        self.log("prior_precision", state.prior_precision)
+        self.log("temperature", self.temperature)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add curvature, noise, prior and random streams."""
+        if self.online is not None:
+            checkpoint["online_laplace"] = {"num_data": self.online.num_data, "state": self.online.state_dict()}
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take them back."""
+        held = checkpoint.get("online_laplace")
+        if held is not None:
+            self.online = self._make(int(held["num_data"]))
+            self.online.load_state_dict(held["state"])
