@@ -132,13 +132,14 @@ class TestVariational:
         kl = variational.kl_to_prior(*model.code(x)).mean()
 
         def loss(weight):
-            torch.manual_seed(0)
+            model.noise.count.zero_()
             model.kl_weight = weight
             return model.loss(x, None)
 
         torch.testing.assert_close(loss(2.5) - loss(0.0), 2.5 * kl, **EXACT)
-        torch.manual_seed(0)
-        fit, _, _ = model.log_terms(x, None, *model.code(x), torch.randn(5, 2, dtype=torch.float64))
+        model.noise.count.zero_()
+        noise = torch.randn(5, 2, dtype=torch.float64, generator=model.noise.next(x.device))
+        fit, _, _ = model.log_terms(x, None, *model.code(x), noise)
         torch.testing.assert_close(loss(1.0), kl - fit.mean(), **EXACT)
 
     def test_code_has_exact_moments_whatever_the_samples(self):
@@ -260,6 +261,13 @@ class TestDropout:
         assert samples.diff(dim=0).abs().amax(2).all()
         outputs = model.train()(x)
         assert (outputs.diff(dim=0).abs().amax(1) > 1e-3).all()
+
+    def test_training_draws_with_the_right_probability(self):
+        dropout, n = UnitDropout(0.2).train(), 20_000
+        dropout.source = torch.Generator().manual_seed(0)
+        x = dropout(torch.ones(2, n // 2, dtype=torch.float64))
+        assert abs((x > 0).double().mean() - 0.8) < 4 * math.sqrt(0.16 / n)
+        assert set(x.unique().tolist()) == {0.0, 1.25}
 
     def test_before_every_layer_but_the_first(self):
         encoder, decoder = for_data((1, 16, 16), 2, 0.1)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.estimate import Draw, Output
+from marquis.autoencoders.noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
 
@@ -19,15 +20,16 @@ from marquis.likelihoods import Likelihood
 class UnitDropout(nn.Module):
     """Dropout that knows which thinned network it belongs to.
 
-    In training, ordinary dropout: units fall out independently for every datum. In evaluation with a `seed`, the units
-    that this seed names fall out, the same ones for all data: one network. In evaluation without one, nothing does.
-    What stays is divided by `1 - p`, so that the expectation is the input.
+    In training, ordinary dropout: units fall out independently for every datum, drawn from `source` if there is one. In
+    evaluation with a `seed`, the units that this seed names fall out, the same ones for all data: one network. In
+    evaluation without one, nothing does. What stays is divided by `1 - p`, so that the expectation is the input.
 
     Args:
         p: Probability that a unit falls out.
     """
 
     seed: int | None = None
+    source: torch.Generator | None = None
 
     def __init__(self, p: float = 0.2) -> None:
         super().__init__()
@@ -38,7 +40,10 @@ class UnitDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Thinned `x [B, ...]`."""
         if self.training:
-            return F.dropout(x, self.p, True)
+            if self.source is None:
+                return F.dropout(x, self.p, True)
+            stay = torch.rand(x.shape, generator=self.source, device=x.device) >= self.p
+            return x * (stay.to(x) / (1 - self.p))
         return x if self.seed is None else x * (self.kept(x.shape[1:], self.seed).to(x) / (1 - self.p))
 
     def kept(self, shape: torch.Size, seed: int) -> Tensor:
@@ -84,10 +89,15 @@ class DropoutAutoencoder(BaseAutoencoder):
         if on_code:
             thinned = nn.Sequential(UnitDropout(p), thinned)
         super().__init__(with_dropout(encoder, p), thinned, likelihood, lr=lr, missing=missing)
+        self.noise = TrainingNoise()
+
+    @property
+    def _dropouts(self) -> list[UnitDropout]:
+        return [module for module in self.modules() if isinstance(module, UnitDropout)]
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Thinned networks; no unit of a network depends on the data, so all data meet the same networks."""
-        layers = [module for module in self.modules() if isinstance(module, UnitDropout)]
+        layers = self._dropouts
         device = "cpu" if generator is None else generator.device
         for _ in range(samples):
             seeds = torch.randint(2**62, (len(layers),), generator=generator, device=device).tolist()
@@ -104,7 +114,14 @@ class DropoutAutoencoder(BaseAutoencoder):
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Negative log-likelihood per datum, every datum through a thinned network of its own."""
-        return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
+        layers, source = self._dropouts, self.noise.next(x.device)
+        for layer in layers:
+            layer.source = source
+        try:
+            return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
+        finally:
+            for layer in layers:
+                layer.source = None
 
 
 @contextmanager

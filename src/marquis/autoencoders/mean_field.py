@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from marquis.autoencoders.base import BaseAutoencoder, num_data_of
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
+from marquis.autoencoders.noise import TrainingNoise
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
@@ -29,7 +30,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         decoder: `[B, K] -> [B, ...]`.
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
         num_data: N; by default the number of rows behind the trainer's training loader.
-        generator: For the start and for the draws in training; by default torch's global random stream.
+        generator: For the start and for the seed of the draws in training; by default torch's global random stream.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry.
         **options: Of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
@@ -59,6 +60,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         # One set of means under two names: `encoder` and `method.network.encoder` are the same module.
         super().__init__(means.encoder, means.decoder, method.likelihood, lr=lr, missing=missing)
         self.method = method
+        self.noise = TrainingNoise(generator)
         self.num_data = num_data
 
     def on_train_start(self) -> None:
@@ -71,6 +73,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         if self.num_data is None:
             raise DataError("the weight of the KL is 1 / N: pass num_data=, or train with a Lightning Trainer.")
         self.method.num_data = self.num_data
+        self.method.generator = self.noise.next(x.device)
         return self.method.step(x, x, mask)
 
     def posterior(self) -> Posterior:

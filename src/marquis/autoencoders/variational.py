@@ -13,6 +13,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.estimate import Draw, Estimate, Reconstruction
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
+from marquis.autoencoders.noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
 from marquis.variational.base import evaluating
@@ -67,6 +68,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         self.sigma_encoder = reinitialised(encoder) if sigma_encoder is None else sigma_encoder
         fresh = reinitialised(decoder) if learnt and variance_decoder is None else variance_decoder
         self.variance_decoder = fresh
+        self.noise = TrainingNoise()
         self.kl_weight, self.min_log_sigma = float(kl_weight), min_log_sigma
 
     # The bound
@@ -78,7 +80,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The negative bound per datum, with one code drawn per datum."""
         mu, log_sigma = self.code(x)
-        z = mu + log_sigma.exp() * torch.randn_like(mu)
+        z = mu + log_sigma.exp() * _normal(mu.shape, mu, self.noise.next(mu.device))
         fit = self.likelihood.log_prob(self._outputs(z), x, mask)
         return (self.kl_weight * kl_to_prior(mu, log_sigma) - fit).mean()
 
