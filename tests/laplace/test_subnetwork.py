@@ -9,7 +9,7 @@ from torch import nn
 
 import marquis as mq
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.subnetwork import last_layer, swag_variance
+from marquis.subnetwork import last_layer, swag_moments, swag_variance
 
 
 def data(network: nn.Module, n: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -119,9 +119,54 @@ def test_swag_is_the_variance_of_snapshots_and_leaves_the_network_alone():
         weight = weight - 0.1 * (x @ weight.mT - y).mT @ x / 8
         snapshots.append(weight)
     close(found["weight"], torch.stack(snapshots).var(0, correction=0), 1e-10)
+    options = {"epochs": 5, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "generator": seeded()}
+    mean, variance = swag_moments(network, [(x, y)], mq.Gaussian(), ["weight"], **options)
+    close(mean["weight"], torch.stack(snapshots).mean(0), 1e-10)
+    close(variance["weight"], found["weight"], 1e-12)
     assert torch.equal(network.weight, before) and not network.training and torch.equal(torch.get_rng_state(), state)
     la = mq.Laplace(mlp(), "categorical", parameters=mq.Subnetwork(5, "swag", swag={"epochs": 3})).fit(data(mlp()))
     assert la.posterior.num_random == 5
+
+
+def network_with_a_dead_unit() -> nn.Module:
+    """Four hidden units with ReLU, of which number 2 is off for every input within reach."""
+    network = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)).double().eval()
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[1.0], [-1.2], [0.7], [0.4]]))
+        network[0].bias.copy_(torch.tensor([0.2, 0.3, -1000.0, 0.5]))
+        network[2].weight.copy_(torch.tensor([[0.5, -0.6, 0.9, 0.8]]))
+    return network
+
+
+def test_the_largest_laplace_variance_belongs_to_weights_without_influence():
+    network = network_with_a_dead_unit()
+    x = torch.linspace(-1, 1, 11, dtype=torch.float64).unsqueeze(1)
+    batches = [(x, x.square())]
+    with pytest.warns(UserWarning, match="by='swag'"):
+        variance = mq.Laplace(network, "gaussian", parameters=mq.Subnetwork(3)).fit(batches, progress=False)
+    # What the distance asks for: the dead unit's three weights, at the prior's variance of 1, the largest there is.
+    assert variance.posterior.layout.names == ("0.weight", "0.bias", "2.weight")
+    assert variance.posterior.index.tolist() == [2, 6, 10]
+    whole = mq.Laplace(network, "gaussian", "full").fit(batches, progress=False)
+    others = [
+        mq.Subnetwork(3, "swag", swag={"epochs": 5, "lr": 1e-3, "weight_decay": 0.0}),
+        mq.Subnetwork(by=["2.weight"]),
+    ]
+    inputs = torch.linspace(-3, 3, 13, dtype=torch.float64).unsqueeze(1)
+    assert float(variance.predict(inputs).variance.max()) == 0.0
+    for subnetwork in others:
+        found = mq.Laplace(network, "gaussian", parameters=subnetwork).fit(batches, progress=False)
+        share = (found.predict(inputs).variance / whole.predict(inputs).variance).sqrt()
+        assert float(share.min()) > 0.1
+
+
+def test_no_warning_where_the_chosen_weights_matter(recwarn):
+    network = nn.Linear(4, 1).double().eval()
+    x = torch.randn(30, 4, generator=seeded(), dtype=torch.float64)
+    mq.Laplace(network, "gaussian", parameters=mq.Subnetwork(2)).fit([(x, x[:, :1])], progress=False)
+    dead = network_with_a_dead_unit()  # with all weights there is nothing to choose
+    mq.Laplace(dead, "gaussian", parameters=mq.Subnetwork(13)).fit([(x[:, :1], x[:, :1])], progress=False)
+    assert not [w for w in recwarn if "Subnetwork" in str(w.message)]
 
 
 def test_prior_groups_of_a_subnetwork():

@@ -6,6 +6,7 @@ staying where they are: the sub-block of the precision, not of the covariance.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ SCORES = ("variance", "swag", "magnitude", "random")
 INSIDE = ("full", "diagonal", "lowrank", "block")
 """Structures that an index set can have."""
 
+AT_PRIOR, MOST = 0.05, 0.9
+"""A weight is at the prior if the data narrow its variance by less than this share; from how many on to warn."""
+
 
 @dataclass(frozen=True, eq=False)
 class Subnetwork:
@@ -34,6 +38,15 @@ class Subnetwork:
 
     With a diagonal posterior, keeping the weights of largest marginal variance minimises the squared 2-Wasserstein
     distance to it (Daxberger et al. 2021; methods.md 2.9). Ties go to the lowest index.
+
+    Warning:
+        That distance is between weights, not between predictions. Under the diagonal *Laplace* posterior the variance
+        `1 / (H_pp + prior)` is largest where the curvature is least, so by="variance" takes the weights that the
+        outputs depend on least: units that are dead or saturated. In a trained network most weights sit at the prior,
+        and the subnetwork may have next to no predictive variance; a warning says so. The iterates of SGD do the
+        opposite, since such weights get no gradient: on the 2701-weight networks of the experiment `toy-regression`
+        the ranks of the two variances correlate by -0.76 (tanh) and -0.79 (ReLU), and 3 % of the weights keep 95 % and
+        60 % of the standard deviation between the data by="swag", 73 % and 63 % by="magnitude", 0 % by="variance".
 
     Args:
         size: how many weights, or a share between 0 and 1; None with names.
@@ -107,8 +120,10 @@ class Subnetwork:
         count = round(self.size * layout.total) if isinstance(self.size, float) and self.size < 1 else int(self.size)
         if not 1 <= count <= layout.total:
             raise DataError(f"Subnetwork(size={self.size}) of {layout.total} weights: that is {count} of them.")
-        order = torch.sort(scores, descending=True, stable=True).indices
-        return Chosen.of(layout, order[:count].sort().values)
+        kept = torch.sort(scores, descending=True, stable=True).indices[:count]
+        if self.by == "variance" and prior is not None and count < layout.total:
+            _warn_if_undetermined(scores[kept] * prior.vector()[kept].to(scores))
+        return Chosen.of(layout, kept.sort().values)
 
     def _scores(
         self,
@@ -144,6 +159,19 @@ class Subnetwork:
             model, loader, likelihood, "diagonal", params=params, parameters=names, generator=generator, **options
         )
         return prior.add_to(curvature / temperature).inverse_diagonal()
+
+
+def _warn_if_undetermined(ratio: Tensor) -> None:
+    """Say so if nearly all chosen weights are where the prior put them, given posterior over prior variance `[K]`."""
+    share = float((ratio > 1 - AT_PRIOR).double().mean())
+    if share >= MOST:
+        warnings.warn(
+            f"{share:.0%} of the weights that Subnetwork(by='variance') chose are determined by the data to less than "
+            f"{AT_PRIOR:.0%}: their variance is the prior's because the outputs hardly depend on them, so predictions "
+            "will show next to no uncertainty. Rank by='swag' or by='magnitude' instead.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True, eq=False)
