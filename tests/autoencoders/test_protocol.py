@@ -22,6 +22,7 @@ from marquis.autoencoders import (
     DropoutAutoencoder,
     EncoderDecoder,
     EnsembleAutoencoder,
+    LaplacianAutoencoder,
     LearntVarianceAutoencoder,
     MeanFieldAutoencoder,
     PosteriorAutoencoder,
@@ -66,10 +67,11 @@ MODELS = {
     "ensemble": lambda **o: EnsembleAutoencoder(*networks(), members=3, seed=1, **o),
     "mean-field": lambda **o: MeanFieldAutoencoder(*networks(), num_data=20, generator=generator(), **o),
     "posthoc": lambda **o: posthoc(**o),
+    "laplacian": lambda **o: LaplacianAutoencoder(*networks(), num_data=20, generator=generator(), **o),
 }
 BERNOULLI = [name for name in MODELS if name != "learnt-variance"]
 CASES = [*((name, "gaussian") for name in MODELS), *((name, "bernoulli") for name in BERNOULLI)]
-TRAINED = [name for name in MODELS if name != "posthoc"]
+TRAINED = [name for name in MODELS if name not in ("posthoc", "laplacian")]  # the latter has tests of its own
 
 
 @functools.cache
@@ -389,10 +391,11 @@ class TestTraining:
             "dropout": DropoutAutoencoder,
             "ensemble": functools.partial(EnsembleAutoencoder, members=3),
             "mean-field": MeanFieldAutoencoder,
+            "laplacian": functools.partial(LaplacianAutoencoder, num_data=512),
         }
         return kinds[name](*shape, lr=5e-3, **options)
 
-    @pytest.mark.parametrize("name", TRAINED)
+    @pytest.mark.parametrize("name", [*TRAINED, "laplacian"])
     def test_digits(self, name):
         model, test = self.build(name), mq.data.load("digits", "test").x
 

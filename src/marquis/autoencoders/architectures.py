@@ -35,6 +35,8 @@ def build(
     | `fashion-conv` | two convolutions, 3136-2048-1024-K, for `[B, 1, 28, 28]`; 17.2 million weights (LAE A.2) |
     | `celeba-conv` | five convolutions, for `[B, 3, 64, 64]`, usually K = 64 (LAE A.4; channels: methods.md 8.6) |
 
+    Images that are rows already, `[B, 784]`, have the shape `(784,)`, for which the network is that of `mnist-dense`.
+
     Args:
         name_or_shape: One of these names; or the shape of one datum, for which see `for_data`.
         latent: K, the size of the code.
