@@ -186,6 +186,13 @@ def test_evaluation_result():
     assert float(chance.accuracy.mean()) < 0.6
 
 
+def test_one_label_per_class_means_one_neighbour(monkeypatch):
+    monkeypatch.setattr(semi_supervised, "choose_k", lambda *_, **__: 2)
+    x, labels = codes_and_labels(n=80)
+    found = semi_supervised.evaluate(identity(), x, labels, [1, 2], repetitions=2, copies=3)
+    assert found.neighbours.tolist() == [[1, 1], [2, 2]]  # nothing to cross-validate with one each
+
+
 def test_same_generator_same_result():
     x, labels = codes_and_labels(n=80)
     model = identity(scale=0.3)
