@@ -19,8 +19,9 @@ from marquis.experiments.toy_data import NOISE, line, noisy_sine, two_clusters
 from marquis.experiments.toy_regression_report import write_report
 from marquis.laplace import Laplace
 from marquis.likelihoods import Gaussian
+from marquis.predictive import NetworkFunction, jacobian
 from marquis.priors import Prior
-from marquis.subnetwork import Subnetwork
+from marquis.subnetwork import Subnetwork, swag_variance
 
 STRUCTURES = ("full", "kronecker", "diagonal")
 PRECISIONS = (100.0, 10.0, 1.0, 0.1)
@@ -259,15 +260,30 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
         **{f"full, {share:.0%} by SWAG": of_subnetwork(share, "swag", lr=1e-3) for share in SHARES},
         f"full, {middle:.0%} by SWAG, lr / 10": of_subnetwork(middle, "swag", lr=1e-4),
         f"full, {middle:.0%} by Laplace variance": of_subnetwork(middle, "variance"),
+        f"full, {middle:.0%} by magnitude": of_subnetwork(middle, "magnitude"),
         f"full, {middle:.0%} at random": of_subnetwork(middle, "random"),
         "diagonal, all weights": Laplace(network, laplace.likelihood, "diagonal", prior=1.0).fit(
             batches, progress=False
         ),
     }
     found: dict[str, Any] = {"data": points(x, y), "cases": {}}
+    squares = squared_jacobian(laplace, line(-3, 3))
     for name, case in cases.items():
-        weights = case.posterior.num_random
-        found["cases"][name] = {**curve(case, line(-3, 3)), "regions": regions(case), "weights": weights}
+        found["cases"][name] = {
+            **curve(case, line(-3, 3)),
+            "regions": regions(case),
+            "weights": case.posterior.num_random,
+            "curvature": float(case.curvature.diagonal().median()) / NOISE**2,
+            "influence": float(squared_jacobian(case, line(-3, 3)).sum() / squares.sum()),
+        }
+    variance = cases["diagonal, all weights"].posterior.precision.inverse_diagonal()
+    names, generator = laplace.posterior.layout.names, torch.Generator().manual_seed(0)
+    moved = swag_variance(network, batches, laplace.likelihood, names, lr=1e-3, generator=generator)
+    found["ranks"] = {
+        "swag": rank_correlation(variance, laplace.posterior.layout.flatten(moved)),
+        "influence": rank_correlation(variance, squares),
+        "at the prior": float((variance > 0.99).double().mean()),
+    }
     return found
 
 
@@ -279,6 +295,17 @@ def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings
     likelihood, prior = Gaussian(1 / NOISE**2), Prior(precision)
     to_mode(network, x, y, likelihood, precisions_by_name(network, prior), 5 * settings.iterations)
     return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
+
+
+def squared_jacobian(laplace: Laplace, x: Tensor) -> Tensor:
+    """How much each random weight matters to the outputs at these inputs: the sum of its squared derivatives, `[K]`."""
+    return jacobian(NetworkFunction(laplace.model, laplace.posterior), x).square().sum((0, 1))
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's."""
+    ranks = [v.argsort().argsort().double() for v in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
 def points(x: Tensor, y: Tensor) -> dict[str, list[float]]:

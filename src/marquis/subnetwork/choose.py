@@ -170,7 +170,7 @@ def _warn_if_undetermined(ratio: Tensor) -> None:
             f"{AT_PRIOR:.0%}: their variance is the prior's because the outputs hardly depend on them, so predictions "
             "will show next to no uncertainty. Rank by='swag' or by='magnitude' instead.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=6,  # the caller of Laplace.fit
         )
 
 
