@@ -1,88 +1,28 @@
-"""One suite over all models: shapes, seeds, batches, moments, missing entries, refusals, training on the digits."""
+"""One suite over all models: shapes, seeds, batches, moments, missing entries, refusals."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import math
-import warnings
 import weakref
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from autoencoder_models import BERNOULLI, CASES, EXACT, LATENT, MODELS, SHAPE, TRAINED, data, generator, make, networks
 
 import marquis as mq
 from marquis.autoencoders import (
     Autoencoder,
-    BaseAutoencoder,
-    DropoutAutoencoder,
     EncoderDecoder,
     EnsembleAutoencoder,
-    LaplacianAutoencoder,
     LearntVarianceAutoencoder,
-    MeanFieldAutoencoder,
-    PosteriorAutoencoder,
     UncertainAutoencoder,
     VariationalAutoencoder,
     fit_posthoc,
-    for_data,
-    from_posterior,
 )
-from marquis.autoencoders.base import adam, num_data_of
 from marquis.autoencoders.estimate import Draw, Moments
-from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
-from marquis.likelihoods import Gaussian
-
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
-SHAPE, LATENT = (1, 4, 4), 2
-
-
-def networks(seed=0, dtype=torch.float64):
-    encoder, decoder = for_data(SHAPE, LATENT, 0.25, seed=seed)
-    return encoder.to(dtype), decoder.to(dtype)
-
-
-def data(n=6, seed=0):
-    return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def posthoc(likelihood="gaussian", missing=False, **options):
-    trained = Autoencoder(*networks(), likelihood, missing=missing)
-    return fit_posthoc(trained, [data(20, seed=1)], progress=False, **options)
-
-
-MODELS = {
-    "plain": lambda **o: Autoencoder(*networks(), **o),
-    "learnt-variance": lambda **o: LearntVarianceAutoencoder(*networks(), **o),
-    "vae": lambda **o: VariationalAutoencoder(*networks(), **o),
-    "dropout": lambda **o: DropoutAutoencoder(*networks(), **o),
-    "ensemble": lambda **o: EnsembleAutoencoder(*networks(), members=3, seed=1, **o),
-    "mean-field": lambda **o: MeanFieldAutoencoder(*networks(), num_data=20, generator=generator(), **o),
-    "posthoc": lambda **o: posthoc(**o),
-    "laplacian": lambda **o: LaplacianAutoencoder(*networks(), num_data=20, generator=generator(), **o),
-}
-BERNOULLI = [name for name in MODELS if name != "learnt-variance"]
-CASES = [*((name, "gaussian") for name in MODELS), *((name, "bernoulli") for name in BERNOULLI)]
-TRAINED = [name for name in MODELS if name not in ("posthoc", "laplacian")]  # the latter has tests of its own
-
-
-@functools.cache
-def cached(name, likelihood, missing):
-    torch.manual_seed(0)
-    options = {} if likelihood == "gaussian" else {"likelihood": likelihood}
-    return MODELS[name](missing=missing, **options)
-
-
-def make(name, likelihood="gaussian", missing=False):
-    return copy.deepcopy(cached(name, likelihood, missing))
+from marquis.errors import DataError
 
 
 @pytest.fixture(params=CASES, ids="-".join)
@@ -292,228 +232,6 @@ class TestMissing:
         assert fitted.laplace.statistics.observed == int((~hole).sum())
 
 
-class TestPosthoc:
-    @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "block", "full", "lowrank"])
-    def test_any_structure(self, structure):
-        fitted = posthoc(structure=structure, estimator="exact")
-        assert fitted.reconstruct(data(), 3).variance.any()
-
-    def test_draws_are_the_network_at_posterior_samples(self):
-        fitted, x = make("posthoc"), data()
-        weights = fitted.posterior.sample(1, generator(4))
-        network = EncoderDecoder(*networks())
-        expected = torch.func.functional_call(network, {k: v[0] for k, v in weights.items()}, (x,))
-        said = fitted.reconstruct(x, 1, generator=generator(4))
-        torch.testing.assert_close(said.mean, expected.detach(), **EXACT)
-
-    def test_labels_are_the_inputs(self):
-        x = data(20, seed=1)
-        network = EncoderDecoder(*networks()).eval()
-        by_hand = mq.Laplace(network, "gaussian", "diagonal", "exact").fit([(x, x)], progress=False)
-        trained = Autoencoder(*networks())
-        loader = DataLoader(TensorDataset(x, torch.zeros(20)), 7)  # labels of other things are ignored
-        fitted = fit_posthoc(trained, loader, estimator="exact", progress=False, tune=False)
-        torch.testing.assert_close(
-            fitted.posterior.precision.diagonal(), by_hand.posterior.precision.diagonal(), **EXACT
-        )
-        assert float(fitted.laplace.statistics.sse) == pytest.approx(float(by_hand.statistics.sse), rel=1e-12)
-
-    def test_evidence_tunes_prior_and_noise(self):
-        plain, tuned = posthoc(tune=False, estimator="exact"), posthoc(estimator="exact")
-        assert plain.likelihood.noise_precision == 1.0
-        # MacKay: noise precision times squared residuals is the number of observations the weights do not explain.
-        found, free = tuned.laplace.statistics, 20 * 16 - float(tuned.laplace.effective_parameters())
-        assert float(tuned.likelihood.noise_precision * found.sse) == pytest.approx(free, rel=1e-2)
-        # And prior precision times the squared weights is the number that they do.
-        (precision,) = set(torch.cat([v.flatten() for v in tuned.laplace.prior.diagonal().values()]).tolist())
-        squares = float(tuned.posterior.vector.square().sum())
-        assert precision * squares == pytest.approx(20 * 16 - free, rel=1e-2)
-        assert tuned.laplace.log_evidence() > plain.laplace.log_evidence() + 10
-        assert tuned.reconstruct(data()).noise_variance[0, 0, 0, 0] == 1 / tuned.likelihood.noise_precision
-
-    def test_some_of_the_weights(self):
-        x, network = data(), EncoderDecoder(*networks()).eval()
-        laplace = mq.Laplace(network, "gaussian", "diagonal", parameters="decoder.*").fit([(x, x)], progress=False)
-        fitted = from_posterior(network.encoder, network.decoder, laplace)
-        assert not fitted.encode(x, 3).variance.any()
-        assert fitted.reconstruct(x, 3).variance.any()
-
-    def test_a_value_of_its_own(self):
-        network, x = EncoderDecoder(*networks()).eval(), data()
-        laplace = mq.Laplace(network, "gaussian", "diagonal").fit([(x, x)], progress=False)
-        fitted = from_posterior(network.encoder, network.decoder, laplace.posterior, Gaussian(50.0))
-        before = fitted(x)
-        nn.init.zeros_(network.decoder[0].weight)
-        torch.testing.assert_close(fitted(x), before, rtol=0, atol=0)
-        assert fitted.likelihood.noise_precision == 50.0
-
-    def test_saved_and_loaded(self, tmp_path):
-        fitted = make("posthoc")
-        fitted.laplace.save(tmp_path / "posterior.safetensors")
-        network = EncoderDecoder(*networks()).eval()
-        loaded = from_posterior(*networks(), mq.load(tmp_path / "posterior.safetensors", network))
-        a, b = (m.reconstruct(data(), 3, generator=generator()) for m in (fitted, loaded))
-        torch.testing.assert_close(a.mean, b.mean, **EXACT)
-        torch.testing.assert_close(a.log_prob, b.log_prob, **EXACT)
-
-    def test_refusals(self):
-        x, network = data(), nn.Sequential(*networks()).eval()
-        laplace = mq.Laplace(network, "gaussian", "diagonal").fit([(x, x)], progress=False)
-        with pytest.raises(ModelMismatchError, match=r"'0.1.weight'.*EncoderDecoder.*'encoder.1.weight'"):
-            from_posterior(*networks(), laplace)
-        with pytest.raises(UnsupportedOperationError, match="VariationalAutoencoder may be more"):
-            fit_posthoc(make("vae"), [x])
-        with pytest.raises(UnsupportedOperationError, match="trained before"):
-            make("posthoc").loss(x, None)
-
-
-class TestTraining:
-    def trainer(self, epochs=3, **options):
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        return Trainer(max_epochs=epochs, accelerator="cpu", enable_model_summary=False, **quiet, **options)
-
-    def fit(self, model, epochs=3, x=None):
-        x = mq.data.load("digits").x[:512] if x is None else x
-        test = mq.data.load("digits", "test").x
-        trainer = self.trainer(epochs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about numbers of workers and the like
-            trainer.fit(model, DataLoader(TensorDataset(x), 64), DataLoader(TensorDataset(test), 359))
-        return trainer
-
-    def build(self, name, **options):
-        torch.manual_seed(0)
-        shape = for_data((1, 8, 8), 2, 0.25, seed=0)
-        kinds = {
-            "plain": Autoencoder,
-            "learnt-variance": LearntVarianceAutoencoder,
-            "vae": VariationalAutoencoder,
-            "dropout": DropoutAutoencoder,
-            "ensemble": functools.partial(EnsembleAutoencoder, members=3),
-            "mean-field": MeanFieldAutoencoder,
-            "laplacian": functools.partial(LaplacianAutoencoder, num_data=512),
-        }
-        return kinds[name](*shape, lr=5e-3, **options)
-
-    @pytest.mark.parametrize("name", [*TRAINED, "laplacian"])
-    def test_digits(self, name):
-        model, test = self.build(name), mq.data.load("digits", "test").x
-
-        def score():
-            said = model.reconstruct(test, 10, generator=generator())
-            return float(-said.expected_log_prob.mean()), float((said.mean - test).square().flatten(1).sum(1).mean())
-
-        loss, error = score()
-        trainer = self.fit(model)
-        after, better = score()
-        assert after < loss - 1 and better < 0.6 * error
-        assert float(trainer.callback_metrics["validation_loss"]) == pytest.approx(after, rel=0.1)
-        assert trainer.callback_metrics["validation_error"] > 0
-        if name == "mean-field":
-            assert model.num_data == model.method.num_data == 512
-
-    @pytest.mark.parametrize("name", ["vae", "dropout"])
-    def test_seeded_training_repeats(self, name):
-        runs = []
-        for _ in range(2):
-            model = self.build(name)
-            torch.manual_seed(1)
-            self.fit(model, epochs=1)
-            runs.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-        assert torch.equal(*runs)
-
-    @pytest.mark.parametrize("name", TRAINED)
-    def test_resumed_run_is_an_uninterrupted_one(self, name, tmp_path):
-        x = mq.data.load("digits").x[:256]
-
-        def run(model, epochs, resume=None):
-            trainer = self.trainer(epochs)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loader = DataLoader(TensorDataset(x), 64)
-                trainer.fit(model, loader, DataLoader(TensorDataset(x[:32]), 32), ckpt_path=resume)
-            return trainer
-
-        whole = self.build(name)
-        run(whole, 2)
-        run(self.build(name), 1).save_checkpoint(tmp_path / "half.ckpt")
-        resumed = self.build(name)
-        torch.manual_seed(99)  # a new process has another global stream
-        run(resumed, 2, tmp_path / "half.ckpt")
-        for expected, found in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
-            assert torch.equal(expected, found)
-
-    def test_missing_entries(self):
-        x = mq.data.load("digits").x[:512].clone()
-        x[torch.rand(x.shape, generator=generator()) < 0.3] = math.nan
-        model, test = self.build("plain", missing=True), mq.data.load("digits", "test").x
-        before = model.reconstruct(test).expected_log_prob.mean()
-        self.fit(model, x=x)
-        assert model.reconstruct(test).expected_log_prob.mean() > before + 1
-        with pytest.raises(DataError, match="missing=True"):
-            self.fit(self.build("plain"), x=x)
-
-    def test_divergence_is_said(self):
-        model = self.build("plain")
-        nn.init.constant_(model.decoder[0].weight, math.inf)
-        with pytest.raises(DataError, match="training diverged"):
-            self.fit(model)
-
-    def test_rate_halves_on_a_plateau(self):
-        model = self.build("plain")
-        configured = model.configure_optimizers()
-        schedule = configured["lr_scheduler"]["scheduler"]
-        assert (schedule.factor, schedule.patience) == (0.5, 5)
-        assert configured["lr_scheduler"]["monitor"] == "validation_loss"
-        assert configured["optimizer"].defaults["lr"] == 5e-3
-
-    def test_every_parameter_is_trained_at_its_rate(self):
-        for name in TRAINED:
-            model = self.build(name)
-            groups = model.configure_optimizers()["optimizer"].param_groups
-            trained = [p for group in groups for p in group["params"]]
-            assert {id(p) for p in trained} == {id(p) for p in model.parameters()} and len(trained) == len(set(trained))
-            assert all(group["lr"] == 5e-3 for group in groups)
-
-    def test_without_validation_data(self):
-        model = self.build("plain")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.trainer(1).fit(model, DataLoader(TensorDataset(mq.data.load("digits").x[:64]), 32))
-
-    def test_unknown_number_of_data(self):
-        class Stream(IterableDataset):
-            def __iter__(self):
-                yield from mq.data.load("digits").x[:64]
-
-        with pytest.raises(DataError, match="pass num_data="), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.trainer(1).fit(self.build("mean-field"), DataLoader(Stream(), 32))
-
-
-class TestOptimiser:
-    def test_fused_where_there_is_one(self):
-        group = {"params": [nn.Parameter(torch.zeros(2))]}
-        assert adam([group], 1e-3).defaults["fused"] is True
-
-    def test_ordinary_where_there_is_none(self):
-        group = {"params": [nn.Parameter(torch.zeros(2, device="meta"))]}
-        assert not adam([group], 1e-3).defaults["fused"]
-
-    def test_same_steps(self):
-        start = torch.randn(5, generator=generator(), dtype=torch.float64)
-        parameters = [nn.Parameter(start.clone()) for _ in range(2)]
-        ours, plain = adam([{"params": parameters[:1]}], 0.1), torch.optim.Adam(parameters[1:], 0.1)
-        for _ in range(5):
-            for parameter, optimiser in zip(parameters, (ours, plain), strict=True):
-                optimiser.zero_grad()
-                parameter.pow(4).sum().backward()
-                optimiser.step()
-        torch.testing.assert_close(parameters[0], parameters[1], **EXACT)
-
-
-def test_names():
-    assert issubclass(PosteriorAutoencoder, BaseAutoencoder)
+def test_public_names_are_described():
     for name in mq.autoencoders.__all__:
         assert getattr(mq.autoencoders, name).__doc__
-    assert num_data_of.__doc__
