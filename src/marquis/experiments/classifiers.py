@@ -92,9 +92,9 @@ def load_images(
         if not or_digits:
             raise
         name, rows, tests = "digits", load("digits", "train"), load("digits", "test")
-    parts = [rows[:train], rows[train : train + validation], tests[:test]]
-    if len(parts[1]) == 0:
+    if len(rows) <= train:
         raise DataError(f"{name} has {len(rows)} training rows: none are left for validation after {train}.")
+    parts = [rows[:train], rows[train : train + validation], tests[:test]]
     centre, spread = float(parts[0].x.mean()), float(parts[0].x.std())
 
     def labelled(part: Data) -> Labelled:

@@ -1,0 +1,361 @@
+"""`fashion-classification`: a CNN on Fashion-MNIST, Kronecker Laplace over all weights, outliers from MNIST.
+
+Accuracy, NLL, calibration and the detection of MNIST's digits for MAP, networks with sampled weights and the
+linearised network, beside temperature scaling and a deep ensemble. Weight decay is chosen on validation rows; the
+prior of the posterior by the evidence (and, for comparison, by validation). Test rows and MNIST choose nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.data import load
+from marquis.errors import DataError
+from marquis.experiments.cells import cell, write_json
+from marquis.experiments.classifiers import ImageData, Labelled, ensemble_probs, entropy, fitted_temperature, logits
+from marquis.experiments.fashion_classification_report import write_report
+from marquis.experiments.metrics import classification_scores
+from marquis.experiments.stack_covariance import StackCovariance
+from marquis.experiments.weight_decay import Study, Validated, studies, validated, with_evidence
+from marquis.experiments.weight_decay import ensemble as ensemble_of
+from marquis.laplace import Laplace
+from marquis.persistence import load_tensors, save_tensors
+from marquis.posterior import Posterior
+from marquis.predictive import predict_loader
+from marquis.priors import Prior
+from marquis.tasks.calibration import reliability
+from marquis.tasks.ranking import auroc, roc_curve
+
+_KIND = "class-probabilities"
+PROBIT, MONTE_CARLO = "probit", "mc"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is cut from the tutorial's protocol, apart from the networks (see `weight_decay.studies`).
+
+    Attributes:
+        outside: test images of MNIST.
+        samples: networks with sampled weights.
+        validation: validation rows that judge multiples of the evidence's precisions.
+        multiples: of them, for the linearised network.
+        draws: of the logits, for the Monte-Carlo link.
+        sampled_multiples: of them, for sampled networks.
+    """
+
+    outside: int = 10_000
+    samples: int = 30
+    validation: int = 1_000
+    multiples: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
+    sampled_multiples: tuple[float, ...] = (1.0, 10.0, 100.0, 1_000.0)
+    draws: int = 200
+
+
+SETTINGS = {
+    "quick": Settings(64, 4, 32, (0.3, 1.0, 3.0), (1.0, 100.0)),
+    "default": Settings(),
+    "full": Settings(samples=100, validation=5_000),
+}
+
+
+def run(
+    size: str = "default",
+    out: str | Path = "runs/fashion-classification",
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Run what is missing and write the page; cheap methods first, so that a stopped run shows what it has."""
+    study = studies(size)["fashion-mnist-cnn"]
+    experiment = Experiment(size, study, SETTINGS[size], Path(out), data_dir, say)
+    results: dict[str, Any] = {
+        "size": size,
+        "settings": asdict(SETTINGS[size]),
+        "study": asdict(study),
+        **experiment.named,
+        "weights": sum(weight.numel() for weight in experiment.chosen.network.parameters()),
+        "grid": experiment.chosen.grid,
+        "precision": experiment.chosen.precision,
+        "rows": {},
+    }
+    try:
+        for name, method in experiment.methods().items():
+            found = method()
+            results["rows"][name] = found
+            took = time.time() - experiment.started
+            say(f"[{took:5.0f} s] {name}: NLL {found['nll']:.4f}, AUROC {found['auroc']:.4f}")
+    finally:  # a run that is stopped shows what it has
+        write_json(experiment.folder / "results.json", results)
+        page = write_report(experiment.folder, results)
+    return page
+
+
+class Experiment:
+    """The networks, the posteriors and the probabilities of every method, each computed when it is first needed."""
+
+    def __init__(
+        self,
+        size: str,
+        study: Study,
+        settings: Settings,
+        out: Path,
+        data_dir: str | Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.study, self.settings, self.say = study, settings, say
+        self.folder, self.shared = out / size, out.parent / "shared-networks"
+        self.data = study.load(data_dir, or_digits=size == "quick")
+        self.outside, self.outside_name = outliers(self.data, settings.outside, data_dir, or_negatives=size == "quick")
+        self.started = time.time()
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The sets that were at hand."""
+        return {"data": self.data.name, "outside_data": self.outside_name}
+
+    def methods(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """Every row of the table, in the order of their cost."""
+        return {
+            "map": lambda: self.row("map", lambda x: logits(self.chosen.network, x).softmax(1)),
+            "temperature": self.temperature,
+            "linearised": lambda: self.linearised_row("laplace", "linearised", PROBIT),
+            "linearised-mc": lambda: self.linearised_row("laplace", "linearised", MONTE_CARLO),
+            "linearised-grid": self.validated_linearised_row,
+            "sampled": lambda: self.row("sampled", lambda x: self.sampled(1.0, x)),
+            "sampled-grid": self.validated_sampled_row,
+            "evidence-map": lambda: self.row("evidence-map", lambda x: logits(self.by_evidence, x).softmax(1)),
+            "ensemble": lambda: self.row("ensemble", lambda x: ensemble_probs(self.members, x)),
+            "evidence-linearised": lambda: self.linearised_row("laplace_by_evidence", "evidence-linearised", PROBIT),
+            "evidence-linearised-mc": lambda: self.linearised_row(
+                "laplace_by_evidence", "evidence-linearised", MONTE_CARLO
+            ),
+        }
+
+    # --- networks and posteriors -------------------------------------------------------------------------
+
+    @cached_property
+    def chosen(self) -> Validated:
+        """The network whose weight decay was best on validation rows."""
+        return validated(self.shared, self.data, self.study, self.say)
+
+    @cached_property
+    def members(self) -> list[nn.Module]:
+        """The deep ensemble."""
+        return ensemble_of(self.shared, self.data, self.study, self.chosen.precision, self.say)
+
+    @cached_property
+    def by_evidence(self) -> nn.Module:
+        """The network trained with evidence updates."""
+        return with_evidence(self.shared, self.data, self.study)[0]
+
+    @cached_property
+    def laplace(self) -> Laplace:
+        """Kronecker posterior of the validated network, one prior precision per layer by the evidence."""
+        return self.fitted(self.chosen.network)
+
+    @cached_property
+    def laplace_by_evidence(self) -> Laplace:
+        """The same of the network trained with evidence."""
+        return self.fitted(self.by_evidence)
+
+    def fitted(self, network: nn.Module) -> Laplace:
+        """Kronecker curvature over all training rows, then MacKay's fixed points."""
+        prior = Prior(self.chosen.precision, groups="layer")
+        found = Laplace(network, "categorical", "kronecker", "exact", prior=prior)
+        found.fit(self.data.train.batches(), progress=False)
+        tuned = found.tune("evidence")
+        self.say(f"[{time.time() - self.started:5.0f} s] posterior fitted: {tuned.report}")
+        return found
+
+    # --- rows --------------------------------------------------------------------------------------------
+
+    def row(self, name: str, probs_of: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Scores of a method from its probabilities inside and outside."""
+        found = self.kept(name, lambda x: {"": probs_of(x)})
+        return scored(found["inside"], found["outside"], self.data.test.y)
+
+    def kept(self, name: str, probs_of: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Probabilities of the test rows and of the outliers, from the folder if they are there."""
+        described = self.described()
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+        path = self.folder / "probabilities" / f"{name}-{digest}.safetensors"
+        try:
+            return load_tensors(path, (_KIND,))[2]
+        except DataError:
+            inside, outside = probs_of(self.data.test.x), probs_of(self.outside)
+            found = {f"inside{key}": value for key, value in inside.items()}
+            found |= {f"outside{key}": value for key, value in outside.items()}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(path, _KIND, described, found)
+            return found
+
+    def described(self) -> dict[str, Any]:
+        """All that the probabilities depend on."""
+        return json.loads(json.dumps({**asdict(self.study), **asdict(self.settings), **self.named}))
+
+    def temperature(self) -> dict[str, Any]:
+        """MAP with its logits divided by what validation rows say."""
+        network, held_back = self.chosen.network, self.data.validation
+        found = fitted_temperature(logits(network, held_back.x), held_back.y)
+        scaled = self.row("temperature", lambda x: (logits(network, x) / found).softmax(1))
+        return {**scaled, "temperature": found}
+
+    def linearised_row(self, which: str, name: str, link: str, multiple: float = 1.0) -> dict[str, Any]:
+        """The linearised network with the evidence's precisions, times a number; both links from one pass."""
+        found = self.kept(name, lambda x: self.linearised(getattr(self, which), [multiple], x)[0])
+        return scored(found[f"inside-{link}"], found[f"outside-{link}"], self.data.test.y)
+
+    def validated_linearised_row(self) -> dict[str, Any]:
+        """Multiple of the evidence's precisions and link by the NLL of validation rows."""
+        rows, multiples = self.held_back(), self.settings.multiples
+
+        def judge() -> dict[str, Any]:
+            found = self.linearised(self.laplace, multiples, rows.x)
+            return {
+                "validation": {
+                    link: {
+                        f"{multiple:g}": classification_scores(probs[f"-{link}"], rows.y)["nll"]
+                        for multiple, probs in zip(multiples, found, strict=True)
+                    }
+                    for link in (PROBIT, MONTE_CARLO)
+                }
+            }
+
+        scores = cell(self.folder / "cells", "linearised-grid", self.described(), judge)["validation"]
+        link, multiple = min(
+            ((link, multiple) for link in scores for multiple in scores[link]), key=lambda at: scores[at[0]][at[1]]
+        )
+        number = float(multiple)
+        name = "linearised" if number == 1.0 else "linearised-grid"
+        row = self.linearised_row("laplace", name, link, number)
+        return {**row, "multiple": number, "link": link, "validation": scores}
+
+    def validated_sampled_row(self) -> dict[str, Any]:
+        """Sampled networks, with the multiple of the evidence's precisions that suits *them* best."""
+        rows = self.held_back()
+
+        def judge() -> dict[str, Any]:
+            found = {f"{m:g}": self.sampled(m, rows.x) for m in self.settings.sampled_multiples}
+            return {"validation": {m: classification_scores(probs, rows.y)["nll"] for m, probs in found.items()}}
+
+        scores = cell(self.folder / "cells", "sampled-grid", self.described(), judge)["validation"]
+        best = float(min(scores, key=scores.__getitem__))
+        name = "sampled" if best == 1.0 else "sampled-grid"
+        return {**self.row(name, lambda x: self.sampled(best, x)), "multiple": best, "validation": scores}
+
+    def held_back(self) -> Labelled:
+        """Validation rows that judge the prior."""
+        count = self.settings.validation
+        return Labelled(self.data.validation.x[:count], self.data.validation.y[:count])
+
+    def sampled(self, multiple: float, x: Tensor) -> Tensor:
+        """Probabilities averaged over networks with sampled weights, the same ones for every image."""
+        found = predict_loader(
+            with_multiple(self.laplace, multiple),
+            self.laplace.model,
+            x.split(250),
+            self.laplace.likelihood,
+            generator=torch.Generator().manual_seed(0),
+            progress=False,
+            method="sampled",
+            samples=self.settings.samples,
+        )
+        assert found.probs is not None
+        return found.probs
+
+    def linearised(self, laplace: Laplace, multiples: Sequence[float], x: Tensor) -> list[dict[str, Tensor]]:
+        """Probabilities of the linearised network by both links, for each multiple of the prior precisions."""
+        assert isinstance(laplace.model, nn.Sequential)
+        stack = StackCovariance(laplace.model, [with_multiple(laplace, multiple) for multiple in multiples])
+        pieces: list[list[dict[str, Tensor]]] = [[] for _ in multiples]
+        for part in x.split(50):
+            mean, covariances = stack(part)
+            for k, covariance in enumerate(covariances):
+                pieces[k].append(linked(mean, covariance, self.settings.draws))
+        return [{key: torch.cat([part[key] for part in parts]) for key in parts[0]} for parts in pieces]
+
+
+def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
+    """Class probabilities from Gaussian logits: probit with variances alone, and averages over draws.
+
+    Args:
+        mean: `[n, C]`.
+        covariance: `[n, C, C]`.
+        draws: of the logits; the same standard normal numbers for every image.
+    """
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    probit = (mean / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=0).sqrt().unsqueeze(1)
+    z = torch.randn(draws, mean.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
+    averaged = (mean.unsqueeze(1) + z @ root.mT).softmax(-1).mean(1)
+    return {f"-{PROBIT}": probit, f"-{MONTE_CARLO}": averaged}
+
+
+def with_multiple(laplace: Laplace, multiple: float) -> Posterior:
+    """The posterior with prior precisions times a number; the curvature stays."""
+    if multiple == 1.0:
+        return laplace.posterior
+    prior = laplace.problem().grouped_prior
+    changed = prior.with_precision(prior.precision * multiple)
+    return Posterior(
+        laplace.fitted.layout, laplace.fitted.mean, changed.add_to(laplace.curvature * (1 / laplace.temperature))
+    )
+
+
+def outliers(data: ImageData, count: int, data_dir: str | Path | None, or_negatives: bool) -> tuple[Tensor, str]:
+    """Test images of MNIST in the units of the training images, and what they are.
+
+    Args:
+        data: the images inside.
+        count: how many.
+        data_dir: where the data lies.
+        or_negatives: make do with the negatives of the test images if MNIST is not at hand.
+    """
+    try:
+        return data.standardised(load("mnist", "test", data_dir, download=not or_negatives)[:count].x), "mnist"
+    except DataError:
+        if not or_negatives:
+            raise
+        return data.standardised(1 - (data.test.x[:count] * data.spread + data.centre)), "negatives"
+
+
+def scored(inside: Tensor, outside: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Scores, and the curves of the pictures.
+
+    Larger means outside: `1 - max_k p_k`, and the entropy.
+    """
+    sure, surely = inside.double().max(1).values, outside.double().max(1).values
+    right = inside.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    losses = -right.clamp_min(torch.finfo(inside.dtype).tiny).log()
+    bins = reliability(inside, labels)
+    curve = roc_curve(-sure, -surely)
+    at = torch.linspace(0, 1, 101, dtype=torch.float64)
+    place = torch.searchsorted(curve.false_positive_rate, at, right=True) - 1
+    return {
+        **classification_scores(inside, labels),
+        "nll_error": float(losses.std() / len(losses) ** 0.5),
+        "auroc": auroc(-sure, -surely),
+        "auroc_entropy": auroc(entropy(inside.double()), entropy(outside.double())),
+        "confidence_inside": float(sure.mean()),
+        "confidence_outside": float(surely.mean()),
+        "reliability": [
+            [mean, share, count]
+            for mean, share, count in zip(
+                bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist(), strict=True
+            )
+            if count
+        ],
+        "roc": curve.true_positive_rate[place].tolist(),
+        "histogram_inside": torch.histc(sure, 20, 0, 1).tolist(),
+        "histogram_outside": torch.histc(surely, 20, 0, 1).tolist(),
+    }
