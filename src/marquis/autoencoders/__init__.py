@@ -7,15 +7,19 @@ from marquis.autoencoders.base import BaseAutoencoder, UncertainAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder, UnitDropout
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.estimate import Estimate, Reconstruction
+from marquis.autoencoders.kinds import KINDS, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
+from marquis.autoencoders.saving import load, save
+from marquis.autoencoders.training import Trained, fit
 from marquis.autoencoders.variational import VariationalAutoencoder
 
 __all__ = [
+    "KINDS",
     "Autoencoder",
     "BaseAutoencoder",
     "DropoutAutoencoder",
@@ -25,13 +29,18 @@ __all__ = [
     "LaplacianAutoencoder",
     "LearntVarianceAutoencoder",
     "MeanFieldAutoencoder",
+    "ModelSpec",
     "PosteriorAutoencoder",
     "Reconstruction",
+    "Trained",
     "UncertainAutoencoder",
     "UnitDropout",
     "VariationalAutoencoder",
     "build",
+    "fit",
     "fit_posthoc",
     "for_data",
     "from_posterior",
+    "load",
+    "save",
 ]

@@ -1,0 +1,199 @@
+"""The kinds of autoencoders by name, and the description from which a model is built, saved and built again."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from marquis.autoencoders import architectures
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.dropout import DropoutAutoencoder
+from marquis.autoencoders.ensemble import EnsembleAutoencoder
+from marquis.autoencoders.laplacian import LaplacianAutoencoder
+from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
+from marquis.autoencoders.mean_field import MeanFieldAutoencoder
+from marquis.autoencoders.network import seeded
+from marquis.autoencoders.plain import Autoencoder
+from marquis.autoencoders.posthoc import fit_posthoc
+from marquis.autoencoders.variational import VariationalAutoencoder
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Likelihood
+
+OWN = "own"
+"""The architecture of networks that the user brings."""
+BUILT = ("auto", "dense", "convolutional")
+"""Architectures that are derived from the data's shape."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of autoencoder.
+
+    Attributes:
+        model: What is trained.
+        summary: For people who choose.
+        options: Names of the options it takes besides those that all have.
+        gaussian_only: Whether it has no likelihood to choose.
+        posthoc: Whether the posterior is made after training.
+    """
+
+    model: type[BaseAutoencoder]
+    summary: str
+    options: tuple[str, ...] = ()
+    gaussian_only: bool = False
+    posthoc: bool = False
+
+
+_ONLINE = (
+    *("structure", "estimator", "preset", "rule", "forgetting", "scale", "factor", "curvature_at", "initial"),
+    *("noise_precision", "prior_precision", "prior_in_loss", "temperature", "samples", "probes", "every"),
+    "width_limit",
+)
+
+KINDS: dict[str, Kind] = {
+    "lae": Kind(LaplacianAutoencoder, "Laplacian autoencoder: its weights are a Gaussian while it trains", _ONLINE),
+    "lae-posthoc": Kind(
+        Autoencoder,
+        "plain autoencoder with a Laplace posterior made after training",
+        ("structure", "estimator", "tune", "temperature"),
+        posthoc=True,
+    ),
+    "ae": Kind(Autoencoder, "plain autoencoder, constant noise, no uncertainty"),
+    "ae-variance": Kind(
+        LearntVarianceAutoencoder, "plain autoencoder that predicts its noise", ("min_log_sigma",), gaussian_only=True
+    ),
+    "vae": Kind(VariationalAutoencoder, "variational autoencoder: codes are uncertain", ("kl_weight", "min_log_sigma")),
+    "dropout": Kind(DropoutAutoencoder, "Monte-Carlo dropout: thinned networks", ("p", "on_code")),
+    "ensemble": Kind(EnsembleAutoencoder, "five autoencoders from different starts", ("members",)),
+    "bbb": Kind(
+        MeanFieldAutoencoder, "Bayes by Backprop: mean-field weights", ("prior_scale", "tempering", "multiplier")
+    ),
+}
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of this name.
+
+    Raises:
+        UnsupportedOperationError: There is none; the message lists them.
+    """
+    if name not in KINDS:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnsupportedOperationError(f"no kind of autoencoder is called {name!r}.{hint} Known: {', '.join(KINDS)}.")
+    return KINDS[name]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What has to be known to build a model again; the weights are kept apart.
+
+    Attributes:
+        kind: One of `KINDS`.
+        shape: Of one datum, without the batch.
+        latent: K, the size of the code.
+        architecture: One of the paper's by name (`mnist-dense`, `fashion-conv`, `celeba-conv`); "auto", "dense" or
+            "convolutional" for networks derived from the shape; "own" for networks that are given to `build`.
+        width: Factor on the numbers of channels and hidden units.
+        likelihood: "gaussian", "bernoulli", or an object.
+        missing: Whether NaN marks a missing entry.
+        lr: Learning rate.
+        options: Further options of the kind, such as `preset` or `kl_weight`; what JSON can hold.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    latent: int
+    architecture: str = "auto"
+    width: float = 1.0
+    likelihood: str | Likelihood = "gaussian"
+    missing: bool = False
+    lr: float = 1e-3
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        kind = find_kind(self.kind)
+        unknown = sorted(set(self.options) - set(kind.options))
+        if unknown:
+            takes = ", ".join(kind.options) or "none"
+            raise DataError(f"{self.kind} has no option {', '.join(unknown)}; it takes: {takes}.")
+        if kind.gaussian_only and self.likelihood != "gaussian":
+            raise DataError(f"{self.kind} predicts the noise of a Gaussian; it takes likelihood='gaussian' only.")
+        if not 0 < self.lr < float("inf"):
+            raise DataError(f"lr={self.lr}: a learning rate is positive.")
+        known = (*BUILT, *architectures.NAMES, OWN)
+        if self.architecture not in known:
+            raise DataError(f"no architecture is called {self.architecture!r}; known: {', '.join(known)}.")
+
+    def networks(self, seed: int | None = None) -> architectures.Pair:
+        """Encoder and decoder with fresh weights.
+
+        Raises:
+            DataError: The architecture is for data of another shape, or the user's own.
+        """
+        if self.architecture == OWN:
+            raise DataError("this model has networks of the user's own: pass networks=(encoder, decoder).")
+        with torch.device("meta"):  # nothing is allocated before it is known to fit
+            encoder, decoder = self._pair(None)
+            _require_shape(encoder, decoder, self)
+        return self._pair(seed)
+
+    def size(self) -> int:
+        """How many weights encoder and decoder have together; nothing is allocated."""
+        with torch.device("meta"):
+            return sum(p.numel() for network in self._pair(None) for p in network.parameters())
+
+    def _pair(self, seed: int | None) -> architectures.Pair:
+        if self.architecture in BUILT:
+            kind = cast(architectures.Kind, self.architecture)
+            return architectures.build(self.shape, self.latent, self.width, kind=kind, seed=seed)
+        return architectures.build(self.architecture, self.latent, self.width, seed=seed)
+
+    def build(self, seed: int | None = None, networks: tuple[nn.Module, nn.Module] | None = None) -> BaseAutoencoder:
+        """The model, untrained; for a post-hoc kind, the plain autoencoder that is trained first.
+
+        Args:
+            seed: For weights and for the streams that the model draws from; None continues torch's global stream.
+            networks: Encoder and decoder of one's own, for architecture "own".
+        """
+        kind = find_kind(self.kind)
+        with seeded(seed):
+            pair = self.networks() if networks is None else networks
+            given: dict[str, Any] = {"lr": self.lr, "missing": self.missing}
+            if not kind.gaussian_only:
+                given["likelihood"] = self.likelihood
+            if not kind.posthoc:
+                given |= self.options
+            return kind.model(*pair, **given)
+
+    def finish(
+        self, model: BaseAutoencoder, loader: Iterable[Any], *, seed: int = 0, progress: bool = True
+    ) -> BaseAutoencoder:
+        """What is left to do after training: the posterior of a post-hoc kind; otherwise the model itself."""
+        if not find_kind(self.kind).posthoc:
+            return model
+        if not isinstance(model, Autoencoder):
+            raise DataError(f"{self.kind} is made of a plain autoencoder, not of {type(model).__name__}.")
+        generator = torch.Generator().manual_seed(seed)
+        return fit_posthoc(model, loader, generator=generator, progress=progress, **self.options)
+
+
+def _require_shape(encoder: nn.Module, decoder: nn.Module, spec: ModelSpec) -> None:
+    """Try the networks out on data without contents."""
+    try:
+        out = decoder(encoder(torch.empty(1, *spec.shape)))
+    except RuntimeError as error:
+        raise DataError(
+            f"the architecture {spec.architecture!r} does not take data of shape {list(spec.shape)}; use 'auto'."
+        ) from error
+    if tuple(out.shape[1:]) != tuple(spec.shape):
+        raise DataError(
+            f"the architecture {spec.architecture!r} makes data of shape {list(out.shape[1:])} out of "
+            f"{list(spec.shape)}; use 'auto'."
+        )

@@ -1,0 +1,183 @@
+"""A finished autoencoder as one safetensors file: weights, posterior, noise, how to build it. Loading runs no code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.kinds import OWN, ModelSpec, find_kind
+from marquis.autoencoders.laplacian import LaplacianAutoencoder
+from marquis.autoencoders.mean_field import MeanFieldAutoencoder
+from marquis.autoencoders.network import EncoderDecoder
+from marquis.autoencoders.posthoc import PosteriorAutoencoder, from_posterior
+from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
+from marquis.laplace import Laplace
+from marquis.laplace.saving import pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
+from marquis.persistence import load_tensors, save_tensors, split_prefix
+
+FILE_KIND = "autoencoder"
+State = tuple[dict[str, Any], dict[str, Tensor]]
+"""What JSON can hold, and tensors."""
+
+
+def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) -> None:
+    """Write a trained model to a safetensors file, atomically.
+
+    Args:
+        path: The file; its folder has to exist.
+        model: Trained.
+        spec: What it was built from; architecture "own" for networks of one's own, which `load` then needs again.
+
+    Raises:
+        ModelMismatchError: The model is not of the kind that the description names.
+    """
+    kind = find_kind(spec.kind)
+    wanted = PosteriorAutoencoder if kind.posthoc else kind.model
+    if type(model) is not wanted:
+        raise ModelMismatchError(
+            f"a {spec.kind!r} is a {wanted.__name__}, this is a {type(model).__name__}; describe it by its own kind."
+        )
+    described, tensors = _pack_spec(spec)
+    extra, more = _pack_extra(model)
+    tensors |= more | {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_tensors(Path(path), FILE_KIND, {"spec": described, "extra": extra}, tensors)
+
+
+def load(
+    path: str | os.PathLike[str], networks: tuple[nn.Module, nn.Module] | None = None
+) -> tuple[BaseAutoencoder, ModelSpec]:
+    """Read what `save` wrote; nothing in the file is executed.
+
+    Args:
+        path: The file.
+        networks: Encoder and decoder, for a model with networks of the user's own. Their weights are replaced.
+
+    Returns:
+        The model, in evaluation mode on the CPU, and its description.
+
+    Raises:
+        DataError: There is no such file, it is truncated or damaged, or not an autoencoder.
+        ModelMismatchError: Its weights do not fit the networks.
+    """
+    _, header, tensors = load_tensors(Path(path), (FILE_KIND,))
+    try:
+        spec = _unpack_spec(header["spec"], tensors)
+        weights = split_prefix(tensors, "model.")
+        if networks is None and spec.architecture != OWN:
+            _require_size(spec, weights, path)
+        model = spec.build(0, networks)
+        model.to(next(weight.dtype for weight in weights.values() if weight.is_floating_point()))
+        _put_weights(model, weights, path)
+        return _give_back(model, spec, header["extra"], tensors).eval(), spec
+    except MarquisError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RuntimeError, OverflowError) as error:
+        raise DataError(f"{path} is not a complete autoencoder ({error!r}): corrupt?") from error
+
+
+def _pack_spec(spec: ModelSpec) -> State:
+    described = {name: getattr(spec, name) for name in ModelSpec.__dataclass_fields__}
+    described |= {"shape": list(spec.shape), "options": dict(spec.options)}
+    if isinstance(spec.likelihood, str):
+        return described, {}
+    plain, tensors = pack_likelihood(spec.likelihood)
+    if not plain:
+        raise UnsupportedOperationError(
+            f"{spec.likelihood} is a likelihood of your own, which a file cannot hold; describe the model with "
+            "'gaussian' or 'bernoulli', or keep the weights with torch.save(model.state_dict(), ...)."
+        )
+    return described | {"likelihood": plain}, {f"spec.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _unpack_spec(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelSpec:
+    given = dict(described)
+    likelihood = given["likelihood"]
+    if not isinstance(likelihood, str):
+        given["likelihood"] = unpack_likelihood(likelihood, split_prefix(tensors, "spec."))
+    return ModelSpec(**{**given, "shape": tuple(int(size) for size in given["shape"])})
+
+
+def _pack_extra(model: BaseAutoencoder) -> State:
+    """What a model knows besides its weights."""
+    if isinstance(model, LaplacianAutoencoder):
+        held: dict[str, Any] = {}
+        model.on_save_checkpoint(held)
+        if not held:
+            raise DataError("this Laplacian autoencoder is not trained yet: there is no posterior to save.")
+        online = held["online_laplace"]
+        state = online["state"]
+        tensors = {f"online.streams.{name}": stream for name, stream in state["streams"].items()}
+        for name, structure in state["structures"].items():
+            tensors |= {f"online.structures.{name}.{key}": tensor for key, tensor in structure.items()}
+        return {"num_data": online["num_data"], "numbers": state["numbers"], "shapes": state["shapes"]}, tensors
+    if isinstance(model, PosteriorAutoencoder):
+        if model.laplace is None:
+            raise UnsupportedOperationError(
+                "this autoencoder has a posterior but not the Laplace approximation it came from; save the networks "
+                "and `model.posterior.save(path)` apart."
+            )
+        header, tensors = pack_fitted(model.laplace.fitted)
+        likelihood, more = pack_likelihood(model.laplace.likelihood)
+        header |= {"likelihood": likelihood, "temperature": model.laplace.temperature}
+        header |= {"noise_tuned": model.laplace._noise_tuned}
+        return header, {f"laplace.{name}": tensor for name, tensor in {**tensors, **more}.items()}
+    if isinstance(model, MeanFieldAutoencoder):
+        return {"num_data": model.num_data}, {}
+    return {}, {}
+
+
+def _give_back(
+    model: BaseAutoencoder, spec: ModelSpec, extra: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> BaseAutoencoder:
+    """The inverse of `_pack_extra`."""
+    if find_kind(spec.kind).posthoc:
+        held = split_prefix(tensors, "laplace.")
+        network = EncoderDecoder(model.encoder, model.decoder).eval()
+        likelihood = unpack_likelihood(extra["likelihood"], held)
+        options = {"temperature": float(extra["temperature"]), "noise_tuned": bool(extra["noise_tuned"])}
+        laplace = Laplace.from_fitted(network, likelihood, unpack_fitted(extra, held), **options)
+        return from_posterior(network.encoder, network.decoder, laplace, missing=spec.missing)
+    if isinstance(model, LaplacianAutoencoder):
+        structures = split_prefix(tensors, "online.structures.")
+        names = {key.partition(".")[0] for key in structures}
+        state = {
+            "numbers": extra["numbers"],
+            "shapes": extra["shapes"],
+            "structures": {name: split_prefix(structures, f"{name}.") for name in names},
+            "streams": split_prefix(tensors, "online.streams."),
+        }
+        model.on_load_checkpoint({"online_laplace": {"num_data": extra["num_data"], "state": state}})
+    if isinstance(model, MeanFieldAutoencoder):
+        model.num_data = extra["num_data"]
+    return model
+
+
+def _require_size(spec: ModelSpec, weights: Mapping[str, Tensor], path: Any) -> None:
+    """Refuse a description of networks larger than the file before they are allocated."""
+    held = sum(weight.numel() for weight in weights.values())
+    members = int(spec.options.get("members", 1))
+    if spec.size() * members > held:
+        raise ModelMismatchError(
+            f"{path} describes networks of {spec.size() * members} weights, but holds {held} numbers: damaged, or not "
+            "written by this version."
+        )
+
+
+def _put_weights(model: BaseAutoencoder, weights: Mapping[str, Tensor], path: Any) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    if wrong:
+        first = wrong[0]
+        raise ModelMismatchError(
+            f"{path} does not fit the model it describes: {first!r} is {theirs.get(first, 'absent')} in the file and "
+            f"{own.get(first, 'absent')} in the model ({len(wrong)} such)."
+        )
+    with torch.no_grad():
+        model.load_state_dict(weights)

@@ -1,0 +1,209 @@
+"""`fit`: an autoencoder trained with Lightning so that it can be stopped at any moment and goes on to the same end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+
+from marquis.atomic import remove_leftovers
+from marquis.autoencoders.checkpoints import (
+    EpochCheckpoints,
+    Patience,
+    PlateauSteps,
+    RandomStream,
+    SafeCheckpointIO,
+    read_checkpoint,
+    restore,
+)
+from marquis.autoencoders.epoch_table import EpochTable, Row
+from marquis.errors import DataError
+
+CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training went.
+
+    Attributes:
+        epochs: How many were trained, over all sessions.
+        best_epoch: The one whose weights the model has now, from 0.
+        best_loss: Its validation loss; None where there were no validation data (then the last epoch is the best).
+        stopped_early: Whether the validation loss had stopped improving.
+        rows: One dictionary per epoch, as in `metrics.csv`.
+        out: The folder.
+    """
+
+    epochs: int
+    best_epoch: int
+    best_loss: float | None
+    stopped_early: bool
+    rows: list[Row]
+    out: Path
+
+
+def fit(
+    model: LightningModule,
+    data_module: LightningDataModule,
+    out: str | os.PathLike[str],
+    *,
+    max_epochs: int = 100,
+    patience: int = 8,
+    seed: int = 0,
+    resume: bool = False,
+    progress: bool = True,
+    precision: Any = "32-true",
+    accelerator: str = "auto",
+    devices: Any = 1,
+    strategy: Any = "auto",
+    tensorboard: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+    **trainer_options: Any,
+) -> Trained:
+    """Train an autoencoder; its best weights are restored at the end (methods.md 7).
+
+    Early stopping on `validation_loss` (ten draws of fixed seed), `metrics.csv` and TensorBoard logs, and a checkpoint
+    at the end of every epoch. A run that was stopped, by Ctrl-C or `kill -9` at any moment, goes on with `resume=True`
+    from the last complete epoch to the same weights, curvature, noise, prior and random numbers, bit for bit on one
+    CPU, as a run that was not: build the model with the same seed and pass the same data.
+
+    Args:
+        model: Any model of `marquis.autoencoders`. Trained in place.
+        data_module: Training and validation loaders, whose order must be a function of the epoch: `mq.data.DataModule`.
+        out: Folder for checkpoints and logs; made if it is not there.
+        max_epochs: When to stop at the latest.
+        patience: Epochs without a smaller validation loss after which training stops.
+        seed: Of torch's global random stream in training; the models draw from streams of their own.
+        resume: Go on where an earlier call with this folder was stopped; from the start if it did not get far enough.
+        progress: A progress bar on a terminal, one line per epoch elsewhere.
+        precision: Lightning's: "32-true", "bf16-mixed", ... Curvature is always computed in full precision.
+        accelerator: Lightning's.
+        devices: Lightning's; with several, batches are per process.
+        strategy: Lightning's, for instance "ddp".
+        tensorboard: Whether to write TensorBoard logs; None: if it is installed.
+        callbacks: Further callbacks of Lightning's.
+        **trainer_options: Other options of Lightning's `Trainer`.
+
+    Raises:
+        DataError: The folder holds a training already, there is nothing to resume from, or training diverged.
+        KeyboardInterrupt: Ctrl-C; the run can be resumed.
+    """
+    out, checkpoints = Path(out), Path(out) / CHECKPOINTS
+    kept = EpochCheckpoints(checkpoints)
+    _check(max_epochs, patience, seed, kept, resume)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        for folder in (out, checkpoints):
+            remove_leftovers(folder)
+    on_terminal = sys.stdout.isatty()
+    table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
+    stopping = Patience(patience)
+    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, stopping, kept]
+    if progress and on_terminal:
+        own.append(RichProgressBar(leave=False))
+    start = kept.last if kept.last.exists() else None
+    with _quiet(), torch.random.fork_rng():
+        trainer = Trainer(
+            max_epochs=max_epochs,
+            callbacks=[*own, *callbacks],
+            logger=_tensorboard(out, tensorboard, start),
+            plugins=[SafeCheckpointIO()],
+            precision=precision,
+            accelerator=accelerator,
+            devices=devices,
+            strategy=strategy,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+            enable_progress_bar=progress and on_terminal,
+            **trainer_options,
+        )
+        with _interruptible():
+            try:
+                trainer.fit(model, datamodule=data_module, ckpt_path=start)
+            except SystemExit:  # what newer versions of Lightning make of Ctrl-C
+                if not trainer.interrupted:
+                    raise
+        if trainer.interrupted:
+            raise KeyboardInterrupt(
+                f"training was stopped after {len(table.rows)} complete epochs; what they came to is in {checkpoints}"
+            )
+        trainer.strategy.barrier("best")
+    if not kept.best.exists():
+        raise DataError("the validation loss was never finite: training diverged. Lower the learning rate.")
+    restore(model, kept.best)
+    best = kept.best_loss if kept.best_loss < float("inf") else None
+    return Trained(len(table.rows), kept.best_epoch, best, stopping.exhausted, table.rows, out)
+
+
+def has_checkpoint(out: str | os.PathLike[str]) -> bool:
+    """Whether a training in this folder got as far as one complete epoch."""
+    return EpochCheckpoints(Path(out) / CHECKPOINTS).last.exists()
+
+
+def _check(max_epochs: int, patience: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
+    for name, value, least in (("max_epochs", max_epochs, 1), ("patience", patience, 1), ("seed", seed, 0)):
+        if value < least:
+            raise DataError(f"{name}={value}: at least {least}.")
+    if kept.last.exists() and not resume:
+        raise DataError(
+            f"{kept.last.parent} holds checkpoints of a training already: pass resume=True to go on with it, "
+            "or choose another folder."
+        )
+
+
+def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:
+    """TensorBoard's logger, which is told to forget what came after the checkpoint."""
+    installed = importlib.util.find_spec("tensorboard") is not None
+    if wanted and not installed:
+        raise DataError("tensorboard=True, but TensorBoard is not installed: `pip install tensorboard`.")
+    if not (installed if wanted is None else wanted):
+        return False
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    step = None if start is None else int(read_checkpoint(start)["global_step"])
+    return TensorBoardLogger(out, name=None, version=TENSORBOARD, purge_step=step)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's tips, advertisements and advice about small data sets; its warnings about harm stay."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for text in ("many workers", "smaller than the logging interval", "exists and is not empty", "LeafSpec"):
+                warnings.filterwarnings("ignore", f".*{text}.*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C works again afterwards: Lightning switches it off for good when it has seen one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
