@@ -14,7 +14,15 @@ from torch import Tensor
 
 from marquis.experiments import find, shift
 from marquis.experiments.classifiers import Labelled
-from marquis.experiments.shift_methods import Digits, Moments, NextBatches, candidates, logit_variances, sampled_swag
+from marquis.experiments.shift_methods import (
+    Digits,
+    Moments,
+    NextBatches,
+    by_evidence,
+    candidates,
+    logit_variances,
+    sampled_swag,
+)
 from marquis.experiments.shift_report import against, text
 from marquis.laplace import Laplace
 from marquis.subnetwork import Subnetwork
@@ -54,25 +62,25 @@ def test_one_jacobian_gives_what_each_posterior_alone_predicts():
     network, digits, settings = small()
     total = sum(p.numel() for p in network.parameters())
     scores = torch.rand(total, generator=torch.Generator().manual_seed(3))
-    found = candidates(network, digits, settings, scores, seed=0)
-    assert [name.split(",")[0] for name in found] == [
-        "diagonal",
-        "last layer",
-        *["subnetwork 5 %"],
-        "subnetwork 1 %",
-    ] + ["subnetwork 5 %"] * 2
+    found, statistics = candidates(network, digits, settings, scores, seed=0)
     x = digits.x_test[0]
     variances = logit_variances(network, x, {name: [one.with_prior(3.0)] for name, one in found.items()})
     alone = {
         "diagonal": {"structure": "diagonal"},
         "last layer": {"structure": "full", "parameters": "last-layer"},
-        "subnetwork 5 %, by SWAG": {"parameters": Subnetwork(0.05, by=scores)},
-        "subnetwork 1 %, by SWAG": {"parameters": Subnetwork(0.01, by=scores)},
-        "subnetwork 5 %, by Laplace variance": {"parameters": Subnetwork(0.05, by="variance")},
+        "subnetwork 5 % by SWAG": {"parameters": Subnetwork(0.05, by=scores)},
+        "subnetwork 1 % by SWAG": {"parameters": Subnetwork(0.01, by=scores)},
+        "subnetwork 5 % by Laplace variance": {"parameters": Subnetwork(0.05, by="variance")},
     }
     for name, options in alone.items():
         laplace = Laplace(network, "categorical", prior=3.0, **options).fit(digits.train.batches(), progress=False)
         torch.testing.assert_close(variances[name][0], laplace.predict(x).variance, rtol=1e-8, atol=1e-12)
+        laplace.update(laplace.prior.with_precision(1.0)).tune()  # the fixed point, from the same start
+        weights = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+        assert by_evidence(found[name], weights, statistics) == pytest.approx(
+            float(laplace.prior.precision[0]), rel=1e-6
+        )
+    assert set(found) - set(alone) == {"subnetwork 5 % at random"}
 
 
 def test_batches_go_on_where_the_last_snapshot_stopped():
@@ -108,12 +116,19 @@ def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.Monk
     results = json.loads((page.parent / "results.json").read_text())
     assert results["settings"]["data"] == "digits"
     by_method = {row["method"]: row for row in results["rows"]}
-    assert {"MAP", "MAP, temperature", "diagonal", "last layer", "SWAG, diagonal", "MC dropout"} <= set(by_method)
-    assert "deep ensemble" in by_method and sum("subnetwork" in name for name in by_method) == 4
+    assert {
+        "MAP",
+        "MAP, temperature",
+        "diagonal, evidence",
+        "last layer, validation",
+        "SWAG, diagonal",
+        "MC dropout",
+    } <= set(by_method)
+    assert "deep ensemble" in by_method and sum("subnetwork" in name for name in by_method) == 8
     for row in by_method.values():
         assert len(row["scores"]) == 3 and all(np.isfinite(score["nll"]) for score in row["scores"])
     # A temperature does not change which class is the largest; a linearised posterior hardly.
-    for name in ("MAP, temperature", "subnetwork 0.5 %, by SWAG"):
+    for name in ("MAP, temperature", "subnetwork 0.5 % by SWAG, validation"):
         assert [s["accuracy"] for s in by_method[name]["scores"]] == pytest.approx(
             [s["accuracy"] for s in by_method["MAP"]["scores"]], abs=0.06
         )

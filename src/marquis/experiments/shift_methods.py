@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from marquis.evidence import tune
+from marquis.evidence.problem import EvidenceProblem, Statistics
 from marquis.experiments.classifiers import Labelled, Shuffled, ensemble_probs, logits
 from marquis.experiments.metrics import classification_scores
 from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical
 from marquis.posterior import Posterior
 from marquis.predictive import NetworkFunction, jacobian
+from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Full, Layout, Structure
 from marquis.subnetwork import Subnetwork, swag_moments
 
@@ -74,24 +77,44 @@ class Candidate:
 def linearised(
     network: nn.Module, digits: Digits, settings: Settings, swag_variance: Tensor, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Probit probabilities of every posterior at every angle, each with the prior precision that validation chose."""
-    found = candidates(network, digits, settings, swag_variance, seed)
-    grid = settings.precisions
-    options = {name: [candidate.with_prior(value) for value in grid] for name, candidate in found.items()}
-    held = digits.validation
-    tried = logit_variances(network, held.x, options)
-    mean = logits(network, held.x)
+    """Probit probabilities of every posterior at every angle, with prior precisions by evidence and by validation."""
+    found, statistics = candidates(network, digits, settings, swag_variance, seed)
+    weights = nn.utils.parameters_to_vector(network.parameters()).detach()
+    by_validation = validated(network, digits.validation, found, settings.precisions)
     answers: dict[str, dict[str, Any]] = {}
-    for name, variances in tried.items():
-        scores = [classification_scores(probit(mean, v), held.y)["nll"] for v in variances]
-        best = min(range(len(grid)), key=lambda i: scores[i])
-        answers[name] = {"probs": [], "chosen": grid[best], "at_edge": best in (0, len(grid) - 1)}
-    chosen = {name: [found[name].with_prior(answers[name]["chosen"])] for name in found}
+    chosen: dict[str, list[Candidate]] = {}
+    for name, candidate in found.items():
+        precisions = {"evidence": by_evidence(candidate, weights, statistics), "validation": by_validation[name]}
+        for how, precision in precisions.items():
+            answers[f"{name}, {how}"] = {"probs": [], "chosen": precision}
+            chosen[f"{name}, {how}"] = [candidate.with_prior(precision)]
     for x in digits.x_test:
         mean = logits(network, x)
         for name, (variance,) in logit_variances(network, x, chosen).items():
             answers[name]["probs"].append(probit(mean, variance))
     return answers
+
+
+def validated(
+    network: nn.Module, held: Labelled, found: Mapping[str, Candidate], grid: Sequence[float]
+) -> dict[str, float]:
+    """For each posterior the prior precision of the least negative log-likelihood on held-back digits."""
+    options = {name: [candidate.with_prior(value) for value in grid] for name, candidate in found.items()}
+    mean, best = logits(network, held.x), {}
+    for name, variances in logit_variances(network, held.x, options).items():
+        scores = [classification_scores(probit(mean, variance), held.y)["nll"] for variance in variances]
+        best[name] = grid[scores.index(min(scores))]
+    return best
+
+
+def by_evidence(candidate: Candidate, weights: Tensor, statistics: Statistics) -> float:
+    """The prior precision of the largest evidence, the other weights being fixed."""
+    own = weights if candidate.columns is None else weights[candidate.columns]
+    prior = Prior(1.0).bind(candidate.matrix.layout, like=own)
+    problem = EvidenceProblem(candidate.matrix, own, prior, Categorical(), statistics)
+    tuned = tune(problem).prior
+    assert isinstance(tuned, BoundPrior)
+    return float(tuned.precision[0])
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
@@ -103,8 +126,8 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
 
 def candidates(
     network: nn.Module, digits: Digits, settings: Settings, swag_variance: Tensor, seed: int
-) -> dict[str, Candidate]:
-    """All posteriors over weights of one network. Cost: three passes over the training data.
+) -> tuple[dict[str, Candidate], Statistics]:
+    """All posteriors over weights of one network, and its fit. Cost: three passes over the training data.
 
     Subnetworks share a pass: the curvature of all weights that are in any of them, of which each takes its block.
     """
@@ -124,17 +147,19 @@ def candidates(
     for by, scores in ranked.items():
         order = torch.sort(scores, descending=True, stable=True).indices
         for share in settings.shares if by == "by SWAG" else (largest,):
-            sets[f"subnetwork {100 * share:g} %, {by}"] = order[: sizes[share]].sort().values.tolist()
+            sets[f"subnetwork {100 * share:g} % {by}"] = order[: sizes[share]].sort().values.tolist()
     union = sorted({weight for chosen in sets.values() for weight in chosen})
     wanted = torch.zeros(layout.total).index_fill(0, torch.tensor(union), 1.0)
     whole = Candidate(fitted("full", Subnetwork(len(union), by=wanted)).curvature)
     place = {weight: row for row, weight in enumerate(union)}
     head = torch.cat([torch.arange(layout.total)[layout.slice(name)] for name in last.posterior.layout.names])
-    return {
+    assert diagonal.statistics is not None
+    found = {
         "diagonal": Candidate(diagonal.curvature),
         "last layer": Candidate(last.curvature, head),
         **{name: whole.part([place[w] for w in chosen], torch.tensor(chosen)) for name, chosen in sets.items()},
     }
+    return found, diagonal.statistics
 
 
 def logit_variances(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from marquis.curvature.call import Model
-from marquis.errors import DataError, MarquisError
+from marquis.errors import DataError, MarquisError, ModelMismatchError
+from marquis.evidence.problem import noise_precision
 from marquis.laplace.front import Laplace
-from marquis.laplace.saving import require_model, unpack_fitted, unpack_likelihood
+from marquis.laplace.saving import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.persistence import load_tensors
 from marquis.posterior import Posterior
@@ -19,6 +22,9 @@ from marquis.predictive.function import require_fit
 
 def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = None) -> Any:
     """Read what `Laplace.save` or `Posterior.save` wrote; runs no code from the file.
+
+    Everything in the file is checked, so that a made-up one is refused here and not found out by a prediction. Cost:
+    one factorisation of the precision, which the first prediction would need anyway and finds done.
 
     Args:
         path: the file.
@@ -31,22 +37,58 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
     Raises:
         DataError: no such file, truncated, corrupt, or something else.
         ModelMismatchError: the model's parameters differ in name or shape, or its other weights in value.
+        NumericalError: the precision is not positive definite.
     """
     kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
-    if kind == "posterior":
-        posterior = Posterior.from_state_dict(tensors)
-        require_fit(posterior, model)
-        return posterior
-    fitted = unpack_fitted(header, tensors)
-    is_module = isinstance(model, torch.nn.Module)
     try:
-        require_model(model, header["model"], fitted.mean)
-        known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
-        options = {"temperature": float(header["temperature"]), "noise_tuned": bool(header["noise_tuned"])}
+        found = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)
+        posterior = found if isinstance(found, Posterior) else found.posterior
+        if not bool(torch.isfinite(posterior.precision.logdet())):
+            raise DataError(f"the precision in {path} has no finite determinant: corrupt or made up?")
     except MarquisError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not a complete Laplace approximation ({error!r}): corrupt?") from error
+    except BROKEN as error:
+        raise DataError(f"{path} does not hold a complete {kind} ({error!r}): corrupt or made up?") from error
+    return found
+
+
+def _posterior(tensors: Mapping[str, Tensor], model: Model) -> Posterior:
+    posterior = Posterior.from_state_dict(tensors)
+    require_fit(posterior, model)
+    _require_same_dtypes(posterior.mean, model)
+    if posterior.index is not None:
+        require_index(posterior.index, posterior.layout, None)
+    return posterior
+
+
+def _require_same_dtypes(mean: Mapping[str, Tensor], model: Model) -> None:
+    """The file's weights take the place of the model's own, so a mixture of precisions would not run."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    for name, own in model.named_parameters():
+        if name in mean and mean[name].dtype != own.dtype:
+            raise ModelMismatchError(
+                f"parameter {name!r} is {own.dtype} in the model and {mean[name].dtype} in the file; convert the model "
+                "first (model.float(), model.double())."
+            )
+
+
+def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Model, likelihood: Any) -> Laplace:
+    fitted = unpack_fitted(header, tensors)
+    require_model(model, header["model"], fitted.mean)
+    _require_same_dtypes(fitted.mean, model)
+    known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
+    temperature, tuned = header["temperature"], header["noise_tuned"]
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not isinstance(tuned, bool):
+        raise DataError(f"temperature {temperature!r} or noise_tuned {tuned!r} in the file is of the wrong kind.")
+    seen = fitted.statistics
+    if seen is not None and (seen.sse is None) != (noise_precision(known) is None):
+        raise ModelMismatchError(
+            f"the file's fit of the data was computed with another kind of likelihood than {known}: a sum of squares "
+            "belongs to a Gaussian with one noise precision, a log likelihood to all others."
+        )
+    is_module = isinstance(model, torch.nn.Module)
     if is_module:
         fitted = fitted.to(next(iter(model.parameters())).device)
+    options = {"temperature": float(temperature), "noise_tuned": tuned}
     return Laplace.from_fitted(model, known, fitted, params=None if is_module else fitted.mean, **options)

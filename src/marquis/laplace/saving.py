@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from marquis.curvature.call import Model, buffers_of, parameters_of
+from marquis.curvature.ggn import ESTIMATORS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.evidence.problem import Statistics
 from marquis.laplace.fitting import Fitted
@@ -52,46 +53,128 @@ def pack_fitted(fitted: Fitted) -> State:
     return header, tensors
 
 
+BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ArithmeticError)
+"""What reading a made-up file may raise before any check of ours has looked at it."""
+
+
 def unpack_fitted(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
-    """Inverse of `pack_fitted`.
+    """Inverse of `pack_fitted`; everything is checked here, so that nothing made up is found out later.
 
     Raises:
-        DataError: something is missing or does not fit together.
+        DataError: something is missing, of the wrong kind, or does not fit together.
+        ModelMismatchError: the pieces are about different parameters.
     """
     try:
-        layout = Layout({name: shape for name, shape in header["layout"]})
+        layout = _layout(header["layout"])
+        _require_known(tensors)
         means = split_prefix(tensors, "mean.")
+        _require(set(means) == set(layout.names), "means of other parameters than in the layout")
+        for name, shape in layout.items:
+            _require_floats(means[name], f"mean.{name}", shape)
         curvature = from_state_dict(split_prefix(tensors, "curvature."))
-        inside = curvature.layout
-        structured = split_prefix(tensors, "prior.structure.")
-        if structured:
-            prior: BoundPrior | StructuredPrior = StructuredPrior(
-                inside, from_state_dict(structured), tensors["prior.mean"]
-            )
-        else:
-            names = None if header["groups"] is None else tuple(header["groups"])
-            index = torch.arange(inside.total) if names is None else tensors["prior.index"]
-            prior = BoundPrior(inside, index, tensors["prior.precision"], tensors["prior.mean"], names)
-        return Fitted(
-            layout,
-            {name: means[name] for name in layout.names},
-            tensors.get("index"),
-            curvature,
-            prior,
-            _statistics(header["statistics"], tensors),
-            str(header["structure"]),
-            str(header["estimator"]),
+        _require(bool((curvature.diagonal() >= 0).all()), "a curvature with a negative diagonal")
+        _require(
+            header["structure"] == curvature.kind, f"structure {header['structure']!r} of a {curvature.kind} matrix"
         )
+        _require(header["estimator"] in ESTIMATORS, f"estimator {header['estimator']!r}, which is not known")
+        index = tensors.get("index")
+        if index is None:
+            layout.require_same(curvature.layout)
+        else:
+            require_index(index, layout, curvature.layout)
+        mean = {name: means[name] for name in layout.names}
+        prior = _prior(header, tensors, curvature.layout)
+        seen = _statistics(header["statistics"], tensors)
+        return Fitted(layout, mean, index, curvature, prior, seen, curvature.kind, header["estimator"])
     except MarquisError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+    except BROKEN as error:
         raise DataError(f"the file is not a complete Laplace approximation ({error!r}): corrupt?") from error
 
 
-def _statistics(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Statistics | None:
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise DataError(f"the file is no Laplace approximation that was saved here; it has {what}: corrupt or made up?")
+
+
+def _require_floats(tensor: Tensor, name: str, shape: Sequence[int]) -> None:
+    found = tuple(tensor.shape)
+    _require(found == tuple(shape), f"{name!r} of shape {found} instead of {tuple(shape)}")
+    _require(tensor.is_floating_point(), f"{name!r} in {tensor.dtype}")
+    _require(bool(torch.isfinite(tensor).all()), f"NaN or infinite entries in {name!r}")
+
+
+def _require_known(tensors: Mapping[str, Tensor]) -> None:
+    single = ("index", "sse", "log_likelihood", "prior.mean", "prior.precision", "prior.index")
+    groups = ("mean.", "curvature.", "prior.structure.", "likelihood.")
+    unknown = [name for name in tensors if name not in single and not name.startswith(groups)]
+    _require(not unknown, f"tensors {unknown[:8]}, which nothing here reads")
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _layout(given: Any) -> Layout:
+    _require(isinstance(given, list) and len(given) > 0, "no list of parameters")
+    for item in given:
+        good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], list)
+        _require(good and all(_is_count(length) for length in item[1]), f"a parameter described as {item!r}")
+    shapes = {name: shape for name, shape in given}
+    _require(len(shapes) == len(given), "the same parameter twice")
+    return Layout(shapes)
+
+
+def require_index(index: Tensor, layout: Layout, inside: Layout | None) -> None:
+    """Refuse positions of single weights that are not ascending whole numbers inside the layout.
+
+    Args:
+        index: the positions.
+        layout: whose flat vector they point into.
+        inside: the layout of the chosen weights, parameter by parameter; None if it is not known.
+    """
+    _require(index.dtype == torch.int64 and index.dim() == 1 and len(index) > 0, "an index that is no list of numbers")
+    _require(bool((index.diff() > 0).all()), "an index that is not ascending")
+    _require(int(index[0]) >= 0 and int(index[-1]) < layout.total, "an index that points outside of the weights")
+    if inside is not None:
+        places = {name: layout.slice(name) for name in layout.names}
+        counts = {n: (int(((index >= at.start) & (index < at.stop)).sum()),) for n, at in places.items()}
+        _require(Layout(counts) == inside, "an index of other weights than its curvature")
+
+
+def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Layout) -> BoundPrior | StructuredPrior:
+    mean = tensors["prior.mean"]
+    _require_floats(mean, "prior.mean", (inside.total,))
+    structured = split_prefix(tensors, "prior.structure.")
+    if structured:
+        _require("prior.precision" not in tensors, "two priors")
+        structure = from_state_dict(structured)
+        inside.require_same(structure.layout)
+        return StructuredPrior(inside, structure, mean)
+    given, precision = header["groups"], tensors["prior.precision"]
+    if given is None:
+        names, index = None, torch.arange(inside.total)
+    else:
+        _require(isinstance(given, list) and all(isinstance(name, str) for name in given), "groups without names")
+        names, index = tuple(given), tensors["prior.index"]
+    count = inside.total if names is None else len(names)
+    _require_floats(precision, "prior.precision", (count,))
+    _require(bool((precision > 0).all()), "a prior precision that is not positive")
+    _require(index.dtype == torch.int64 and tuple(index.shape) == (inside.total,), "weights without a prior group")
+    _require(bool(((index >= 0) & (index < count)).all()), "weights in a prior group that there is not")
+    return BoundPrior(inside, index, precision, mean, names)
+
+
+def _statistics(header: Any, tensors: Mapping[str, Tensor]) -> Statistics | None:
+    found = {name: tensors[name] for name in ("sse", "log_likelihood") if name in tensors}
     if header is None:
+        _require(not found, "a fit of data without their number")
         return None
-    return Statistics(int(header["n"]), int(header["observed"]), tensors.get("sse"), tensors.get("log_likelihood"))
+    _require(_is_count(header["n"], 1) and _is_count(header["observed"]), "numbers of data that are no numbers")
+    for name, value in found.items():
+        _require_floats(value, name, ())
+    _require(float(found.get("sse", torch.zeros(()))) >= 0, "a negative sum of squares")
+    return Statistics(header["n"], header["observed"], found.get("sse"), found.get("log_likelihood"))
 
 
 def pack_likelihood(likelihood: Likelihood) -> State:
@@ -118,7 +201,7 @@ def unpack_likelihood(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         return Likelihood.from_state_dict({**header, **split_prefix(tensors, "likelihood.")})
     except MarquisError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except BROKEN as error:
         raise DataError(f"the likelihood in the file cannot be read ({error!r}): corrupt?") from error
 
 
