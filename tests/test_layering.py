@@ -38,6 +38,7 @@ LAYERS = [
     "tomography",
     "sklearn",
     "data",
+    "run",
     "report",
     "explorer",
     "experiments",

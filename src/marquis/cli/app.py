@@ -20,6 +20,12 @@ INTERRUPTED_EXIT_CODE = 130
 
 # Command groups, each in a module of its own that exposes `app`; the sentence is what `--help` shows.
 GROUPS = {
+    "train": ("marquis.cli.train", "Train an autoencoder; resumable."),
+    "evaluate": ("marquis.cli.evaluate", "Held-out likelihood and outlier detection of a trained model."),
+    "sample": ("marquis.cli.sample", "New data from a trained model."),
+    "embed": ("marquis.cli.embed", "Codes of data, with error bars."),
+    "impute": ("marquis.cli.impute", "Fill in what is missing, with error bars."),
+    "score": ("marquis.cli.score", "Outlier scores of data."),
     "data": ("marquis.cli.data", "List, fetch and check data sets."),
     "reproduce": ("marquis.cli.reproduce", "Run an experiment of the papers."),
 }

@@ -1,0 +1,56 @@
+"""`marquis embed RUN FILE --out FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True)
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
+    out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
+    split: Annotated[
+        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ..."""
+    from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
+    from marquis.run import Run
+
+    require_free(out, force, (*TABLES, *ARRAYS))
+    opened = Run.open(run)
+    rows = opened.read(data, split=split, limit=limit)
+    model = opened.model()
+
+    import torch
+
+    from marquis.tasks.batches import SameDraws, batches
+
+    same = SameDraws(model, torch.Generator().manual_seed(seed))
+    means, stds = [], []
+    for x in batches(model, rows.x, 256, "codes", True):
+        said = model.encode(x, samples, generator=same.again())
+        means.append(said.mean.cpu())
+        stds.append(said.std.cpu())
+    mean, std = torch.cat(means).numpy(), torch.cat(stds).numpy()
+    if out.suffix.lower() in ARRAYS:
+        labels = {} if rows.y is None else {"y": rows.y.numpy()}
+        write_columns(out, {"mean": mean, "std": std, **labels})
+    else:
+        codes = [(f"z{number + 1}", number) for number in range(mean.shape[1])]
+        columns = {name: mean[:, number] for name, number in codes}
+        columns |= {f"{name}_std": std[:, number] for name, number in codes}
+        if rows.y is not None and rows.y.ndim == 1:
+            columns["label"] = rows.y.numpy()
+        write_columns(out, columns)
+    typer.echo(f"written: {out}")

@@ -1,0 +1,122 @@
+"""`marquis impute RUN FILE --out FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marquis.run import Rows, Run
+
+app = typer.Typer(help="Fill in what is missing, with error bars.", no_args_is_help=True)
+HALVES = ("top", "bottom", "left", "right")
+
+
+@app.command()
+def impute(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    data: Annotated[str, typer.Argument(help="File, folder or name of data with missing (NaN or empty) entries.")],
+    out: Annotated[Path, typer.Option(help="A .csv or .parquet file (tables), .npz, or a .png sheet (images).")],
+    hide: Annotated[
+        str | None, typer.Option(help="For images: treat the top, bottom, left or right half as missing.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Different answers per row.")] = 25,
+    rounds: Annotated[int, typer.Option(help="How often the observed entries are put back.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Fill missing entries; observed ones stay exactly as they are.
+
+    A table gets one more column NAME_std for each column with missing entries: the standard deviation of the missing
+    value, zero where it was observed. An .npz file holds `x`, `std`, `missing` and `samples`.
+    """
+    from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
+    from marquis.run import Run
+
+    opened = Run.open(run)
+    is_table = len(opened.spec.shape) == 1
+    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS))
+    rows = opened.read(data, split=split, limit=limit)
+    missing = _missing(rows, hide)
+
+    import torch
+
+    from marquis.tasks.imputation import impute as filled_in
+
+    generator = torch.Generator().manual_seed(seed)
+    fill: str | float = "noise" if opened.scaling is None else 0.0  # the columns' means
+    options = {"samples": samples, "rounds": rounds, "fill": fill, "generator": generator}
+    found = filled_in(opened.model(), rows.x, missing, **options)
+    spread = found.total_variance.sqrt()
+    mean, std, answers = _in_units(opened, rows, missing, found.mean, spread, found.samples)
+    _write(out, rows, missing, mean, std, answers)
+    typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
+
+
+def _missing(rows: Rows, hide: str | None) -> Tensor:
+    """Where entries are missing.
+
+    Raises:
+        DataError: Nowhere, or `hide` makes no sense.
+    """
+    from marquis.errors import DataError
+
+    missing = rows.x.isnan()
+    if hide is not None:
+        if rows.x.ndim != 4 or hide not in HALVES:
+            raise DataError(f"--hide {hide}: one of {', '.join(HALVES)}, and for images only")
+        height, width = rows.x.shape[2:]
+        parts = {
+            "top": (slice(0, height // 2), slice(None)),
+            "bottom": (slice(height // 2, None), slice(None)),
+            "left": (slice(None), slice(0, width // 2)),
+            "right": (slice(None), slice(width // 2, None)),
+        }
+        missing = missing.clone()
+        missing[:, :, parts[hide][0], parts[hide][1]] = True
+    if not bool(missing.any()):
+        hint = "; --hide top hides half of each image" if rows.x.ndim == 4 else ""
+        raise DataError(f"{rows.source}: nothing is missing (no NaN, no empty fields){hint}")
+    return missing
+
+
+def _in_units(
+    run: Run, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Back in the units of the data, with observed entries exactly as they were read."""
+    import torch
+
+    if run.scaling is not None:
+        mean, std, samples = run.scaling.unscaled(mean), std.double() * run.scaling.scale, run.scaling.unscaled(samples)
+    original = rows.original.to(mean.dtype)
+    return torch.where(missing, mean, original), std, torch.where(missing, samples, original)
+
+
+def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor) -> None:
+    import torch
+
+    from marquis.cli.outputs import ARRAYS, PICTURES, write_columns, write_picture
+
+    if out.suffix.lower() in ARRAYS:
+        held = {"x": mean, "std": std, "missing": missing, "samples": samples}
+        write_columns(out, {name: value.numpy() for name, value in held.items()})
+        return
+    if out.suffix.lower() in PICTURES:
+        given = torch.where(missing, 0.5, rows.original)
+        rows_of_three = torch.stack([given, mean, std / std.max().clamp_min(1e-12)], 1).flatten(0, 1)
+        write_picture(out, rows_of_three.numpy())
+        return
+    names = rows.names or tuple(f"column_{number}" for number in range(1, mean.shape[1] + 1))
+    columns = {name: mean[:, number].numpy() for number, name in enumerate(names)}
+    for number, name in enumerate(names):
+        if bool(missing[:, number].any()):
+            columns[f"{name}_std"] = std[:, number].numpy()
+    write_columns(out, columns)

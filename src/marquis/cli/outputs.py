@@ -1,0 +1,92 @@
+"""Writing results: by the file's ending, atomically, and never over something that is there already."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marquis.atomic import replacing, write_text
+from marquis.errors import DataError
+
+TABLES, ARRAYS, PICTURES = (".csv", ".parquet"), (".npz",), (".png",)
+SMALLEST_PICTURE = 56
+"""Edge to which small images are enlarged, pixel by pixel, so that they can be seen."""
+
+
+def require_free(path: Path, force: bool, suffixes: Sequence[str] = ()) -> None:
+    """Refuse a file that cannot or must not be written, before anything is computed.
+
+    Raises:
+        DataError: It exists (without `force`), its folder does not, or its ending is not one of `suffixes`.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise DataError(f"--out {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise DataError(f"--out {path} is a folder")
+    if path.exists() and not force:
+        raise DataError(f"{path} is there already; --force overwrites it")
+
+
+def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """A table of named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
+    suffix = path.suffix.lower()
+    with replacing(path) as temporary:
+        if suffix in ARRAYS:
+            with open(temporary, "wb") as file:
+                np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
+            return
+        import pandas as pd
+
+        frame = pd.DataFrame(dict(columns))
+        if suffix == ".csv":
+            frame.to_csv(temporary, index=False, lineterminator="\n")
+            return
+        try:
+            frame.to_parquet(temporary, index=False)
+        except ImportError as problem:
+            raise DataError(f"{path}: writing parquet needs pyarrow; use .csv, or `pip install pyarrow`") from problem
+
+
+def write_json(path: Path, held: Mapping[str, Any]) -> None:
+    """Numbers and texts as JSON."""
+    write_text(path, json.dumps(held, indent=2) + "\n")
+
+
+def write_figure(path: Path, draw: Callable[[], Any]) -> None:
+    """What `draw` returns, a matplotlib figure, as PNG."""
+    figure = draw()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, bbox_inches="tight")
+
+
+def write_picture(path: Path, images: np.ndarray) -> None:
+    """Images `[n, C, H, W]` in [0, 1] side by side in one PNG, nearly square; 1 or 3 channels.
+
+    Raises:
+        DataError: Not images.
+    """
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise DataError(f"--out {path}: data of shape {list(images.shape[1:])} are no images; use .npz or .csv")
+    from PIL import Image
+
+    n, channels, height, width = images.shape
+    times = max(1, math.ceil(SMALLEST_PICTURE / min(height, width)))
+    across = math.ceil(math.sqrt(n))
+    down = math.ceil(n / across)
+    cell_height, cell_width = height * times + 2, width * times + 2
+    sheet = np.ones((channels, down * cell_height, across * cell_width), np.float32)
+    for number, image in enumerate(images):
+        top, left = (number // across) * cell_height + 1, (number % across) * cell_width + 1
+        large = image.repeat(times, 1).repeat(times, 2)
+        sheet[:, top : top + height * times, left : left + width * times] = large
+    pixels = (sheet.clip(0, 1) * 255).round().astype(np.uint8)
+    picture = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
+    with replacing(path) as temporary:
+        picture.save(temporary)

@@ -1,0 +1,66 @@
+"""`marquis score RUN FILE --out FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True)
+
+
+@app.command()
+def score(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
+    out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
+    split: Annotated[
+        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
+    reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write outlier scores of each row, larger for stranger rows, and how rare such a score is among held-out rows.
+
+    `p_value` is the share of held-out rows (of the training data's own test split) with a combined score at least as
+    large: below 0.01 for one row in a hundred that is no outlier.
+    """
+    from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
+    from marquis.errors import DataError
+    from marquis.run import Run
+
+    require_free(out, force, (*TABLES, *ARRAYS))
+    if reference < 2:
+        raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
+    opened = Run.open(run)
+    rows = opened.read(data, split=split, limit=limit)
+    model, known = opened.model(), opened.data_module
+    known.setup()
+
+    import torch
+
+    from marquis.tasks import ood
+
+    def scores(x: Tensor) -> ood.Scores:  # the same draws for all three, so that they can be compared
+        return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
+
+    found, trained = scores(rows.x), scores(known.train[:reference].x)
+    found["combined"] = ood.combined(found, trained)
+    if known.test is not None:
+        inside = ood.combined(scores(known.test[:reference].x), trained)
+        at_least = (inside[None, :] >= found["combined"][:, None]).sum(1)
+        found["p_value"] = (1 + at_least).double() / (1 + len(inside))
+    first = ("combined", "p_value")
+    ordered = [name for name in first if name in found] + [name for name in found if name not in first]
+    write_columns(out, {name: found[name].numpy() for name in ordered})
+    if "p_value" in found:
+        strange = int((found["p_value"] < 0.01).sum())
+        typer.echo(f"{len(rows.x)} rows, {strange} of them stranger than 99 % of the held-out rows")
+    typer.echo(f"written: {out}")

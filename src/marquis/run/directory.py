@@ -1,0 +1,206 @@
+"""The folder of a run: made, opened, and what is in it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marquis.atomic import write_text
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.epoch_table import Row, read_rows
+from marquis.autoencoders.kinds import ModelSpec
+from marquis.autoencoders.saving import load as load_model
+from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
+from marquis.data import Data, load
+from marquis.data.module import DataModule
+from marquis.errors import DataError
+from marquis.run.rows import Rows, rows_of
+from marquis.run.scaling import Scaling
+from marquis.run.settings import Settings
+
+VERSION = 1
+CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run's folder and configuration.
+
+    Attributes:
+        path: The folder, which holds `config.json`, `metrics.csv`, `checkpoints/`, `tensorboard/`, and, when training
+            is over, `model.safetensors` and `summary.json`.
+        settings: What was asked for.
+        spec: How the model is built.
+        scaling: Of the columns of a table; None for images.
+        columns: Names of a table's columns, where it has them.
+    """
+
+    path: Path
+    settings: Settings
+    spec: ModelSpec
+    scaling: Scaling | None = None
+    columns: tuple[str, ...] | None = None
+
+    # Making and opening
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], settings: Settings, *, force: bool = False) -> Run:
+        """Look at the training data and write `config.json` into a folder that is new, empty, or an old run's.
+
+        Raises:
+            DataError: The folder has something in it (without `force`), or something that is not a run.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise DataError(f"{path} is a file; --out must be a folder")
+        occupied = path.is_dir() and any(path.iterdir())
+        if occupied and not (path / CONFIG).is_file():
+            raise DataError(f"{path} is not empty and not a run of ours; choose another folder")
+        if occupied and not force:
+            raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
+        run = cls._described(path, settings)
+        run.spec.networks()  # refuses an architecture for other data before anything is removed or written
+        if occupied:
+            _remove_run(path)
+        path.mkdir(parents=True, exist_ok=True)
+        run.save_config()
+        return run
+
+    @classmethod
+    def _described(cls, path: Path, settings: Settings) -> Run:
+        train = _load(settings, "train")
+        shape = train.shape[1:]
+        scaling = None
+        if len(shape) == 1 and settings.likelihood == "gaussian":
+            scaling = Scaling.of(train.x, train.feature_names)
+        spec = ModelSpec(
+            settings.model,
+            tuple(shape),
+            settings.latent,
+            settings.architecture,
+            settings.width,
+            settings.likelihood,
+            missing=len(shape) == 1 or bool(train.stored.isnan().any()),
+            lr=settings.lr,
+            options={} if settings.preset is None else {"preset": settings.preset},
+        )
+        return cls(path, settings, spec, scaling, train.feature_names)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """A run that is there already.
+
+        Raises:
+            DataError: There is none, or its configuration is damaged.
+        """
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            raise DataError(f"{path} is not a run: there is no {CONFIG} in it; make one with `marquis train`")
+        try:
+            held = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+            if held["version"] != VERSION:
+                raise DataError(f"{path / CONFIG} is of version {held['version']}, this Marquis reads {VERSION}")
+            settings = Settings.from_json(held["settings"])
+            spec = ModelSpec(**{**held["model"], "shape": tuple(held["model"]["shape"])})
+            scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
+            columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path / CONFIG} is damaged ({error})") from error
+        return cls(path, settings, spec, scaling, columns)
+
+    def resumed(self, given: dict[str, Any]) -> Run:
+        """The same run, if what is given now does not contradict its settings."""
+        run = replace(self, settings=self.settings.resumed(given))
+        run.save_config()
+        return run
+
+    def save_config(self) -> None:
+        """Write `config.json`."""
+        spec = {name: getattr(self.spec, name) for name in ModelSpec.__dataclass_fields__}
+        held = {
+            "version": VERSION,
+            "settings": self.settings.as_json(),
+            "model": {**spec, "shape": list(self.spec.shape), "options": dict(self.spec.options)},
+            "scaling": None if self.scaling is None else self.scaling.as_json(),
+            "columns": None if self.columns is None else list(self.columns),
+        }
+        write_text(self.path / CONFIG, json.dumps(held, indent=2) + "\n")
+
+    # What belongs to it
+
+    @property
+    def model_path(self) -> Path:
+        """Where the finished model is, or will be."""
+        return self.path / MODEL
+
+    def model(self) -> BaseAutoencoder:
+        """The finished model, in evaluation mode.
+
+        Raises:
+            DataError: Training is not over.
+        """
+        if not self.model_path.is_file():
+            raise DataError(
+                f"{self.path} has no finished model yet; go on with "
+                f"`marquis train {self.settings.model} --out {self.path} --resume`"
+            )
+        return load_model(self.model_path)[0]
+
+    def rows_of_training(self) -> list[Row]:
+        """The rows of `metrics.csv`, one per epoch."""
+        return read_rows(self.path / METRICS)
+
+    @functools.cached_property
+    def data_module(self) -> DataModule:
+        """Training, validation and test rows, scaled."""
+        settings = self.settings
+        if settings.data == "celeba":  # its official validation rows
+            options = {"limit": settings.limit, "data_dir": settings.data_dir}
+            return DataModule("celeba", batch_size=settings.batch_size, seed=settings.seed, **options)
+        train, test = (self._scaled(_load(settings, split)) for split in ("train", "test"))
+        return DataModule(train, test=test, batch_size=settings.batch_size, seed=settings.seed)
+
+    def _scaled(self, data: Data) -> Data:
+        if self.scaling is None:
+            return data
+        return replace(data, stored=rows_of(data, self.spec.shape, scaling=self.scaling).x)
+
+    def read(self, name: str | os.PathLike[str], *, split: str | None = None, limit: int | None = None) -> Rows:
+        """Rows of another file, folder or data set, as the model wants them.
+
+        Args:
+            name: As in `mq.data.load`; by default the test rows of a named set and all rows of a file.
+            split: "train", "test" or "all".
+            limit: Only the first so many.
+        """
+        from marquis.data.registry import SETS
+
+        split = split or ("test" if str(name) in SETS else None)
+        options: dict[str, Any] = {}
+        if self.settings.size is not None and Path(name).is_dir():
+            options["size"] = self.settings.size
+        data = load(name, split, self.settings.data_dir, limit=limit, dtype=torch.float32, **options)
+        described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
+        return rows_of(data, self.spec.shape, **described)
+
+
+def _load(settings: Settings, split: str) -> Data:
+    options: dict[str, Any] = {"target": settings.target or None, "size": settings.size}
+    return load(settings.data, split, settings.data_dir, limit=settings.limit, **options)
+
+
+def _remove_run(path: Path) -> None:
+    """Remove what a run consists of, and nothing else that somebody may have put there."""
+    for name in (CHECKPOINTS, TENSORBOARD, "report"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in (MODEL, SUMMARY, METRICS, "report.html"):
+        (path / name).unlink(missing_ok=True)
+    for stale in (*path.glob("evaluation.*"), *path.glob("ood-*.*")):  # what `marquis evaluate` said about it
+        stale.unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""Rows of the user's, as a trained model wants them, and what has to be known to write answers about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.data import Data
+from marquis.errors import DataError
+from marquis.run.scaling import Scaling
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Data for a model.
+
+    Attributes:
+        x: `[n, ...]`, scaled; NaN where missing.
+        original: As read, in the units of the data.
+        y: Targets, where the data have some.
+        source: File, folder or name.
+        names: Of the columns, for a table that has names.
+    """
+
+    x: Tensor
+    original: Tensor
+    y: Tensor | None
+    source: str
+    names: tuple[str, ...] | None
+
+
+def rows_of(
+    data: Data,
+    shape: Sequence[int],
+    *,
+    scaling: Scaling | None = None,
+    columns: tuple[str, ...] | None = None,
+    targets: Sequence[str] = (),
+) -> Rows:
+    """Check that data are what a model was trained on, and scale them.
+
+    Args:
+        data: As read.
+        shape: Of one datum in training.
+        scaling: Of the columns.
+        columns: Names of the columns in training; a file with names is put into their order.
+        targets: Columns that were set apart in training, and are left out where a file has them.
+
+    Raises:
+        DataError: Another shape, or other columns.
+    """
+    x, names = data.x, data.feature_names
+    if columns is not None and names is not None:
+        x, names = _in_order(x, names, columns, targets, data.source)
+    if tuple(x.shape[1:]) != tuple(shape):
+        raise DataError(f"{data.source}: {_called(x.shape[1:])}, but the model was trained on {_called(shape)}")
+    return Rows(x if scaling is None else scaling.scaled(x), x, data.y, data.source, names or columns)
+
+
+def _in_order(
+    x: Tensor, names: tuple[str, ...], columns: tuple[str, ...], targets: Sequence[str], source: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    missing = [name for name in columns if name not in names]
+    extra = [name for name in names if name not in columns and name not in targets]
+    if missing or extra:
+        lacks = f" lacks {', '.join(missing[:5])}" if missing else ""
+        has = f" has {', '.join(extra[:5])}, which was not there in training" if extra else ""
+        raise DataError(f"{source}{lacks}{' and' if lacks and has else ''}{has}; its columns must be those of training")
+    return x[:, torch.tensor([names.index(name) for name in columns])], columns
+
+
+def _called(shape: Sequence[int]) -> str:
+    if len(shape) == 1:
+        return f"{shape[0]} columns"
+    if len(shape) == 3:
+        return f"images of {shape[1]}x{shape[2]} pixels in {shape[0]} channel{'s' if shape[0] > 1 else ''}"
+    return f"data of shape {list(shape)}"

@@ -1,0 +1,111 @@
+"""What a training was asked to do, as it is kept in `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from marquis.autoencoders.kinds import find_kind
+from marquis.errors import DataError
+
+ARCHITECTURES = {"mnist": "mnist-dense", "kmnist": "mnist-dense", "celeba": "celeba-conv"}
+"""The paper's networks for data sets that it has some for; others get networks derived from the shape."""
+LATENT = {"celeba": 64}
+CHANGEABLE = ("epochs",)
+"""What may differ when a run is resumed: more epochs continue the same training."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options of a training, with their defaults.
+
+    Attributes:
+        model: Kind of model, one of `marquis.autoencoders.KINDS`.
+        data: Name of a data set, or an absolute path.
+        latent: Size of the code.
+        likelihood: "gaussian" or "bernoulli".
+        architecture: See `ModelSpec`.
+        width: Factor on hidden units and channels.
+        epochs: At most so many.
+        patience: Epochs without improvement before training stops.
+        batch_size: Rows per batch.
+        lr: Learning rate.
+        seed: Of weights, order of the data and random draws.
+        preset: Published settings of the Laplacian autoencoder, "paper" or "paper-code".
+        limit: Only the first so many training rows.
+        data_dir: Folder to look for data in.
+        target: Columns of a table that are not part of the data.
+        size: Edge to which images of a folder are resized.
+    """
+
+    model: str
+    data: str
+    latent: int = 2
+    likelihood: str = "gaussian"
+    architecture: str = "auto"
+    width: float = 1.0
+    epochs: int = 100
+    patience: int = 8
+    batch_size: int = 128
+    lr: float = 1e-3
+    seed: int = 0
+    preset: str | None = None
+    limit: int | None = None
+    data_dir: str | None = None
+    target: tuple[str, ...] = ()
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant; what concerns networks and data is refused where they are made."""
+        find_kind(self.model)
+        if self.preset is not None and self.model != "lae":
+            raise DataError(f"--preset belongs to the model lae, not to {self.model}")
+        if self.likelihood not in ("gaussian", "bernoulli"):
+            raise DataError(f"likelihood {self.likelihood!r} is not known; use gaussian or bernoulli")
+        for name, least in (("epochs", 1), ("patience", 1), ("batch_size", 1), ("seed", 0), ("latent", 1)):
+            if getattr(self, name) < least:
+                raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """With defaults for what is None or absent, some of which depend on the data."""
+        told = {name: value for name, value in given.items() if value is not None}
+        if "data" not in told:
+            raise DataError("say what to train on: --data NAME or --data PATH (`marquis data list` shows the names)")
+        told.setdefault("architecture", ARCHITECTURES.get(told["data"], "auto"))
+        told.setdefault("latent", LATENT.get(told["data"], 2))
+        return cls(**told)
+
+    def resumed(self, given: Mapping[str, Any]) -> Settings:
+        """These settings, if what is given now does not contradict them.
+
+        Raises:
+            DataError: It does; the message names the option.
+        """
+        kept = asdict(self)
+        for name, value in given.items():
+            if value is None or value == kept[name] or name in CHANGEABLE:
+                continue
+            raise DataError(
+                f"--{name.replace('_', '-')} {value} contradicts the run to be resumed, which has {kept[name]}; "
+                "leave it out, or train anew in another folder"
+            )
+        return Settings(**{**kept, **{name: given[name] for name in CHANGEABLE if given.get(name) is not None}})
+
+    def as_json(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {**asdict(self), "target": list(self.target)}
+
+    @classmethod
+    def from_json(cls, held: Mapping[str, Any]) -> Settings:
+        """The inverse of `as_json`.
+
+        Raises:
+            DataError: Entries are missing or unknown.
+        """
+        names = {entry.name for entry in fields(cls)}
+        if set(held) != names:
+            wrong = sorted(set(held) ^ names)
+            raise DataError(f"the configuration of the run lacks or has too much: {', '.join(wrong)}")
+        return cls(**{**held, "target": tuple(held["target"])})
