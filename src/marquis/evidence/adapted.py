@@ -136,7 +136,7 @@ def adapted(
         gain = abs(value - (history[-2].log_evidence or 0.0)) if len(history) > 1 else float("inf")
         accuracy = max(theta_tolerance, 0.0 if settled else min(accuracy, 0.05 * gain))
         jump = mixing.jump(logs, step)
-        rising = pruned(step, gamma)
+        rising = idle_groups(here, step, gamma, theta_tolerance)
         if bool(rising.any()):
             jump = torch.where(rising, math.log(HIGHEST) - logs, jump)
             mixing.forget()
@@ -190,6 +190,13 @@ def plain_step(problem: EvidenceProblem, gamma: Tensor, noise: bool) -> Tensor:
     return torch.cat([precision.to(logs.device), kept]).log() - logs
 
 
+def idle_groups(problem: EvidenceProblem, step: Tensor, gamma: Tensor, nats: float) -> Tensor:
+    """Precisions that rise for ever and gain less than `nats` by it."""
+    prior = problem.grouped_prior
+    slope = 0.5 * (gamma - prior.precision * prior.scatter(problem.mean)).abs()
+    return pruned(step, gamma, gamma / prior.sizes, slope, nats)
+
+
 def log_precisions(problem: EvidenceProblem) -> Tensor:
     """Logarithms of all tuned precisions, the noise last."""
     logs = problem.grouped_prior.precision.double().log()
@@ -235,6 +242,10 @@ def curvature_at(
     `shifted_network(model)`.
     """
     assert problem.curvature is not None
+    if problem.curvature.kind == "full" and estimator == "exact":
+        matrix = tangent.dense(theta)
+        if matrix is not None:
+            return Full(problem.layout, matrix.to(problem.curvature.dtype))
 
     def data() -> Iterator[tuple[Any, ...]]:
         for batch in tangent.batches():

@@ -197,8 +197,8 @@ class Tangent:
             return lambda rows: torch.einsum("nij,knj->kni", blocks, rows.flatten(2)).reshape(rows.shape)
         return lambda rows: output_curvature(self.likelihood, at, rows, batch.mask)
 
-    def dense(self) -> Tensor | None:
-        """`sum_n J^T L_n J` `[P, P]` at the network's own outputs; None unless Jacobians are kept and P is small.
+    def dense(self, theta: Tensor | None = None) -> Tensor | None:
+        """`product` as a matrix `[P, P]`; None unless Jacobians are kept and P is small.
 
         Cost: N O P^2.
         """
@@ -207,7 +207,8 @@ class Tangent:
             return None
         total = self.centre.new_zeros(self.layout.total, self.layout.total)
         for batch in self._stored:
-            total += batch.gram(self.likelihood.hessian(batch.f, batch.mask)).to(total)
+            at = batch.f if theta is None else self.outputs(batch, theta)
+            total += batch.gram(self.likelihood.hessian(at, batch.mask)).to(total)
         return 0.5 * (total + total.mT)
 
     def optimum(

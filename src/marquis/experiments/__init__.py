@@ -26,6 +26,7 @@ EXPERIMENTS = {
         "marquis.experiments.fashion_classification",
         "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
     ),
+    "adapted-evidence": ("marquis.experiments.adapted_evidence", "Whose weights belong in the evidence: five networks"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""

@@ -1,0 +1,281 @@
+"""The page of `adapted-evidence`: one table of test scores, differences with their errors, and two pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from marquis.experiments.pages import BLUE, GREEN, GREY, ORANGE, Picture, command, table, write_page
+
+POINT = ("MAP", "MAP, temperature")
+NAIVE, ADAPTED, MOVED = "naive", "adapted", "adapted, Hessian at theta-star"
+LIMIT = 0.99e8
+"""A precision from here on is at its upper limit."""
+
+
+def write_report(folder: Path, results: dict[str, Any]) -> Path:
+    """The page with what has run so far."""
+    names = list(dict.fromkeys(row["network"] for row in results["rows"]))
+    pieces = [INTRODUCTION.format(command=command("adapted-evidence", results["size"]), **sizes(results))]
+    pieces += ["## Test scores", scores(results, names), SCORES_NOTE]
+    pieces += ["## Naive against adapted", differences(results, names), DIFFERENCES_NOTE]
+    pieces += ["## What the precisions became", groups(results, names), GROUPS_NOTE]
+    if results["path"]:
+        draw_path(folder / "adapted-evidence-training.png", results["path"])
+        pieces += ["## Along training", "![Evidence and test scores](adapted-evidence-training.png)", PATH_NOTE]
+    if len(results["scales"]) > 1:
+        draw_scales(folder / "adapted-evidence-scale.png", results["scales"])
+        pieces += ["## Scale of a normalised layer", "![Dependence on k](adapted-evidence-scale.png)"]
+        pieces += [scale_table(results["scales"]), scale_note(results["scales"])]
+    pieces += ["## What was cut", cut(results)]
+    return write_page(folder / "adapted-evidence.md", pieces)
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def with_error(values: Sequence[float]) -> str:
+    """Mean and standard error over seeds; a single value has none."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def scores(results: dict[str, Any], names: Sequence[str]) -> str:
+    """Test NLL of every way, per network."""
+    rows = results["rows"]
+
+    def of(name: str) -> list[dict[str, Any]]:
+        return [row for row in rows if row["network"] == name]
+
+    lines = [[way, *(with_error([row["point"][way]["nll"] for row in of(name)]) for name in names)] for way in POINT]
+    ensembles = {row["network"]: row for row in results["ensembles"]}
+    if ensembles:
+        members = next(iter(ensembles.values()))["members"]
+        cells = [f"{ensembles[name]['nll']:.3f}" if name in ensembles else "" for name in names]
+        lines.append([f"deep ensemble of {members}", *cells])
+    for way in rows[0]["tuned"]:
+        lines.append([way, *(with_error([row["tuned"][way]["nll"] for row in of(name)]) for name in names)])
+    lines.append(["*accuracy of MAP*", *(f"{mean(r['point']['MAP']['accuracy'] for r in of(n)):.3f}" for n in names)])
+    lines.append(["*weights*", *(of(name)[0]["weights"] for name in names)])
+    return table(["test NLL", *names], lines)
+
+
+def differences(results: dict[str, Any], names: Sequence[str]) -> str:
+    """Naive minus adapted, paired by seed."""
+    lines = []
+    for name in names:
+        rows = [row["tuned"] for row in results["rows"] if row["network"] == name]
+        for kind in ("single", "multiple"):
+            for other in (ADAPTED, MOVED):
+                each = [row[f"{NAIVE}, {kind}"]["nll"] - row[f"{other}, {kind}"]["nll"] for row in rows]
+                lines.append([f"{name}, {kind}: naive - {other}", with_error(each), verdict(each)])
+    return table(["difference of test NLL", "value", "naive worse by three standard errors"], lines)
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """Whether the mean is above three standard errors, in words that claim no more than the numbers do."""
+    if len(differences) < 2:
+        return "one seed only"
+    error = stdev(differences) / len(differences) ** 0.5
+    if mean(differences) > 3 * error:
+        return "yes"
+    if mean(differences) < -3 * error:
+        return "no: better by as much"
+    return f"no ({mean(differences) / error:.1f} standard errors)" if error > 0 else "no"
+
+
+def groups(results: dict[str, Any], names: Sequence[str]) -> str:
+    """Single precision, effective parameters, and which groups the evidence sent to the limit; first seed."""
+    lines = []
+    for name in names:
+        row = next(row for row in results["rows"] if row["network"] == name)
+        for way, found in row["tuned"].items():
+            free = [f"{g} {p:.2g}" for g, p in zip(found["groups"], found["precision"], strict=True) if p < LIMIT]
+            pinned = len(found["precision"]) - len(free)
+            shown = ", ".join(free[:6]) + (", ..." if len(free) > 6 else "")
+            steps = f"{found['alternations']}" + ("" if found["converged"] else " (not converged)")
+            lines.append(
+                [
+                    f"{name}: {way}",
+                    shown,
+                    f"{pinned} of {len(found['precision'])}",
+                    f"{found['effective']:.0f} of {row['weights']}",
+                    f"{found['log_evidence']:.0f}",
+                    steps,
+                    f"{found['tune_seconds']:.1f}",
+                ]
+            )
+    head = ["seed 0", "precisions", "at the limit", "effective", "log evidence", "iterations", "CPU s"]
+    return table(head, lines)
+
+
+def scale_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Every quantity at every k."""
+    ways = list(rows[0]["tuned"])
+    lines = []
+    for row in rows:
+        found = row["tuned"]
+        cells = [f"{found[w]['log_evidence']:.1f} / {found[w]['variance']:.3f} / {found[w]['nll']:.3f}" for w in ways]
+        lines.append([f"k = {row['k']:g}", *cells])
+    return table(["log evidence / variance of logits / test NLL", *ways], lines)
+
+
+# --- pictures ------------------------------------------------------------------------------------------------
+
+
+def draw_path(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Evidences above, test scores below, one column per network."""
+    names = list(dict.fromkeys(row["network"] for row in rows))
+    picture = Picture(2 * len(names), len(names), width=4.2, height=2.8)
+    for i, name in enumerate(names):
+        mine = [row for row in rows if row["network"] == name]
+        epochs = [row["stopped"] for row in mine]
+        evidence, score = picture.axes[i], picture.axes[len(names) + i]
+        for method, colour in ((NAIVE, ORANGE), (ADAPTED, BLUE)):
+            evidence.plot(epochs, [row["tuned"][method]["log_evidence"] for row in mine], "o-", color=colour, ms=4)
+            score.plot(epochs, [row["tuned"][method]["nll"] for row in mine], "o-", color=colour, ms=4, label=method)
+        score.plot(epochs, [row["MAP"]["nll"] for row in mine], "o:", color=GREY, ms=4, label="MAP")
+        low = [row["tuned"][NAIVE]["log_evidence"] for row in mine]
+        high = [row["tuned"][ADAPTED]["log_evidence"] for row in mine]
+        evidence.fill_between(epochs, low, high, color=GREY, alpha=0.15, lw=0, label="gap")
+        evidence.set_title(name, fontsize=10)
+        for axis, label in ((evidence, "log evidence, maximised"), (score, "test NLL")):
+            axis.set_xscale("log")
+            axis.set_xticks(epochs, [str(e) for e in epochs])
+            axis.minorticks_off()
+            axis.set_ylabel(label)
+        score.set_xlabel("epochs of training")
+    picture.axes[0].legend(fontsize=8)
+    picture.axes[len(names)].legend(fontsize=8)
+    picture.save(path)
+
+
+def draw_scales(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Evidence and variance against k for four ways of tuning."""
+    picture = Picture(2, 2, width=4.4, height=3.2)
+    ks = [row["k"] for row in rows]
+    styles = {
+        "naive, single": (ORANGE, "o-"),
+        "naive, normalised": (ORANGE, "s--"),
+        "adapted, single": (BLUE, "o-"),
+        "adapted, normalised": (GREEN, "s--"),
+    }
+    for axis, quantity, label in zip(
+        picture.axes,
+        ("log_evidence", "variance"),
+        ("log evidence, maximised", "mean variance of test logits"),
+        strict=True,
+    ):
+        for way, (colour, style) in styles.items():
+            axis.plot(ks, [row["tuned"][way][quantity] for row in rows], style, color=colour, ms=4, label=way)
+        axis.set_xscale("log")
+        axis.set_xticks(ks, [f"{k:g}" for k in ks])
+        axis.minorticks_off()
+        axis.set_xlabel("k, factor on one normalised layer")
+        axis.set_ylabel(label)
+    picture.axes[1].set_yscale("log")
+    picture.axes[0].legend(fontsize=8)
+    picture.save(path)
+
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def sizes(results: dict[str, Any]) -> dict[str, Any]:
+    """Numbers for the introduction."""
+    settings = results["settings"]
+    seeds = len({row["seed"] for row in results["rows"]})
+    recipe = settings["recipe"]
+    return {
+        "data": {"mnist": "MNIST"}.get(results["data"], results["data"]),
+        "train": settings["train"],
+        "test": settings["test"],
+        "epochs": recipe["epochs"],
+        "batch": recipe["batch"],
+        "seeds": seeds,
+    }
+
+
+INTRODUCTION = """
+# adapted-evidence: whose weights belong in the evidence?
+
+{command}
+
+The evidence holds the length of the weights. At the weights of a network that was stopped early, or that is
+normalised, that length is arbitrary: such a network is not at a mode (the *naive* evidence). The tangent linear
+model has a mode of its own, theta-star; with its length in the place of the network's it is the *adapted* evidence
+(recommendation 1 of Antorán et al. 2022). Recommendation 2 is one precision per normalised group, here one per
+layer (*multiple*) against one for all weights (*single*).
+
+Five networks of about a thousand weights, {epochs} epochs of Adam in batches of {batch} on {train} images of
+{data}; scored on {test} test images; ± is the standard error over {seeds} seeds (initial weights and order of the
+rows; the images are the same). The curvature is the whole Gauss-Newton matrix at the network's weights in every
+row, and the predictive is linearised with the probit link, so rows differ in the tuned prior precisions alone.
+*Hessian at theta-star*: while tuning, the output Hessian is taken where the linear model predicts.
+"""
+
+SCORES_NOTE = """
+Temperature was fitted on 400 further training images; no other row has seen them. The ensemble averages the
+networks of all seeds, so there is one of it and no standard error.
+"""
+
+DIFFERENCES_NOTE = """
+Differences are paired by seed. The tutorial's table (46 thousand weights, all of MNIST) has the naive evidence
+worse by far more than three standard errors everywhere but for the transformer with multiple precisions, where both
+are equal. With few seeds the standard error is itself uncertain.
+"""
+
+GROUPS_NOTE = """
+Precisions at the limit (1e8) are the evidence's answer, not a failure of the search: these groups are pruned from
+the *linear model*. Multiplying a ReLU layer's Jacobian by the layer's own weights gives back nearly the network's
+output, so the features of one layer can stand in for those of all others, and the evidence keeps the cheapest:
+often the few scale and shift parameters of a normalisation. What remains are narrow error bars, and predictions
+close to MAP. For the same reason these precisions must not be used as weight decay for further training: they would
+erase layers which the features of the remaining ones pass through.
+"""
+
+PATH_NOTE = """
+One precision, first seed, the same learning-rate schedule broken off after some epochs. Both evidences are at their
+own maximum over the precision. The upper picture shows their gap, the lower what it means for predictions.
+"""
+
+SCALE_NOTE = """
+The weights (and bias) of the CNN's second convolution are multiplied by k, and so are the statistics of the batch
+normalisation after it: logits move by at most {moved:.1g}, which is rounding. *Normalised* has one precision per
+normalised layer and one for the rest. Spread of the mean variance over all k, relatively: {changes}. With one
+precision for all weights both evidences depend on k, which means nothing; with separate ones neither does. For the
+naive evidence that is so because its own update divides by the squared length, and only at its maximum; at a fixed
+precision it changes. What recommendation 1 adds is not the invariance but the right length. The small remainder is
+the tolerance of the tuning, one per cent of each precision.
+"""
+
+CUT_NOTE = """
+{done} of {planned} planned networks have run ({minutes:.1f} minutes of one core for training, tuning and scoring),
+{path} points along training, {scales} scales. The tutorial's networks have 46 thousand weights and see all of
+MNIST: scores here are worse throughout, because the images are few. The transformer's layers normalise what a
+residual sum feeds them, so no layer of it is normalised alone. There is no U-Net. `--full` takes 2000 images, 10
+seeds and all test images; its networks have the same size.
+"""
+
+
+def scale_note(rows: Sequence[dict[str, Any]]) -> str:
+    """What is constant in k, measured."""
+
+    def spread(way: str, quantity: str) -> float:
+        values = [row["tuned"][way][quantity] for row in rows]
+        return (max(values) - min(values)) / abs(values[0])
+
+    changes = [f"{way} {100 * spread(way, 'variance'):.2g} %" for way in rows[0]["tuned"]]
+    return SCALE_NOTE.format(moved=max(row["moved"] for row in rows), changes=", ".join(changes))
+
+
+def cut(results: dict[str, Any]) -> str:
+    """What was planned and what has run."""
+    settings = results["settings"]
+    planned = len(settings["networks"]) * settings["seeds"]
+    minutes = sum(row["cpu_seconds"] for row in results["rows"]) / 60
+    counts = {"done": len(results["rows"]), "path": len(results["path"]), "scales": len(results["scales"])}
+    return CUT_NOTE.format(planned=planned, minutes=minutes, **counts)
