@@ -61,10 +61,11 @@ def adapted(
     does not depend on the scale of normalised weights (Proposition 3). The prior is centred at its own mean, not at
     the network's weights; predictions keep the network's own mean.
 
-    With several groups some precisions often end at the upper limit. That is the optimum, not a failure: a ReLU layer's
-    Jacobian times its own weights is nearly the network's output, so that one layer's features can stand in for all
-    others', and the evidence keeps the cheapest. The table says which. It holds for the linear model only: training on
-    with such a precision as weight decay would erase a layer that the features of the others pass through.
+    With several groups some precisions often end at the upper limit. That is the optimum, not a failure: up to what
+    biases contribute, a ReLU layer's Jacobian times its own weights is the network's output, so that one layer's
+    features can stand in for all others', and the evidence keeps the cheapest. The table says which. It holds for the
+    linear model only: training on with such a precision as weight decay would erase a layer that the features of the
+    others pass through.
 
     Cost per alternation: one factorisation, and a few Newton steps, each some conjugate-gradient products. Where the
     Jacobians of all data (N O P numbers) fit into `store_bytes` they are computed once and a product is two matrix
