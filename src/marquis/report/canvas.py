@@ -1,0 +1,100 @@
+"""Figures without a display and without pyplot's global state, and texts that matplotlib does not take for formulas."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREY, GREEN, PURPLE = "#2f6fab", "#d1602b", "#555555", "#3b8f5a", "#8a5aa8"
+LINES = (BLUE, ORANGE, GREEN, PURPLE, "#a8842c", "#3a9c9c", "#b0446a", GREY)
+"""Colours of models and data sets, in this order."""
+CLASSES = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#0b3d2e"),
+    *("#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#dbdb8d", "#9edae5", "#7f0000"),
+)
+"""Colours of classes; no grey, which is what maps are made of."""
+DPI = 130
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches that draws itself into memory; nothing global knows of it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, `columns` per row, each of this size in inches."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = new_figure(width * columns, height * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for empty in grid[count:]:
+        empty.set_visible(False)
+    return figure, grid[:count]
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG, the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # names in scripts that the font lacks become boxes; the page below the picture has them in full
+        warnings.filterwarnings("ignore", ".*[Gg]lyph .* missing.*")
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def label(text: object, limit: int = 24) -> str:
+    """A user's text as matplotlib shows it literally: one line, not too long, no formula, never left out.
+
+    Between dollars matplotlib sees a formula, and labels that begin with an underscore vanish from legends.
+    """
+    short = re.sub(r"[\x00-\x1f\x7f\s]+", " ", str(text)).strip() or "(no name)"
+    short = short if len(short) <= limit else short[: limit - 1] + "…"
+    short = short.replace("$", r"\$")
+    return f" {short}" if short.startswith("_") else short
+
+
+def use_log(axis: Any, which: str, low: float, high: float) -> bool:
+    """A logarithmic axis with plain numbers, if the values span a factor of ten; below that it would hide more."""
+    if not 0 < 10 * low < high:
+        return False
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    getattr(axis, f"set_{which}scale")("log")
+    ruler = getattr(axis, f"{which}axis")
+    steps = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
+    ruler.set_major_locator(LogLocator(10, subs=steps))
+    ruler.set_major_formatter(FormatStrFormatter("%g"))
+    ruler.set_minor_formatter(NullFormatter())
+    return True
+
+
+def note(axes: Axes, text: str) -> None:
+    """A sentence in place of a picture that there is nothing to draw for."""
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, fontsize=9, color=GREY, wrap=True)
+    axes.set(xticks=[], yticks=[])
+
+
+def add_legend(figure: Figure, handles: Sequence[object], names: Sequence[str], title: str | None = None) -> None:
+    """A legend to the right of all panels."""
+    columns = 1 if len(names) <= 12 else 2
+    figure.legend(
+        list(handles),  # pyright: ignore[reportArgumentType]
+        list(names),
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+        ncols=columns,
+        title=title,
+    )

@@ -1,0 +1,101 @@
+"""`write_comparison`: several models side by side on the same data, as one page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from marquis.errors import DataError
+from marquis.report import sections
+from marquis.report.curves import History
+from marquis.report.html import Page
+from marquis.report.study import Effort, study
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out.
+
+    Attributes:
+        path: The page.
+        table: Numbers by model and name, as on the page; NaN where a number means nothing for a model.
+    """
+
+    path: Path
+    table: dict[str, dict[str, float]]
+
+
+def write_comparison(
+    models: Mapping[str, Any],
+    data: Tensor,
+    labels: Tensor | None,
+    out: str | os.PathLike[str],
+    history: Mapping[str, History] | None = None,
+    *,
+    title: str = "Autoencoders side by side",
+    text: str = "",
+    classes: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    outside: Mapping[str, Tensor] | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare models on held-out data: a table, maps of the code, reconstructions, variances, posteriors, training.
+
+    Writes `out/report.html`, which needs no other file, and the pictures as PNGs into `out/report/`. Cost: about
+    `samples` passes of each model over the data (2000 rows and 50 draws at most; fewer for large data).
+
+    Args:
+        models: By name; anything with `encode`, `decode` and `reconstruct`.
+        data: Held-out data `[n, ...]`.
+        labels: Classes `[n]` (integers) or targets (floats), for colours; None for none.
+        out: Folder; made if it is not there.
+        history: Rows of the training by model, as in `metrics.csv` or `Trained.rows`.
+        title: Of the page.
+        text: First paragraph.
+        classes: Names of the classes.
+        columns: Names of a table's columns.
+        outside: Data from elsewhere by name: are their variances larger?
+        effort: How much is computed.
+        seed: Of the draws of the models.
+
+    Raises:
+        DataError: No models, no data, or labels that do not belong to them.
+    """
+    if not models:
+        raise DataError("there are no models to compare: pass {name: model}.")
+    if data.dim() < 2 or len(data) == 0:
+        raise DataError(f"data of shape {list(data.shape)}: the rows come first, [n, ...], and there is at least one.")
+    if labels is not None and len(labels) != len(data):
+        raise DataError(f"{len(data)} data but {len(labels)} labels.")
+    if unknown := sorted(set(history or {}) - set(models)):
+        raise DataError(f"history= has {', '.join(unknown)}, which is none of the models {', '.join(models)}.")
+    effort = effort or Effort.sensible(data.shape[1:])
+    data = data[: effort.rows].detach().cpu()
+    labels = None if labels is None else labels[: effort.rows].detach().cpu()
+    shown = sections.shown_rows(data.shape[1:], labels, len(data))
+    limited = {name: other[: effort.rows] for name, other in (outside or {}).items()}
+    studies = {
+        name: study(model, data, shown, outside=limited, effort=effort, seed=seed) for name, model in models.items()
+    }
+    page = Page(title)
+    if text:
+        page.text(text)
+    page.heading(f"Numbers on {len(data)} held-out data")
+    sections.add_table(page, studies)
+    sections.add_map(page, studies, labels, classes)
+    sections.add_examples(page, studies, data[shown], columns)
+    sections.add_variances(page, studies)
+    sections.add_widths(page, studies)
+    sections.add_training(page, history or {})
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    path = page.write(out / REPORT)
+    return Comparison(path, {name: dict(found.numbers) for name, found in studies.items()})

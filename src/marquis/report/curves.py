@@ -1,0 +1,88 @@
+"""How a training went: losses, errors, and what was learnt besides the weights, epoch by epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from marquis.errors import DataError
+from marquis.report.canvas import BLUE, LINES, ORANGE, label, panels, use_log
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, float]
+History = Sequence[Row]
+"""One row per epoch, as in `metrics.csv`."""
+
+LOSSES = (("train_loss", "training", BLUE), ("validation_loss", "validation", ORANGE))
+OTHERS = {
+    "validation_error": ("squared error per datum", "validation error"),
+    "noise_precision": ("precision", "noise precision"),
+    "prior_precision": ("precision", "prior precision"),
+    "temperature": ("temperature", "effective temperature"),
+}
+"""Axis and title of what is drawn with one line per model."""
+LOGARITHMIC = ("noise_precision", "prior_precision", "temperature")
+
+
+def training_curves(histories: Mapping[str, History]) -> Figure:
+    """Training and validation loss in a panel per model; error, precisions and temperature with a line per model.
+
+    Losses of different models are not on one scale, so they are not in one panel.
+
+    Args:
+        histories: One row per epoch for each model; what a row lacks is left out.
+
+    Raises:
+        DataError: There is nothing to draw.
+    """
+    losses = {name: rows for name, rows in histories.items() if any(series(rows, key)[0] for key, _, _ in LOSSES)}
+    others = [key for key in OTHERS if any(series(rows, key)[0] for rows in histories.values())]
+    if not losses and not others:
+        raise DataError("the histories have no losses or other numbers that could be drawn.")
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = panels(len(losses) + len(others), 3, 3.9, 2.9)
+    several = len(histories) > 1
+    for axis, (name, rows) in zip(axes, losses.items(), strict=False):
+        for key, called, colour in LOSSES:
+            _draw(axis, rows, key, called, colour)
+        axis.set(xlabel="epoch", ylabel="loss per datum", title=f"loss: {label(name)}" if several else "loss")
+        axis.legend(frameon=False, fontsize=8)
+    for axis, key in zip(axes[len(losses) :], others, strict=True):
+        for (name, rows), colour in zip(histories.items(), _cycle(len(histories)), strict=True):
+            _draw(axis, rows, key, label(name), colour)
+        ylabel, title = OTHERS[key]
+        axis.set(xlabel="epoch", ylabel=ylabel, title=title)
+        values = [value for rows in histories.values() for value in series(rows, key)[1]]
+        if key in LOGARITHMIC:
+            use_log(axis, "y", min(values), max(values))
+        if several:
+            axis.legend(frameon=False, fontsize=8)
+    for axis in axes:
+        axis.title.set_fontsize(10)
+        axis.grid(alpha=0.25)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def series(rows: History, key: str) -> tuple[list[float], list[float]]:
+    """Epochs (from 1) and values of one quantity, without what cannot be drawn: not finite, or no logarithm."""
+    pairs = [(row.get("epoch", number) + 1, row[key]) for number, row in enumerate(rows) if key in row]
+    least = 0.0 if key in LOGARITHMIC else -math.inf
+    kept = [(epoch, value) for epoch, value in pairs if math.isfinite(value) and value > least]
+    return [epoch for epoch, _ in kept], [value for _, value in kept]
+
+
+def _draw(axis: Axes, rows: History, key: str, called: str, colour: str) -> None:
+    epochs, values = series(rows, key)
+    if values:
+        marker = "o" if len(values) < 3 else None
+        axis.plot(epochs, values, color=colour, lw=1.6, marker=marker, ms=4, label=called)
+
+
+def _cycle(count: int) -> list[str]:
+    return [LINES[number % len(LINES)] for number in range(count)]

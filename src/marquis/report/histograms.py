@@ -1,0 +1,64 @@
+"""How variances are distributed over data that the model knows and data that it cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from marquis.errors import DataError
+from marquis.report.canvas import LINES, label, note, panels, use_log
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BINS = 40
+Spread = Mapping[str, Mapping[str, Tensor]]
+"""One tensor `[n]` per data set, for each kind of variance."""
+
+
+def variance_figure(models: Mapping[str, Spread]) -> Figure:
+    """A row per model, a panel per kind of variance, a histogram per data set.
+
+    Args:
+        models: For each model and kind of variance (for instance "variance of the code") the values by data set.
+    """
+    kinds = list(next(iter(models.values()), {}))
+    if not kinds:
+        raise DataError("there are no variances to draw.")
+    figure, axes = panels(len(models) * len(kinds), len(kinds), 4.4, 2.7)
+    for row, (name, spread) in enumerate(models.items()):
+        for column, kind in enumerate(kinds):
+            axis = axes[row * len(kinds) + column]
+            title = kind if len(models) == 1 else f"{label(name)}: {kind}"
+            axis.set_title(title, fontsize=10)
+            _draw(axis, spread[kind], kind)
+    sets = {set_name for spread in models.values() for kind in spread.values() for set_name in kind}
+    drawn = next((axis for axis in axes if axis.get_legend_handles_labels()[0]), None)
+    if drawn is not None and len(sets) > 1:
+        handles, labels = drawn.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def _draw(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
+    values = {name: found.double().numpy() for name, found in sets.items()}
+    everything = np.concatenate(list(values.values()))
+    positive = everything[np.isfinite(everything) & (everything > 0)]
+    if len(positive) == 0:
+        note(axis, "no variance: the model is\na single network")
+        return
+    low, high = float(positive.min()), float(positive.max())
+    if use_log(axis, "x", low, high):
+        edges = np.geomspace(low, high * (1 + 1e-9), BINS + 1)
+    else:
+        gap = max(high - low, 1e-6 * high)
+        edges = np.linspace(low - 0.02 * gap, high + 0.02 * gap, BINS + 1)
+    for (name, found), colour in zip(values.items(), LINES * len(values), strict=False):
+        share = np.full(len(found), 1 / max(len(found), 1))  # sets of different sizes side by side
+        axis.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.5, label=label(name))
+    axis.set(xlabel=f"{kind} (mean over entries)", ylabel="share of the data")
+    axis.tick_params(labelsize=8)

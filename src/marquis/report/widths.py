@@ -1,0 +1,87 @@
+"""How wide the posterior is, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+from marquis.posterior import Posterior
+from marquis.report.canvas import LINES, label, new_figure, use_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+
+
+def posterior_of(model: Any) -> Posterior | None:
+    """The Gaussian over a model's weights, if it has one: as a value or as a method."""
+    found = getattr(model, "posterior", None)
+    found = found() if callable(found) else found
+    return found if isinstance(found, Posterior) else None
+
+
+def posterior_widths(posterior: Posterior) -> dict[str, Tensor]:
+    """Quantiles (1, 25, 50, 75, 99 %) of the weights' standard deviations, for each parameter that is random."""
+    found = {}
+    for name, variance in posterior.variance().items():
+        values = variance.detach().double().flatten().cpu()
+        values = values[values > 0]
+        if len(values):
+            ordered = values.sqrt().sort().values  # torch.quantile refuses more than 16 million values
+            places = torch.tensor(QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
+            found[name] = torch.lerp(ordered[places.floor().long()], ordered[places.ceil().long()], places.frac())
+    return found
+
+
+def widths_figure(models: Mapping[str, Mapping[str, Tensor]]) -> Figure:
+    """A box per parameter from the data inwards: quartiles and median; whiskers to the 1 % and 99 % quantiles.
+
+    Args:
+        models: What `posterior_widths` found, by name of the model.
+    """
+    models = {name: widths for name, widths in models.items() if widths}
+    if not models:
+        raise DataError("there is no posterior whose widths could be drawn.")
+    names = list(dict.fromkeys(name for widths in models.values() for name in widths))
+    figure = new_figure(7.4, 1.2 + (0.28 + 0.16 * len(models)) * len(names))
+    axis = figure.subplots()
+    thickness = 0.7 / len(models)
+    from matplotlib.patches import Patch
+
+    handles = []
+    for number, (widths, colour) in enumerate(zip(models.values(), LINES * len(models), strict=False)):
+        stats = [_box(widths[name]) for name in names if name in widths]
+        places = [names.index(name) + (number - (len(models) - 1) / 2) * thickness for name in names if name in widths]
+        axis.bxp(
+            stats,
+            positions=places,
+            widths=0.8 * thickness,
+            orientation="horizontal",
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": colour, "alpha": 0.55, "linewidth": 0.6},
+            medianprops={"color": "black", "linewidth": 1.2},
+            manage_ticks=False,
+        )
+        handles.append(Patch(facecolor=colour, alpha=0.55))
+    axis.set_yticks(range(len(names)), [label(name, 40) for name in names], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("standard deviation of a weight")
+    everything = torch.stack([quantiles for widths in models.values() for quantiles in widths.values()])
+    use_log(axis, "x", float(everything.min()), float(everything.max()))
+    axis.grid(axis="x", alpha=0.25)
+    if len(models) > 1:
+        figure.legend(
+            handles, [label(name) for name in models], loc="outside upper center", ncols=len(models), frameon=False
+        )
+    return figure
+
+
+def _box(quantiles: Tensor) -> dict[str, Any]:
+    low, first, middle, third, high = quantiles.tolist()
+    return {"whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}
