@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from marquis.errors import DataError
 from marquis.experiments import EXPERIMENTS, cells, find
 from marquis.experiments.metrics import classification_scores, expected_calibration_error
 from marquis.experiments.variational import SETTINGS, best_tempering, run
-from marquis.experiments.variational_report import VARIANTS, write_report
+from marquis.experiments.variational_overfitting import verdict
+from marquis.experiments.variational_report import write_report
+from marquis.experiments.variational_tables import VARIANTS
 
 
 def test_scores_against_torchmetrics_and_by_hand():
@@ -72,16 +75,21 @@ def test_quick_run_writes_everything(quick):
     page, lines, _ = quick
     results = json.loads((page.parent / "results.json").read_text())
     assert len(results["grid"]) == 6 and len(results["multiplier"]) == 4 and len(results["resnet"]) == 3
-    assert len(lines) == 13
+    assert len(results["overfitting"]) == 6
+    assert len(lines) == 19
     text = page.read_text()
     assert all(f"| {variant} |" in text for variant in VARIANTS)
     assert "CIFAR-10, CIFAR-100 and SVHN: not run" in text
-    for picture in ("vl-tempering.png", "vl-multiplier.png"):
+    for picture in ("vl-tempering.png", "vl-multiplier.png", "vl-overfitting.png"):
         assert (page.parent / picture).stat().st_size > 10_000
         assert f"({picture})" in text
-    for row in [*results["grid"], *results["resnet"]]:
+    for row in [*results["grid"], *results["resnet"], *results["overfitting"]]:
         assert 0 <= row["mean"]["ece"] <= 1 and len(row["curve"]) == row["epochs"]
         assert ("sampled" in row) == (row["method"] != "map")
+    for row in results["overfitting"]:
+        assert [epoch for epoch, _ in row["watched"]] == [2, 4]
+        assert row["watched"][-1][1] == row["validation"]["nll"]  # the last look is the finished network
+        assert (row["train"], row["epochs"]) == (64, 4)
 
 
 def test_finished_cells_are_not_computed_again(quick):
@@ -118,7 +126,7 @@ def test_page_says_whether_the_order_came_out(tmp_path, nll, says):
     text = write_report(tmp_path, results_of(grid)).read_text()
     assert says in text
     assert ("does not come out as a whole" in text) == (nll == 0.9)
-    assert "grid: 3 of 6 cells; multiplier: 0 of 4 cells; resnet: 0 of 3 cells" in text
+    assert "grid: 3 of 6 cells; multiplier: 0 of 4 cells; resnet: 0 of 3 cells; overfitting: 0 of 6 cells" in text
 
 
 def test_a_difference_within_the_seeds_is_undecided(tmp_path):
@@ -135,8 +143,64 @@ def test_what_was_not_run_is_not_called_diverged(tmp_path):
     assert "| 1 | VI (mean) | diverged |" in text
 
 
-def results_of(grid):
-    return {"size": "quick", "settings": vars(SETTINGS["quick"]), "grid": grid, "multiplier": [], "resnet": []}
+def results_of(grid, resnet=(), overfitting=()):
+    settings = asdict(SETTINGS["quick"])
+    parts = {"grid": grid, "multiplier": [], "resnet": list(resnet), "overfitting": list(overfitting)}
+    return {"size": "quick", "settings": settings, **parts}
+
+
+@pytest.mark.parametrize(
+    ("nll", "ece", "says"),
+    [
+        (0.1, 0.01, "yes. Where the network overfits, the whole of the paper's order comes out. With each method"),
+        (0.55, 0.2, "only in part. With each method at its own β, VL is better by more than the seeds differ: NLL against MAP; worse by more than that: NLL against VI (mean), VI (10 samples) and ECE against VI (mean), "),  # noqa: E501
+        (0.9, 0.2, "no. Where the network overfits, the paper's order does not come out either."),
+    ],
+)  # fmt: skip
+def test_verdict_where_the_network_overfits(tmp_path, nll, ece, says):
+    rows = [
+        {**row(*what), "watched": watched, "training": {"nll": 0.01}}
+        for what, watched in (
+            (("vl", 0.1, nll, None, ece), [[2, 0.5], [4, 0.6]]),
+            (("vi", 0.1, 0.5), [[2, 0.5], [4, 0.6]]),
+            (("map", 0.1, 0.6), [[2, 0.5], [4, 1.6]]),
+        )
+    ]
+    assert verdict(rows).startswith(says)
+    grid = [row("vl", 0.1, 0.9), row("vi", 0.1, 0.5), row("map", 0.1, 0.6)]
+    text = write_report(tmp_path, results_of(grid, overfitting=rows)).read_text()
+    assert (
+        "least after epoch 2, 0.50, and 1.60 in the end, with 0.010 on the training images: so it does overfit" in text
+    )
+    assert text.count(says) == 2  # in the grid's explanation and in the section of its own
+    rows[2]["watched"] = [[2, 0.5], [4, 0.55]]
+    text = write_report(tmp_path, results_of(grid, overfitting=rows)).read_text()
+    assert "hardly overfits, and this part decides nothing" in text
+    assert "has not been tested" in write_report(tmp_path, results_of(grid)).read_text()
+
+
+@pytest.mark.parametrize(
+    ("nll", "says"),
+    [
+        (0.9, "VL is the worst in NLL; the best in accuracy and ECE.** One seed and 1 epoch(s) are too few"),
+        (0.55, "VL is in the middle in NLL; the best in accuracy and ECE.**"),
+        (0.1, "VL is the best in NLL and accuracy and ECE.**"),
+    ],
+)
+def test_standing_of_the_narrow_network_is_said(tmp_path, nll, says):
+    resnet = [row("vl", 0.1, nll), row("vi", 0.1, 0.5), row("map", 0.1, 0.6)]
+    text = write_report(tmp_path, results_of([], resnet)).read_text()
+    assert says in text
+    assert ("it is what the paper finds" in text) == (nll == 0.1)
+    assert ("does not support the paper's order" in text) == (nll != 0.1)
+
+
+def test_settings_of_the_other_parts_say_nothing_of_overfitting(quick):
+    """Cells of earlier versions, which had no such part, stay valid."""
+    for path in (quick[0].parent / "cells").glob("*.json"):
+        known = json.loads(path.read_text())
+        assert ("watch_every" in known["settings"]) == path.name.startswith("overfit-")
+        assert ("watched" in known["result"]) == path.name.startswith("overfit-")
 
 
 def test_page_from_stored_cells_trains_nothing(quick, monkeypatch):

@@ -331,6 +331,46 @@ def test_autoencoders_need_no_labels(kind):
     assert method.predict(x).mean.shape == x.shape
 
 
+class Poisson:
+    """A likelihood of one's own: counts with log rate f; its Hessian in f is the rate."""
+
+    def log_prob(self, f, y):
+        return (y * f - f.exp() - (y + 1).lgamma()).flatten(1).sum(1)
+
+    def hessian_sqrt(self, f):
+        return torch.diag_embed((f / 2).exp()).movedim(-1, 0)
+
+    def sample(self, f, generator=None):
+        return torch.poisson(f.detach().exp(), generator)
+
+    def predictive(self, mean, variance):
+        return mq.likelihoods.Predictive(mean, variance)
+
+
+@pytest.mark.parametrize("likelihood", [mq.Heteroscedastic(), Poisson()], ids=["heteroscedastic", "custom"])
+@pytest.mark.parametrize("kind", METHODS)
+def test_any_likelihood(kind, likelihood):
+    """Also where the Hessian depends on the label, and where the likelihood is the user's own."""
+    x, _ = blobs(6)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    y = torch.arange(6.0, dtype=torch.float64).unsqueeze(1)
+    y = y if isinstance(likelihood, mq.Heteroscedastic) else y.repeat(1, 2)
+    found = []
+    for way in WAYS if kind is VariationalLaplace else (None,):
+        options = {} if way is None else {"gradient": way, "initial_offset": -1.0}
+        generator = torch.Generator().manual_seed(0)
+        method = kind(net, likelihood, num_data=6, prior_scale=1.0, generator=generator, **options)
+        method.step(x, y).backward()
+        found.append(gradients(method))
+        assert method.predict(x).mean.shape[0] == 6
+        if kind is not MAP:
+            assert math.isfinite(method.elbo([(x, y)]))
+    for way, other in zip(WAYS, found, strict=False):
+        tolerance = 2e-5 if way == "one-sided" else 1e-7
+        assert float((other - found[-1]).norm() / found[-1].norm()) < tolerance
+
+
 def test_bayes_by_backprop_preset():
     generator = torch.Generator().manual_seed(0)
     method = MeanFieldVI.bayes_by_backprop(mlp(6, 6, (3,)), "gaussian", num_data=8, generator=generator)
@@ -522,10 +562,33 @@ def test_under_lightning(kind, tmp_path):
     assert module.predict(x).probs.shape == (24, 3)
 
 
-def test_lightning_autoencoder(tmp_path):
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("bare", [True, False])
+def test_lightning_autoencoder(kind, bare, tmp_path):
+    """Batches without labels: tensors alone, and the tuples of one that a TensorDataset yields."""
+    from lightning.pytorch import Trainer
+
     from marquis.variational import LightningMethod
 
-    module = LightningMethod(VariationalLaplace(mlp(4, 4, (2,)), "gaussian", num_data=8))
-    loss = module.training_step([torch.rand(8, 4)], 0)
-    loss.backward()
-    assert torch.isfinite(gradients(module.method)).all()
+    torch.manual_seed(0)
+    x = torch.rand(8, 4)
+    method = kind(mlp(4, 4, (2,)), "gaussian", num_data=8)
+    loader = DataLoader(x if bare else TensorDataset(x), batch_size=4)  # pyright: ignore[reportArgumentType]
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    before = torch.cat([p.detach().flatten().clone() for p in method.parameters()])
+    trainer.fit(LightningMethod(method, lr=1e-2), loader, loader)
+    assert float((torch.cat([p.detach().flatten() for p in method.parameters()]) - before).abs().min()) > 0
+    with torch.no_grad():
+        nll = float(-method.likelihood.log_prob(method.network(x), x).mean())
+    assert float(trainer.callback_metrics["validation_nll"]) == pytest.approx(nll)
+    assert method.log_likelihood(loader) == pytest.approx(-8 * nll, rel=1e-5)
+    if kind is not MAP:
+        assert math.isfinite(method.elbo(loader))

@@ -11,7 +11,7 @@ from torch import nn
 
 from marquis.curvature import ggn
 from marquis.curvature.hessian import hessian
-from marquis.likelihoods import Bernoulli, Categorical, Gaussian
+from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from marquis.variational import MAP, MeanFieldVI, VariationalLaplace
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import kl
@@ -157,7 +157,7 @@ def test_score_term_averages_to_zero_for_the_gaussian(net, data):
     close(sum(flat(t.mean_gradient) for t in terms) / len(terms), exact, 1e-9)
 
 
-@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(2.5), Bernoulli()])
+@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(2.5), Bernoulli(), Heteroscedastic()])
 def test_products_over_a_hadamard_basis_give_the_trace_exactly(likelihood, data):
     x, _ = data
     torch.manual_seed(0)

@@ -1,7 +1,8 @@
 """`vl`: Variational Laplace, mean-field VI and MAP on Fashion-MNIST (VL Table 1, Table 2 and Figure 2).
 
-Three parts: a grid over the tempering with the CNN, the learning-rate multiplier of log σ, and the narrow ResNet once
-per method at the tempering that validation chose. CIFAR and SVHN are not run: the data is not at hand.
+Four parts: a grid over the tempering with the CNN; the same where the CNN overfits (few images, many epochs); the
+learning-rate multiplier of log σ; and the narrow ResNet once per method at the tempering that validation chose. CIFAR
+and SVHN are not run: the data is not at hand.
 """
 
 from __future__ import annotations
@@ -21,60 +22,11 @@ from marquis.errors import DataError, MarquisError
 from marquis.experiments.cells import cell, stored, write_json
 from marquis.experiments.metrics import classification_scores
 from marquis.experiments.variational_report import write_report
+from marquis.experiments.variational_settings import SETTINGS, Settings
 from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, small_cnn
 
 METHODS = {"vl": VariationalLaplace, "vi": MeanFieldVI, "map": MAP}
 SAMPLES = 10
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How large an experiment is; every number that was cut from the paper's is here."""
-
-    data: str = "fashion-mnist"
-    train: int = 10_000
-    validation: int = 2_000
-    test: int = 10_000
-    batch: int = 64
-    lr: float = 3e-3
-    width: int = 8
-    epochs: int = 12
-    temperings: tuple[float, ...] = (0.01, 0.03, 0.1, 1.0)
-    seeds: tuple[int, ...] = (0, 1)
-    multipliers: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
-    study_temperings: tuple[float, ...] = (1.0, 0.1)
-    resnet_width: float = 1 / 8
-    resnet_epochs: int = 4
-
-
-SETTINGS = {
-    "quick": Settings(
-        train=128,
-        validation=64,
-        test=128,
-        width=2,
-        epochs=2,
-        temperings=(0.1, 1.0),
-        seeds=(0,),
-        multipliers=(1.0, 10.0),
-        study_temperings=(1.0,),
-        resnet_width=1 / 32,
-        resnet_epochs=1,
-    ),
-    "default": Settings(),
-    "full": Settings(
-        train=55_000,
-        validation=5_000,
-        batch=128,
-        lr=1e-4,
-        width=16,
-        epochs=200,
-        temperings=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-        seeds=(0, 1, 2),
-        resnet_width=1 / 4,
-        resnet_epochs=200,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -90,7 +42,7 @@ def run(
     out: str | Path = "runs/vl",
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = print,
-    parts: tuple[str, ...] = ("grid", "multiplier", "resnet"),
+    parts: tuple[str, ...] = ("grid", "multiplier", "resnet", "overfitting"),
     only_stored: bool = False,
 ) -> Path:
     """Run the experiment, or what is missing of it, and write its page and pictures.
@@ -109,7 +61,7 @@ def run(
     settings = SETTINGS[size]
     folder = Path(out) / size
     settings, splits = _load(settings, size, data_dir)
-    grid, study, resnet = [], [], []
+    grid, study, resnet, overfitting = [], [], [], []
     started = time.time()
 
     def finished(rows: list[dict[str, Any]], row: dict[str, Any] | None) -> None:
@@ -118,10 +70,11 @@ def run(
         rows.append(row)
         score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
         label = f"{row['architecture']} {row['method']} beta {row['tempering']:g} x{row['multiplier']:g}"
+        label = f"overfitting {label}" if "watch_every" in row else label
         say(f"[{time.time() - started:6.0f} s] {label} seed {row['seed']}: {score}")
 
-    def one(*what: Any) -> dict[str, Any] | None:
-        return _trained(folder, splits, settings, *what, only_stored=only_stored)
+    def one(*what: Any, overfit: bool = False) -> dict[str, Any] | None:
+        return _trained(folder, splits, settings, *what, overfit=overfit, only_stored=only_stored)
 
     try:
         if "grid" in parts or "resnet" in parts:
@@ -134,8 +87,19 @@ def run(
         if "resnet" in parts:
             for method in METHODS if grid else ():
                 finished(resnet, one("resnet", method, best_tempering(grid, method), 10.0, 0))
+        if "overfitting" in parts:
+            few = settings.overfitting
+            for seed, tempering, method in product(few.seeds, few.temperings, METHODS):
+                finished(overfitting, one("cnn", method, tempering, 10.0, seed, overfit=True))
     finally:  # a run that is stopped shows what it has
-        results = {"size": size, "settings": asdict(settings), "grid": grid, "multiplier": study, "resnet": resnet}
+        results = {
+            "size": size,
+            "settings": asdict(settings),
+            "grid": grid,
+            "multiplier": study,
+            "resnet": resnet,
+            "overfitting": overfitting,
+        }
         write_json(folder / "results.json", results)
         page = write_report(folder, results)
     return page
@@ -185,6 +149,7 @@ def _trained(
     multiplier: float,
     seed: int,
     *,
+    overfit: bool = False,
     only_stored: bool = False,
 ) -> dict[str, Any] | None:
     """One cell: a network trained and scored; None if it is not there and only stored ones are wanted."""
@@ -204,6 +169,13 @@ def _trained(
         "lr": settings.lr,
     }
     name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
+    if overfit:
+        few = settings.overfitting
+        train = Split(splits["train"].x[: few.train], splits["train"].y[: few.train])
+        splits = {**splits, "train": train}
+        described |= {"train": len(train.x), "epochs": few.epochs, "batch": few.batch, "lr": few.lr}
+        described["watch_every"] = few.watch_every  # only here: cells of the other parts keep their settings
+        name = f"overfit-{name}"
     if only_stored:
         return stored(folder / "cells", name, described)
     return cell(folder / "cells", name, described, lambda: _train(splits, described))
@@ -221,11 +193,14 @@ def _train(splits: dict[str, Split], cell_settings: dict[str, Any]) -> dict[str,
     method.train()
     started = time.thread_time()
     try:
-        curve = _fit(method, splits["train"], s)
+        curve, watched = _fit(method, splits, s)
     except MarquisError as error:  # outputs or gradients that are no longer numbers
         return {"diverged": True, "reason": str(error)}
     seconds = (time.thread_time() - started) / s["epochs"]
     result: dict[str, Any] = {"diverged": False, "curve": curve, "cpu_seconds_per_epoch": seconds}
+    if watched:
+        result["watched"] = watched
+        result["training"] = _score(method, splits["train"], 0)
     result["validation"] = _score(method, splits["validation"], 0)
     result["mean"] = _score(method, splits["test"], 0)
     if not isinstance(method, MAP):
@@ -247,18 +222,21 @@ def _network(architecture: str, width: float, images: Tensor) -> nn.Module:
     return small_cnn(channels, 10, int(width), edge)
 
 
-def _fit(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, s: dict[str, Any]) -> list[float]:
+def _fit(
+    method: VariationalLaplace | MeanFieldVI | MAP, splits: dict[str, Split], s: dict[str, Any]
+) -> tuple[list[float], list[list[float]]]:
     """Adam, learning rates divided by ten after half and three quarters of the epochs, as in the paper.
 
     Returns:
-        The objective per datum, averaged over each epoch.
+        The objective per datum, averaged over each epoch; and pairs of epoch and validation NLL, where wanted.
     """
+    data, every = splits["train"], s.get("watch_every")
     optimiser = torch.optim.Adam(method.parameter_groups(s["lr"]))
     milestones = [max(1, s["epochs"] // 2), max(1, 3 * s["epochs"] // 4)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
     shuffle = torch.Generator().manual_seed(2000 + s["seed"])
-    curve = []
-    for _ in range(s["epochs"]):
+    curve, watched = [], []
+    for epoch in range(1, s["epochs"] + 1):
         order = torch.randperm(len(data.x), generator=shuffle)
         total = 0.0
         for rows in order.split(s["batch"]):
@@ -269,7 +247,9 @@ def _fit(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, s: dict[st
             total -= float(loss.detach()) * len(rows)
         schedule.step()
         curve.append(total / len(data.x))
-    return curve
+        if every and epoch % every == 0:
+            watched.append([epoch, _score(method, splits["validation"], 0)["nll"]])
+    return curve, watched
 
 
 def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, samples: int) -> dict[str, float]:

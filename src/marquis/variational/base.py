@@ -105,7 +105,7 @@ class Method(nn.Module):
         return [getattr(self, f"prior_scale_{number}") for number in range(len(self.names))]
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """What to hand to an optimiser: the groups and their learning rates."""
+        """What to hand to an optimiser, instead of `parameters()`: the groups and their learning rates."""
         return [{"params": self.means, "lr": lr}]
 
     # What each method says
@@ -212,8 +212,15 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Inputs and labels; labels are the inputs where a batch has none."""
     for batch in loader:
-        x, y = split_batch(batch)
+        x, y = inputs_and_labels(batch)
         yield x, x if y is None else y
+
+
+def inputs_and_labels(batch: Any) -> tuple[Any, Any]:
+    """As `split_batch`; a tuple or list of one, which is what a `TensorDataset(x)` yields, has no labels."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0], None
+    return split_batch(batch)
 
 
 def _own_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Tensor] | None) -> nn.Module:

@@ -82,7 +82,11 @@ class GaussianMethod(Method):
         return [value.exp() for value in self.log_sigmas]
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """Two groups: the means with `lr`, log σ with `multiplier` times that."""
+        """Two groups: the means with `lr`, log σ with `multiplier` times that.
+
+        An optimiser that is given `parameters()` instead trains everything with `lr`, and nothing here can see it: the
+        widths may then be far from their optimum when training ends.
+        """
         return [{"params": self.means, "lr": lr}, {"params": list(self.widths), "lr": lr * self.multiplier}]
 
     def kl(self) -> Tensor:

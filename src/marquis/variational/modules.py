@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from marquis.curvature.call import batch_size, split_batch
+from marquis.curvature.call import batch_size
 from marquis.likelihoods import Predictive
-from marquis.variational.base import Method, evaluating, run
+from marquis.variational.base import Method, evaluating, inputs_and_labels, run
 
 
 class LightningMethod(LightningModule):
@@ -45,7 +45,7 @@ class LightningMethod(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One minibatch."""
-        x, y = _pair(batch)
+        x, y = inputs_and_labels(batch)
         loss = self.method.step(x, y)
         terms, size = self.method.last_terms, batch_size(x)
         self.log("train_loss", loss.detach(), prog_bar=True, batch_size=size)
@@ -63,13 +63,7 @@ class LightningMethod(LightningModule):
         self._evaluate(batch, "test_nll")
 
     def _evaluate(self, batch: Any, name: str) -> None:
-        x, y = _pair(batch)
+        x, y = inputs_and_labels(batch)
         with torch.no_grad(), evaluating(self.method.network):
             nll = -self.method.likelihood.log_prob(run(self.method.network, x), x if y is None else y).mean()
         self.log(name, nll, prog_bar=True, batch_size=batch_size(x))
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0], None
-    return split_batch(batch)
