@@ -55,7 +55,7 @@ def small() -> tuple[torch.nn.Module, Digits, shift.Settings]:
     x, y = images(12), torch.arange(12) % 10
     network.train()(x)  # batch statistics that are not those of an untrained network
     digits = Digits(Labelled(x, y), Labelled(x[:5], y[:5]), [images(4)], y[:4])
-    return network.eval(), digits, replace(TINY, shares=(0.05, 0.01))
+    return network.eval(), digits, replace(TINY, shares=(0.05, 0.01), compared=0.05)
 
 
 def test_one_jacobian_gives_what_each_posterior_alone_predicts():

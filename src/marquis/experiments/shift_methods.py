@@ -139,14 +139,13 @@ def candidates(
     diagonal, last = fitted("diagonal"), fitted("full", "last-layer")
     layout = diagonal.posterior.layout
     generator = torch.Generator().manual_seed(seed)
-    sizes = {share: max(1, round(share * layout.total)) for share in settings.shares}
+    sizes = {share: max(1, round(share * layout.total)) for share in (*settings.shares, settings.compared)}
     ranked = {"by SWAG": swag_variance, "by Laplace variance": -diagonal.curvature.diagonal()}
     ranked["at random"] = torch.rand(layout.total, generator=generator)
-    largest = max(settings.shares)
     sets: dict[str, list[int]] = {}
     for by, scores in ranked.items():
         order = torch.sort(scores, descending=True, stable=True).indices
-        for share in settings.shares if by == "by SWAG" else (largest,):
+        for share in settings.shares if by == "by SWAG" else (settings.compared,):
             sets[f"subnetwork {100 * share:g} % {by}"] = order[: sizes[share]].sort().values.tolist()
     union = sorted({weight for chosen in sets.values() for weight in chosen})
     wanted = torch.zeros(layout.total).index_fill(0, torch.tensor(union), 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -14,16 +16,21 @@ SHOWN = (0, 60, 120, 180)
 """Degrees in the tables."""
 FAR = 60
 """From here on the digits count as shifted."""
+KNOW_NOTHING = math.log(10)
+"""Nats of equal probabilities for ten classes."""
 COLOURS = {
     "MAP": "#222222",
     "MAP, temperature": "#888888",
-    "diagonal": "#3b8f5a",
-    "last layer": "#8a5fb0",
+    "diagonal, evidence": "#3b8f5a",
+    "diagonal, validation": "#3b8f5a",
+    "last layer, evidence": "#8a5fb0",
     "SWAG, diagonal": "#c9a227",
     "MC dropout": "#b5456b",
     "deep ensemble": "#d1602b",
 }
-SUBNETWORKS = ("#2f6fab", "#6ea0cf", "#a9c8e4")
+"""Lines of the picture; the other choices of a prior precision, and other rankings, are in the tables."""
+DASHED = ("MAP, temperature", "diagonal, validation")
+SUBNETWORKS = ("#1d4e89", "#4a86c5", "#85b3e0", "#b9d3ec")
 """Subnetworks by SWAG, the largest first."""
 
 
@@ -84,23 +91,67 @@ def verdicts(rows: list[Row], methods: list[str], angles: list[int]) -> list[str
     upright = {m: mean(values(rows, m, 0, angles, "nll")) for m in methods}
     turned = {m: mean(far_away(rows, m, angles, "nll")) for m in methods}
     errors = {m: mean(far_away(rows, m, angles, "ece")) for m in methods}
-    best, last = min(turned, key=turned.__getitem__), max(turned, key=turned.__getitem__)
+    order = sorted(methods, key=turned.__getitem__)
+    better = [m for m in order if turned[m] < KNOW_NOTHING]
     first = min(upright, key=upright.__getitem__)
-    lines = [
-        f"Averaged over {FAR} degrees and more, *{best}* has the least NLL ({turned[best]:.2f}) and *{last}* the "
-        f"largest ({turned[last]:.2f}); MAP has {turned['MAP']:.2f}. Upright, *{first}* has the least "
-        f"({upright[first]:.3f}) and MAP has {upright['MAP']:.3f}.",
-        table(
-            ["method", "NLL, upright", f"NLL, {FAR}° and more", f"ECE, {FAR}° and more", "against MAP, NLL there"],
-            [
-                [m, f"{upright[m]:.3f}", f"{turned[m]:.2f}", f"{errors[m]:.3f}", against(rows, m, angles)]
-                for m in sorted(methods, key=turned.__getitem__)
-            ],
-        ),
+    opening = (
+        f"Averaged over {FAR} degrees and more, *{order[0]}* has the least NLL ({turned[order[0]]:.2f}), *{order[1]}* "
+        f"comes second ({turned[order[1]]:.2f}), and *{order[-1]}* is last ({turned[order[-1]]:.2f}); MAP has "
+        f"{turned['MAP']:.2f}. Equal probabilities for all classes would score {KNOW_NOTHING:.2f} there, and "
+        f"{len(better)} of {len(methods)} methods beat that. Upright, *{first}* has the least NLL "
+        f"({upright[first]:.3f}; MAP {upright['MAP']:.3f})."
+    )
+    body = [[m, f"{upright[m]:.3f}", f"{turned[m]:.2f}", f"{errors[m]:.3f}", against(rows, m, angles)] for m in order]
+    head = ["method", "NLL, upright", f"NLL, {FAR}° and more", f"ECE, {FAR}° and more", "against MAP, NLL there"]
+    note = (
         "The last column is the mean difference to the MAP network with the same seed ± its standard error over "
-        "networks (negative: better than MAP); the ensemble is compared with the average of the single networks.",
+        "networks (negative: better than MAP); the ensemble is compared with the average of the single networks."
+    )
+    return [opening, table(head, body), note, *remarks(rows, methods, upright, turned)]
+
+
+def remarks(rows: list[Row], methods: list[str], upright: dict[str, float], turned: dict[str, float]) -> list[str]:
+    """What to make of the groups of methods; every sentence follows the numbers."""
+    temperatures = [row["chosen"] for row in rows if row["method"] == "MAP, temperature"]
+    helps = turned["MAP, temperature"] < turned["MAP"]
+    lines = [
+        f"- *Temperature* ({', '.join(f'{t:.2f}' for t in temperatures)}): what upright digits ask for "
+        f"{'helps' if helps else 'makes it worse'} where digits are turned ({turned['MAP']:.2f} to "
+        f"{turned['MAP, temperature']:.2f}); one number for all inputs cannot tell upright from turned."
     ]
-    return lines
+    for kind in ("diagonal", "last layer"):
+        evidence, validation = f"{kind}, evidence", f"{kind}, validation"
+        if evidence in turned and validation in turned:
+            lines.append(
+                f"- *{kind.capitalize()}*: by the evidence the NLL of turned digits falls from {turned['MAP']:.2f} to "
+                f"{turned[evidence]:.2f} and that of upright ones goes from {upright['MAP']:.3f} to "
+                f"{upright[evidence]:.3f}; by validation to {turned[validation]:.2f} and {upright[validation]:.3f}."
+            )
+    chosen = [m for m in methods if m.endswith("by SWAG, evidence")]
+    if chosen:
+        gains = [turned[m] - turned["MAP"] for m in chosen]
+        falls = all(a <= b for a, b in itertools.pairwise(gains))
+        listed = ", ".join(f"{m.split(' by ')[0]} {gain:+.2f}" for m, gain in zip(chosen, gains, strict=True))
+        lines.append(
+            f"- *Subnetworks* by SWAG and evidence, against MAP: {listed}. "
+            + ("The more weights, the more is gained. " if falls else "More weights do not always gain more. ")
+            + _rankings(methods, turned)
+        )
+    rest = [m for m in ("SWAG, diagonal", "MC dropout", "deep ensemble") if m in turned]
+    listed = ", ".join(f"*{m}* {turned[m] - turned['MAP']:+.2f} ({upright[m] - upright['MAP']:+.3f})" for m in rest)
+    lines.append(f"- Without curvature, turned against MAP (and upright): {listed}.")
+    return ["\n".join(lines)]
+
+
+def _rankings(methods: list[str], turned: dict[str, float]) -> str:
+    """The same number of weights, chosen in three ways."""
+    others = [m for m in methods if m.endswith(("by Laplace variance, evidence", "at random, evidence"))]
+    if not others:
+        return ""
+    size = others[0].split(" by ")[0]
+    same = [f"{size} by SWAG, evidence", *others]
+    listed = ", ".join(f"{m.removeprefix(size).split(',')[0].strip()} {turned[m]:.2f}" for m in same if m in turned)
+    return f"The same number ({size.removeprefix('subnetwork ')}) chosen {listed}."
 
 
 def against(rows: list[Row], method: str, angles: list[int]) -> str:
@@ -124,8 +175,9 @@ def described(settings: dict[str, Any]) -> str:
         "*subnetwork* are linearised Laplace posteriors with the probit formula, one prior precision each; a "
         "subnetwork has a full covariance over its weights and the others stay fixed. *By SWAG* takes the weights that "
         "vary most over the iterates of SGD, *by Laplace variance* those of the largest variance in the diagonal "
-        "posterior, *at random* any. Temperature and prior precisions are those of the least NLL on "
-        f"{settings['validation']} upright validation digits: no turned digit is used to choose anything. *SWAG, "
+        "posterior, *at random* any. The prior precision is chosen twice: by the *evidence* of the training digits, or "
+        f"as that of the least NLL on {settings['validation']} upright *validation* digits, which also choose the "
+        "temperature. No turned digit is used to choose anything. *SWAG, "
         f"diagonal* averages {settings['samples']} sampled (not linearised) networks, weights from the Gaussian over "
         f"{settings['snapshots']} iterates of SGD, {steps} batches apart, learning rate {settings['swag_lr']:g}, with "
         f"batch statistics made anew. *MC dropout* is a network trained with dropout {settings['dropout']:g} after "
@@ -136,16 +188,16 @@ def described(settings: dict[str, Any]) -> str:
 
 def chosen(rows: list[Row], methods: list[str], settings: dict[str, Any]) -> str:
     """Temperatures and prior precisions that validation chose."""
-    body = []
+    body, grid = [], settings["precisions"]
     for method in methods:
         own = [row for row in rows if row["method"] == method and "chosen" in row]
         if own:
-            edge = "an end of the grid" if any(row.get("at_edge") for row in own) else ""
-            body.append([method, ", ".join(f"{row['chosen']:.3g}" for row in own), edge])
-    grid = settings["precisions"]
-    return (
-        f"Chosen on validation data, network by network (prior precisions from {min(grid):g} to {max(grid):g}):\n\n"
-        + table(["method", "temperature or prior precision", "note"], body)
+            ends = method.endswith("validation") and any(row["chosen"] in (min(grid), max(grid)) for row in own)
+            body.append(
+                [method, ", ".join(f"{row['chosen']:.3g}" for row in own), "an end of the grid" if ends else ""]
+            )
+    return f"What was chosen, network by network (by validation from {min(grid):g} to {max(grid):g}):\n\n" + table(
+        ["method", "temperature or prior precision", "note"], body
     )
 
 
@@ -168,15 +220,17 @@ def draw(path: Path, rows: list[Row], methods: list[str], angles: list[int]) -> 
     picture = Picture(3, 3, 4.0, 3.9)
     blues = iter(SUBNETWORKS)
     colours = {
-        method: COLOURS.get(method) or (next(blues, None) if method.endswith("SWAG") else None) for method in methods
+        method: COLOURS.get(method) or (next(blues, None) if method.endswith("by SWAG, evidence") else None)
+        for method in methods
     }
     for axis, (score, label) in zip(picture.axes, SCORES.items(), strict=True):
         for method, colour in colours.items():
-            if colour is None:  # the other rankings of a subnetwork are in the tables
+            if colour is None:
                 continue
             line = [mean(values(rows, method, angle, angles, score)) for angle in angles]
-            dashed = "--" if method.startswith("MAP,") else "-"
-            axis.plot(angles, line, dashed, color=colour, marker="o", ms=3, lw=1.5, label=method)
+            axis.plot(
+                angles, line, "--" if method in DASHED else "-", color=colour, marker="o", ms=3, lw=1.5, label=method
+            )
         axis.set(title=label, xlabel="rotation (degrees)")
         axis.set_xticks(range(0, 181, 60))
         axis.grid(alpha=0.25)
