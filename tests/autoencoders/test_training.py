@@ -1,173 +1,331 @@
-"""Every model under Lightning on the 8x8 digits: it learns, repeats, resumes; its optimiser."""
+"""Training that may be killed at any moment: resumed, it ends with the same bits as if nothing had happened."""
 
 from __future__ import annotations
 
-import functools
-import math
-import warnings
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from autoencoder_models import EXACT, TRAINED, generator
-from lightning.pytorch import Trainer
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from lightning.pytorch import Callback
 
-import marquis as mq
-from marquis.autoencoders import (
-    Autoencoder,
-    DropoutAutoencoder,
-    EnsembleAutoencoder,
-    LaplacianAutoencoder,
-    LearntVarianceAutoencoder,
-    MeanFieldAutoencoder,
-    VariationalAutoencoder,
-    for_data,
-)
-from marquis.autoencoders.base import adam
+from marquis.autoencoders import ModelSpec, fit
+from marquis.autoencoders.checkpoints import MONITOR, Patience, read_checkpoint, restore
+from marquis.autoencoders.epoch_table import read_rows
+from marquis.data import DataModule
 from marquis.errors import DataError
 
-
-class TestTraining:
-    def trainer(self, epochs=3, **options):
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        return Trainer(max_epochs=epochs, accelerator="cpu", enable_model_summary=False, **quiet, **options)
-
-    def fit(self, model, epochs=3, x=None):
-        x = mq.data.load("digits").x[:512] if x is None else x
-        test = mq.data.load("digits", "test").x
-        trainer = self.trainer(epochs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about numbers of workers and the like
-            trainer.fit(model, DataLoader(TensorDataset(x), 64), DataLoader(TensorDataset(test), 359))
-        return trainer
-
-    def build(self, name, **options):
-        torch.manual_seed(0)
-        shape = for_data((1, 8, 8), 2, 0.25, seed=0)
-        kinds = {
-            "plain": Autoencoder,
-            "learnt-variance": LearntVarianceAutoencoder,
-            "vae": VariationalAutoencoder,
-            "dropout": DropoutAutoencoder,
-            "ensemble": functools.partial(EnsembleAutoencoder, members=3),
-            "mean-field": MeanFieldAutoencoder,
-            "laplacian": functools.partial(LaplacianAutoencoder, num_data=512),
-        }
-        return kinds[name](*shape, lr=5e-3, **options)
-
-    @pytest.mark.parametrize("name", [*TRAINED, "laplacian"])
-    def test_digits(self, name):
-        model, test = self.build(name), mq.data.load("digits", "test").x
-
-        def score():
-            said = model.reconstruct(test, 10, generator=generator())
-            return float(-said.expected_log_prob.mean()), float((said.mean - test).square().flatten(1).sum(1).mean())
-
-        loss, error = score()
-        trainer = self.fit(model)
-        after, better = score()
-        assert after < loss - 1 and better < 0.6 * error
-        assert float(trainer.callback_metrics["validation_loss"]) == pytest.approx(after, rel=0.1)
-        assert trainer.callback_metrics["validation_error"] > 0
-        if name == "mean-field":
-            assert model.num_data == model.method.num_data == 512
-
-    @pytest.mark.parametrize("name", ["vae", "dropout"])
-    def test_seeded_training_repeats(self, name):
-        runs = []
-        for _ in range(2):
-            model = self.build(name)
-            torch.manual_seed(1)
-            self.fit(model, epochs=1)
-            runs.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-        assert torch.equal(*runs)
-
-    @pytest.mark.parametrize("name", TRAINED)
-    def test_resumed_run_is_an_uninterrupted_one(self, name, tmp_path):
-        x = mq.data.load("digits").x[:256]
-
-        def run(model, epochs, resume=None):
-            trainer = self.trainer(epochs)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loader = DataLoader(TensorDataset(x), 64)
-                trainer.fit(model, loader, DataLoader(TensorDataset(x[:32]), 32), ckpt_path=resume)
-            return trainer
-
-        whole = self.build(name)
-        run(whole, 2)
-        run(self.build(name), 1).save_checkpoint(tmp_path / "half.ckpt")
-        resumed = self.build(name)
-        torch.manual_seed(99)  # a new process has another global stream
-        run(resumed, 2, tmp_path / "half.ckpt")
-        for expected, found in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
-            assert torch.equal(expected, found)
-
-    def test_missing_entries(self):
-        x = mq.data.load("digits").x[:512].clone()
-        x[torch.rand(x.shape, generator=generator()) < 0.3] = math.nan
-        model, test = self.build("plain", missing=True), mq.data.load("digits", "test").x
-        before = model.reconstruct(test).expected_log_prob.mean()
-        self.fit(model, x=x)
-        assert model.reconstruct(test).expected_log_prob.mean() > before + 1
-        with pytest.raises(DataError, match="missing=True"):
-            self.fit(self.build("plain"), x=x)
-
-    def test_divergence_is_said(self):
-        model = self.build("plain")
-        nn.init.constant_(model.decoder[0].weight, math.inf)
-        with pytest.raises(DataError, match="training diverged"):
-            self.fit(model)
-
-    def test_rate_halves_on_a_plateau(self):
-        model = self.build("plain")
-        configured = model.configure_optimizers()
-        schedule = configured["lr_scheduler"]["scheduler"]
-        assert (schedule.factor, schedule.patience) == (0.5, 5)
-        assert configured["lr_scheduler"]["monitor"] == "validation_loss"
-        assert configured["optimizer"].defaults["lr"] == 5e-3
-
-    def test_every_parameter_is_trained_at_its_rate(self):
-        for name in TRAINED:
-            model = self.build(name)
-            groups = model.configure_optimizers()["optimizer"].param_groups
-            trained = [p for group in groups for p in group["params"]]
-            assert {id(p) for p in trained} == {id(p) for p in model.parameters()} and len(trained) == len(set(trained))
-            assert all(group["lr"] == 5e-3 for group in groups)
-
-    def test_without_validation_data(self):
-        model = self.build("plain")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.trainer(1).fit(model, DataLoader(TensorDataset(mq.data.load("digits").x[:64]), 32))
-
-    def test_unknown_number_of_data(self):
-        class Stream(IterableDataset):
-            def __iter__(self):
-                yield from mq.data.load("digits").x[:64]
-
-        with pytest.raises(DataError, match="pass num_data="), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.trainer(1).fit(self.build("mean-field"), DataLoader(Stream(), 32))
+EPOCHS = 5
+SHAPE = (1, 8, 8)
 
 
-class TestOptimiser:
-    def test_fused_where_there_is_one(self):
-        group = {"params": [nn.Parameter(torch.zeros(2))]}
-        assert adam([group], 1e-3).defaults["fused"] is True
+def model_of(kind: str = "lae", seed: int = 0, **options: Any) -> Any:
+    return ModelSpec(kind, SHAPE, 2, width=0.125, **options).build(seed)
 
-    def test_ordinary_where_there_is_none(self):
-        group = {"params": [nn.Parameter(torch.zeros(2, device="meta"))]}
-        assert not adam([group], 1e-3).defaults["fused"]
 
-    def test_same_steps(self):
-        start = torch.randn(5, generator=generator(), dtype=torch.float64)
-        parameters = [nn.Parameter(start.clone()) for _ in range(2)]
-        ours, plain = adam([{"params": parameters[:1]}], 0.1), torch.optim.Adam(parameters[1:], 0.1)
-        for _ in range(5):
-            for parameter, optimiser in zip(parameters, (ours, plain), strict=True):
-                optimiser.zero_grad()
-                parameter.pow(4).sum().backward()
-                optimiser.step()
-        torch.testing.assert_close(parameters[0], parameters[1], **EXACT)
+def digits(batch_size: int = 32, limit: int = 100) -> DataModule:
+    return DataModule("digits", limit=limit, batch_size=batch_size)
+
+
+def trained(out: Path, kind: str = "lae", **options: Any) -> tuple[Any, Any]:
+    model = model_of(kind)
+    settings = {"max_epochs": EPOCHS, "progress": False, "tensorboard": False, **options}
+    return model, fit(model, digits(), out, **settings)
+
+
+def assert_same(one: Any, two: Any, where: str = "") -> None:
+    """The same, bit for bit, however it is nested."""
+    assert type(one) is type(two), where
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_same(one[key], two[key], f"{where}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two), where
+        for number, pair in enumerate(zip(one, two, strict=True)):
+            assert_same(*pair, f"{where}/{number}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, two), where
+    elif not where.endswith("/seconds"):
+        assert one == two or one != one, where
+
+
+# ---- killed
+
+
+class KillAt(Callback):
+    """Ends the process as `kill -9` would, in the middle of an epoch, after one, or while a checkpoint is written."""
+
+    def __init__(self, moment: str, epoch: int) -> None:
+        self.moment, self.epoch = moment, epoch
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if self.moment == "after checkpoint" and trainer.current_epoch == self.epoch + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch != self.epoch or batch_idx != 1:
+            return
+        if self.moment == "in an epoch":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.moment == "while writing":
+            whole = torch.save
+
+            def half(checkpoint, path):
+                whole(checkpoint, path)
+                if "optimizer_states" in checkpoint:  # the one to resume from; the best one is complete by then
+                    os.truncate(path, os.path.getsize(path) // 2)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            torch.save = half
+
+
+def _killed(out: str, kind: str, moment: str, epoch: int) -> None:
+    torch.set_num_threads(1)
+    trained(Path(out), kind, resume=True, callbacks=[KillAt(moment, epoch)])
+
+
+MOMENTS = [("in an epoch", 0), ("in an epoch", 1), ("after checkpoint", 2), ("while writing", 3)]
+
+
+@pytest.mark.parametrize("kind", ["lae", "vae"])
+def test_killed_at_any_moment_it_goes_on_to_the_same_bits(kind, tmp_path):
+    whole, result = trained(tmp_path / "whole", kind)
+    # a server that has imported everything: every process is forked from it, without importing again
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["marquis.autoencoders", "marquis.data.module"])
+    for number, (moment, epoch) in enumerate(MOMENTS):
+        process = context.Process(target=_killed, args=(str(tmp_path / "killed"), kind, moment, epoch))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, moment
+        folder = tmp_path / "killed" / "checkpoints"
+        if number > 0:  # the first one died before anything was complete
+            assert read_checkpoint(folder / "last.ckpt")["epoch"] == epoch - (moment != "after checkpoint")
+    assert list(folder.glob(".part-*"))  # half a checkpoint, which nobody will take for one
+    resumed, again = trained(tmp_path / "killed", kind, resume=True)
+    assert not list(folder.glob(".part-*"))
+    assert (again.epochs, again.best_epoch, again.best_loss) == (EPOCHS, result.best_epoch, result.best_loss)
+    for name in ("last.ckpt", "best.ckpt"):
+        one, two = (read_checkpoint(tmp_path / run / "checkpoints" / name) for run in ("whole", "killed"))
+        assert_same(one, two, name)  # weights, optimiser, schedule, curvature, noise, prior, streams, early stopping
+    assert_same(whole.state_dict(), resumed.state_dict())
+    one, two = (read_rows(tmp_path / run / "metrics.csv") for run in ("whole", "killed"))
+    assert [row["epoch"] for row in one] == list(range(EPOCHS))
+    assert_same(one, two)
+    x = digits().val_dataloader().dataset[0][0][None]  # type: ignore[union-attr]
+    drawn = [model.reconstruct(x, 3, generator=torch.Generator().manual_seed(0)) for model in (whole, resumed)]
+    assert torch.equal(drawn[0].mean, drawn[1].mean) and torch.equal(drawn[0].variance, drawn[1].variance)
+
+
+def test_the_comparison_notices_a_difference(tmp_path):
+    """A run that draws other numbers after the interruption is found out."""
+    trained(tmp_path / "whole", "vae", max_epochs=2)
+    trained(tmp_path / "other", "vae", max_epochs=1)
+    path = tmp_path / "other" / "checkpoints" / "last.ckpt"
+    changed = read_checkpoint(path)
+    changed["state_dict"]["noise.count"] += 1
+    torch.save(changed, path)
+    trained(tmp_path / "other", "vae", max_epochs=2, resume=True)
+    one, two = (read_checkpoint(tmp_path / run / "checkpoints" / "last.ckpt") for run in ("whole", "other"))
+    with pytest.raises(AssertionError):
+        assert_same(one["state_dict"]["encoder.1.weight"], two["state_dict"]["encoder.1.weight"])
+
+
+# ---- stopping, schedule, best weights
+
+
+class Told(Callback):
+    """Pretends validation losses."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+        self.rates: list[float] = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log(MONITOR, self.losses[trainer.current_epoch], on_epoch=True)
+
+
+def run_with_losses(out: Path, losses: list[float], epochs: int, **options: Any) -> tuple[Any, Any, Told]:
+    model, told = model_of("ae"), Told(losses)
+    model.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    settings = {"progress": False, "tensorboard": False, "callbacks": [told], **options}
+    return model, fit(model, digits(), out, max_epochs=epochs, **settings), told
+
+
+def test_early_stopping_and_schedule_survive_an_interruption(tmp_path):
+    losses = [9.0, 5.0, *[6.0] * 20]
+    _, whole, told = run_with_losses(tmp_path / "whole", losses, 30)
+    assert whole.stopped_early and whole.epochs == 10 and (whole.best_epoch, whole.best_loss) == (1, 5.0)
+    assert told.rates == [1e-3] * 8 + [5e-4] * 2  # halved after five epochs without improvement and one more
+    for epochs in (4, 7, 8):  # stopped at several places, one of them right before the rate changes
+        _, part, again = run_with_losses(tmp_path / "parts", losses, epochs, resume=True)
+        assert part.epochs == epochs
+    _, part, again = run_with_losses(tmp_path / "parts", losses, 30, resume=True)
+    assert part.stopped_early and part.epochs == 10 and again.rates == [5e-4] * 2
+    one, two = (read_checkpoint(tmp_path / run / "checkpoints" / "last.ckpt") for run in ("whole", "parts"))
+    assert_same(one, two)
+    # once more: a run that has stopped stays as it is
+    _, after, again = run_with_losses(tmp_path / "parts", losses, 30, resume=True)
+    assert after.epochs == 10 and not again.rates
+
+
+def test_the_best_weights_are_restored(tmp_path):
+    model, result, _ = run_with_losses(tmp_path, [3.0, 1.0, 2.0, 4.0], 4)
+    assert (result.best_epoch, result.best_loss, result.stopped_early) == (1, 1.0, False)
+    best, last = (read_checkpoint(tmp_path / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
+    assert best["epoch"] == 1 and last["epoch"] == 3
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, best["state_dict"][name])
+    assert any(not torch.equal(best["state_dict"][name], last["state_dict"][name]) for name in last["state_dict"])
+
+
+def test_without_validation_data_the_last_epoch_counts(tmp_path):
+    model = model_of("ae")
+    data = DataModule("digits", limit=64, batch_size=32, validation=0)
+    result = fit(model, data, tmp_path, max_epochs=2, progress=False, tensorboard=False)
+    assert (result.epochs, result.best_epoch, result.best_loss) == (2, 1, None)
+
+
+def test_the_global_random_stream_is_left_alone_and_a_run_may_be_moved(tmp_path):
+    state = torch.random.get_rng_state()
+    whole, _ = trained(tmp_path / "whole", "dropout", max_epochs=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    trained(tmp_path / "before", "dropout", max_epochs=1)
+    os.rename(tmp_path / "before", tmp_path / "after")
+    torch.manual_seed(123)  # another session has another global stream
+    moved, result = trained(tmp_path / "after", "dropout", max_epochs=3, resume=True)
+    assert_same(whole.state_dict(), moved.state_dict())
+    assert result.epochs == 3
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
+    class Interrupt(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.current_epoch == 2:
+                raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="after 2 complete epochs"):
+        trained(tmp_path / "stopped", callbacks=[Interrupt()], max_epochs=3)
+    assert signal.getsignal(signal.SIGINT) is handler
+    stopped, _ = trained(tmp_path / "stopped", resume=True, max_epochs=3)
+    whole, _ = trained(tmp_path / "whole", max_epochs=3)
+    assert_same(whole.state_dict(), stopped.state_dict())
+
+
+def test_logs(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    trained(tmp_path, "lae", max_epochs=1, tensorboard=True, progress=True)
+    said = capsys.readouterr()
+    assert said.out.startswith("epoch 0: train_loss") and "Tip" not in said.out + said.err
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert {"train_loss", MONITOR, "noise_precision", "prior_precision", "temperature"} <= rows[0].keys()
+    assert rows[0]["step"] == 3 and list((tmp_path / "tensorboard").glob("events*"))
+
+
+# ---- several processes, mixed precision
+
+TWO = """
+import sys, torch
+torch.set_num_threads(1)
+from marquis.autoencoders import ModelSpec, fit
+from marquis.data import DataModule
+out, devices, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+model = ModelSpec("lae", (1, 8, 8), 2, width=0.125, options={"estimator": "exact"}).build(0).double()
+data = DataModule("digits", limit=80, batch_size=batch, dtype=torch.float64, validation=16)
+options = {"strategy": "ddp", "devices": 2} if devices == 2 else {}
+options |= {"precision": "64-true", "accelerator": "cpu"}
+fit(model, data, out, max_epochs=2, progress=False, tensorboard=False, **options)
+"""
+
+
+def test_two_processes_learn_what_one_would(tmp_path, monkeypatch):
+    """64 rows: batches of 16 in two processes each are batches of 32 in one, in the same order."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    command = [sys.executable, str(script), str(tmp_path / "p2"), "2", "16"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "p1"), "1", "32"])
+    runpy.run_path(str(script))
+    one, two = (read_checkpoint(tmp_path / f"p{number}" / "checkpoints" / "last.ckpt") for number in (1, 2))
+    assert one["global_step"] == two["global_step"] == 4
+    for name, tensor in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], tensor, rtol=1e-9, atol=1e-11)
+    online = [held["online_laplace"]["state"] for held in (one, two)]
+    for key in ("noise_precision", "prior_precision", "data"):
+        assert online[1]["numbers"][key] == pytest.approx(online[0]["numbers"][key], rel=1e-9)
+    values = [state["structures"]["curvature"] for state in online]
+    for key, tensor in values[0].items():
+        torch.testing.assert_close(values[1][key], tensor, rtol=1e-8, atol=1e-12)
+
+
+def test_mixed_precision_leaves_the_curvature_alone(tmp_path):
+    """The first step's curvature, from the same weights and probes, is that of full precision; its loss is not."""
+    held = []
+    for precision in ("32-true", "bf16-mixed"):
+        model = model_of("lae")
+        out = tmp_path / precision
+        options = {"max_epochs": 1, "progress": False, "tensorboard": False, "limit_train_batches": 1}
+        fit(model, digits(), out, precision=precision, **options)
+        held.append((model.online.state, read_rows(out / "metrics.csv")[0]["train_loss"]))
+    (full, loss), (mixed, other) = held
+    assert mixed.curvature.values.dtype == torch.float32
+    torch.testing.assert_close(mixed.curvature.values, full.curvature.values, rtol=1e-5, atol=1e-7)
+    assert loss != other and loss == pytest.approx(other, rel=0.05)
+
+
+# ---- what is refused
+
+
+def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
+    trained(tmp_path, "ae", max_epochs=1)
+    with pytest.raises(DataError, match="resume=True"):
+        trained(tmp_path, "ae", max_epochs=1)
+
+
+@pytest.mark.parametrize("option", [{"max_epochs": 0}, {"patience": 0}, {"seed": -1}])
+def test_bad_numbers(option, tmp_path):
+    with pytest.raises(DataError, match=next(iter(option))):
+        fit(model_of("ae"), digits(), tmp_path, **option)
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["MARQUIS_EVIL"],)
+
+
+def test_checkpoints_never_run_code(tmp_path, monkeypatch):
+    model, _ = trained(tmp_path, "ae", max_epochs=1)
+    path, evil = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "evil"
+    monkeypatch.setenv("MARQUIS_EVIL", str(evil))
+    torch.save({"state_dict": model.state_dict(), "code": _Evil()}, path)
+    with pytest.raises(DataError, match="checkpoint"):
+        trained(tmp_path, "ae", resume=True)
+    with pytest.raises(DataError, match="checkpoint"):
+        restore(model, path)
+    assert not evil.exists()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match="damaged"):
+        trained(tmp_path, "ae", resume=True)
+    with pytest.raises(DataError, match="no checkpoint"):
+        read_checkpoint(tmp_path / "absent.ckpt")
+
+
+def test_patience_counts():
+    waiting = Patience(3)
+    assert not waiting.exhausted
+    waiting.wait_count = 3
+    assert waiting.exhausted

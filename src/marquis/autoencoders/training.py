@@ -30,6 +30,7 @@ from marquis.autoencoders.checkpoints import (
     restore,
 )
 from marquis.autoencoders.epoch_table import EpochTable, Row
+from marquis.autoencoders.sharding import SharedData
 from marquis.errors import DataError
 
 CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
@@ -92,7 +93,7 @@ def fit(
         progress: A progress bar on a terminal, one line per epoch elsewhere.
         precision: Lightning's: "32-true", "bf16-mixed", ... Curvature is always computed in full precision.
         accelerator: Lightning's.
-        devices: Lightning's; with several, batches are per process.
+        devices: Lightning's. Several processes with batches of B see what one with larger batches would see.
         strategy: Lightning's, for instance "ddp".
         tensorboard: Whether to write TensorBoard logs; None: if it is installed.
         callbacks: Further callbacks of Lightning's.
@@ -116,6 +117,7 @@ def fit(
     if progress and on_terminal:
         own.append(RichProgressBar(leave=False))
     start = kept.last if kept.last.exists() else None
+    lightning_deals = trainer_options.pop("use_distributed_sampler", False)
     with _quiet(), torch.random.fork_rng():
         trainer = Trainer(
             max_epochs=max_epochs,
@@ -127,10 +129,13 @@ def fit(
             devices=devices,
             strategy=strategy,
             num_sanity_val_steps=0,
+            use_distributed_sampler=lightning_deals,
             enable_model_summary=False,
             enable_progress_bar=progress and on_terminal,
             **trainer_options,
         )
+        if trainer.world_size > 1 and not lightning_deals:
+            data_module = SharedData(data_module)
         with _interruptible():
             try:
                 trainer.fit(model, datamodule=data_module, ckpt_path=start)
