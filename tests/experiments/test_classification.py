@@ -90,12 +90,12 @@ def test_links_are_those_of_predict(small_posterior):
     network, laplace, x = small_posterior
     mean, covariances = StackCovariance(network, [laplace.posterior])(x[:5])
     found = linked(mean, covariances[0], 40)
-    assert torch.allclose(found["-probit"], laplace.predict(x[:5]).probs, rtol=1e-10)
+    assert torch.allclose(found["probit"], laplace.predict(x[:5]).probs, rtol=1e-10)
     # The Monte-Carlo average by hand, for one image, from the same standard normal numbers.
     values, vectors = torch.linalg.eigh(covariances[0][3])
     z = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)).double()
     draws = torch.stack([mean[3] + vectors @ (values.clamp(min=0).sqrt() * each) for each in z])
-    assert torch.allclose(found["-mc"][3], draws.softmax(1).mean(0), rtol=1e-10)
+    assert torch.allclose(found["mc"][3], draws.softmax(1).mean(0), rtol=1e-10)
 
 
 def test_a_stack_that_is_not_plain_is_refused(small_posterior):
@@ -155,6 +155,20 @@ def test_every_pass_has_every_row_once_in_another_order():
     assert torch.cat(first).sort().values.tolist() == list(range(10))
     assert torch.cat(first).tolist() != torch.cat(second).tolist()
     assert torch.cat([y for _, y in Shuffled(data, 4, seed=3)]).tolist() == torch.cat(first).tolist()
+
+
+def test_flipped_images_are_mirrored_and_nothing_else():
+    x = torch.arange(12.0).reshape(3, 1, 2, 2)
+    data = Labelled(x, torch.arange(3))
+    seen: dict[int, set[tuple[float, ...]]] = {y: set() for y in range(3)}
+    whole = Shuffled(data, 3, 0, flip=True)
+    for _ in range(20):
+        for images, labels in whole:
+            for image, label in zip(images, labels.tolist(), strict=True):
+                seen[label].add(tuple(image.flatten().tolist()))
+    for label in range(3):
+        assert seen[label] == {tuple(x[label].flatten().tolist()), tuple(x[label].flip(2).flatten().tolist())}
+    assert "flip" not in Recipe(2).described() and Recipe(2, flip=True).described()["flip"]
 
 
 def test_rows_of_training_and_validation_are_apart_and_standardised():

@@ -175,10 +175,17 @@ class _seeded:
 
 
 class Shuffled:
-    """Mini-batches in a new order for every pass, the same orders for the same seed."""
+    """Mini-batches in a new order for every pass, the same orders for the same seed.
 
-    def __init__(self, data: Labelled, batch: int, seed: int) -> None:
-        self._data, self._batch = data, batch
+    Args:
+        data: the rows.
+        batch: rows at once.
+        seed: of orders and flips.
+        flip: mirror every image, left to right, with probability one half.
+    """
+
+    def __init__(self, data: Labelled, batch: int, seed: int, flip: bool = False) -> None:
+        self._data, self._batch, self._flip = data, batch, flip
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
@@ -188,7 +195,11 @@ class Shuffled:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass."""
         for rows in torch.randperm(len(self._data), generator=self._generator).split(self._batch):
-            yield self._data.x[rows], self._data.y[rows]
+            x = self._data.x[rows]
+            if self._flip:
+                mirrored = torch.rand(len(rows), 1, 1, 1, generator=self._generator) < 0.5
+                x = torch.where(mirrored, x.flip(3), x)
+            yield x, self._data.y[rows]
 
 
 @dataclass(frozen=True)
@@ -199,11 +210,18 @@ class Recipe:
         epochs: passes over the training rows.
         batch: rows per step.
         learning_rate: of Adam at its peak: it rises over the first epoch and falls to 0 along a cosine.
+        flip: mirror images at random while training. Clothes have no left and right. The network is then a mode for
+            the mirrored data, and only near one for the rows that curvature and evidence see.
     """
 
     epochs: int
     batch: int = 128
     learning_rate: float = 2e-3
+    flip: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """For the names of files; what is off is left out, so that older files stay valid."""
+        return {key: value for key, value in asdict(self).items() if value is not False}
 
     def factor(self, epochs_done: float) -> float:
         """What the learning rate is multiplied by."""
@@ -224,7 +242,7 @@ def train_map(network: nn.Module, data: Labelled, precision: float, recipe: Reci
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     # Adam with the decay added to the gradient is the gradient of the penalised loss: a mode, unlike AdamW.
     steps = torch.optim.Adam(weights, lr=recipe.learning_rate, weight_decay=precision / len(data))
-    batches = Shuffled(data, recipe.batch, seed)
+    batches = Shuffled(data, recipe.batch, seed, recipe.flip)
     schedule = torch.optim.lr_scheduler.LambdaLR(steps, lambda step: recipe.factor(step / len(batches)))
     network.train()
     for epoch in range(recipe.epochs):
@@ -259,7 +277,7 @@ def trained_map(
         "rows": len(data.train),
         "precision": precision,
         "seed": seed,
-        **asdict(recipe),
+        **recipe.described(),
         **shape,
     }
     return trained(

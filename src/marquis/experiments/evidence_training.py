@@ -37,29 +37,39 @@ def run(
     def timed(text: str) -> None:
         say(f"[{time.time() - started:5.0f} s] {text}")
 
+    def save(name: str, found: dict[str, Any]) -> None:
+        results["studies"][name] = found
+        write_json(folder / "results.json", results)
+
     try:
         for name, study in studies(size).items():
             data = study.load(data_dir, or_digits=size == "quick")
-            results["studies"][name] = one_study(shared, data, study, timed)
+            one_study(shared, data, study, timed, lambda found, name=name: save(name, found))
     finally:  # a run that is stopped shows what it has
-        write_json(folder / "results.json", results)
         page = write_report(folder, results)
     return page
 
 
-def one_study(shared: Path, data: ImageData, study: Study, say: Callable[[str], None]) -> dict[str, Any]:
-    """All rows of one network on one data set."""
+def one_study(
+    shared: Path,
+    data: ImageData,
+    study: Study,
+    say: Callable[[str], None],
+    save: Callable[[dict[str, Any]], None],
+) -> None:
+    """All rows of one network on one data set; `save` gets what there is after each stage."""
     test, held_back = data.test, data.validation
     chosen = validated(shared, data, study, say)
-    outputs = logits(chosen.network, test.x)
-    rows = {"validated": scored(outputs.softmax(1), test.y)}
-    temperature = fitted_temperature(logits(chosen.network, held_back.x), held_back.y)
-    rows["temperature"] = scored((outputs / temperature).softmax(1), test.y)
     network, history = with_evidence(shared, data, study)
-    rows["evidence"] = scored(logits(network, test.x).softmax(1), test.y)
+    outputs = logits(chosen.network, test.x)
+    temperature = fitted_temperature(logits(chosen.network, held_back.x), held_back.y)
+    rows = {
+        "validated": scored(outputs.softmax(1), test.y),
+        "evidence": scored(logits(network, test.x).softmax(1), test.y),
+        "temperature": scored((outputs / temperature).softmax(1), test.y),
+    }
     say(f"{study.name}: log-likelihood {-rows['validated']['nll']:.4f} -> {-rows['evidence']['nll']:.4f}")
-    rows["ensemble"] = scored(ensemble_probs(ensemble(shared, data, study, chosen.precision, say), test.x), test.y)
-    return {
+    found = {
         "study": asdict(study),
         "data": data.name,
         "weights": sum(weight.numel() for weight in network.parameters()),
@@ -70,6 +80,10 @@ def one_study(shared: Path, data: ImageData, study: Study, say: Callable[[str], 
         "history": {key: history[key] for key in ("epoch", "groups", "precision", "epochs")},
         "rows": rows,
     }
+    save(found)
+    members = ensemble(shared, data, study, chosen.precision, say)
+    rows["ensemble"] = scored(ensemble_probs(members, test.x), test.y)
+    save(found)
 
 
 def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:

@@ -34,6 +34,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
     done = results["studies"]
     draw(folder / "evidence-training.png", done)
     missing = [TITLES[name] for name in results["planned"] if name not in done]
+    missing += [f"{TITLES[name]}: ensemble" for name, study in done.items() if "ensemble" not in study["rows"]]
     pieces = [
         "# Training with evidence",
         f"Written by {command('evidence-training', results['size'])} from its results. *By validation*: one network "
@@ -68,7 +69,10 @@ def scores_table(done: dict[str, Any]) -> str:
     lines = []
     for name, study in done.items():
         for method, label in LABELS.items():
-            row = study["rows"][method]
+            row = study["rows"].get(method)
+            if row is None:
+                lines.append([f"{TITLES[name]}: {label}", *["*not run*"] * 3, ""])
+                continue
             paper = PAPER.get(name, {}).get(method)
             lines.append(
                 [
@@ -97,7 +101,7 @@ def verdict(done: dict[str, Any]) -> str:
         if paper is not None:
             reached = -after["nll"] >= paper["evidence"][1] and 100 * after["accuracy"] >= paper["evidence"][0]
             line += f" The tutorial's figures for evidence: {'reached' if reached else '**not reached**'}."
-        best = max(LABELS, key=lambda method: -study["rows"][method]["nll"])
+        best = min(study["rows"], key=lambda method: study["rows"][method]["nll"])
         lines.append(f"{line} Best log-likelihood: {LABELS[best]}.")
     return "\n".join(lines) or "*Nothing yet.*"
 

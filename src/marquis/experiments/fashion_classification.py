@@ -29,6 +29,7 @@ from marquis.experiments.stack_covariance import StackCovariance
 from marquis.experiments.weight_decay import Study, Validated, studies, validated, with_evidence
 from marquis.experiments.weight_decay import ensemble as ensemble_of
 from marquis.laplace import Laplace
+from marquis.laplace import load as load_laplace
 from marquis.persistence import load_tensors, save_tensors
 from marquis.posterior import Posterior
 from marquis.predictive import predict_loader
@@ -37,7 +38,7 @@ from marquis.tasks.calibration import reliability
 from marquis.tasks.ranking import auroc, roc_curve
 
 _KIND = "class-probabilities"
-PROBIT, MONTE_CARLO = "probit", "mc"
+LINKS = PROBIT, MONTE_CARLO = "probit", "mc"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Settings:
     """
 
     outside: int = 10_000
-    samples: int = 30
+    samples: int = 20
     validation: int = 1_000
     multiples: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
     sampled_multiples: tuple[float, ...] = (1.0, 10.0, 100.0, 1_000.0)
@@ -93,8 +94,8 @@ def run(
             results["rows"][name] = found
             took = time.time() - experiment.started
             say(f"[{took:5.0f} s] {name}: NLL {found['nll']:.4f}, AUROC {found['auroc']:.4f}")
+            write_json(experiment.folder / "results.json", results)
     finally:  # a run that is stopped shows what it has
-        write_json(experiment.folder / "results.json", results)
         page = write_report(experiment.folder, results)
     return page
 
@@ -127,17 +128,15 @@ class Experiment:
         return {
             "map": lambda: self.row("map", lambda x: logits(self.chosen.network, x).softmax(1)),
             "temperature": self.temperature,
-            "linearised": lambda: self.linearised_row("laplace", "linearised", PROBIT),
-            "linearised-mc": lambda: self.linearised_row("laplace", "linearised", MONTE_CARLO),
+            "linearised": lambda: self.linearised_row("laplace", PROBIT),
+            "linearised-mc": lambda: self.linearised_row("laplace", MONTE_CARLO),
             "linearised-grid": self.validated_linearised_row,
             "sampled": lambda: self.row("sampled", lambda x: self.sampled(1.0, x)),
             "sampled-grid": self.validated_sampled_row,
             "evidence-map": lambda: self.row("evidence-map", lambda x: logits(self.by_evidence, x).softmax(1)),
             "ensemble": lambda: self.row("ensemble", lambda x: ensemble_probs(self.members, x)),
-            "evidence-linearised": lambda: self.linearised_row("laplace_by_evidence", "evidence-linearised", PROBIT),
-            "evidence-linearised-mc": lambda: self.linearised_row(
-                "laplace_by_evidence", "evidence-linearised", MONTE_CARLO
-            ),
+            "evidence-linearised": lambda: self.linearised_row("laplace_by_evidence", PROBIT),
+            "evidence-linearised-mc": lambda: self.linearised_row("laplace_by_evidence", MONTE_CARLO),
         }
 
     # --- networks and posteriors -------------------------------------------------------------------------
@@ -160,21 +159,26 @@ class Experiment:
     @cached_property
     def laplace(self) -> Laplace:
         """Kronecker posterior of the validated network, one prior precision per layer by the evidence."""
-        return self.fitted(self.chosen.network)
+        return self.fitted(self.chosen.network, "validated")
 
     @cached_property
     def laplace_by_evidence(self) -> Laplace:
         """The same of the network trained with evidence."""
-        return self.fitted(self.by_evidence)
+        return self.fitted(self.by_evidence, "evidence")
 
-    def fitted(self, network: nn.Module) -> Laplace:
-        """Kronecker curvature over all training rows, then MacKay's fixed points."""
-        prior = Prior(self.chosen.precision, groups="layer")
-        found = Laplace(network, "categorical", "kronecker", "exact", prior=prior)
-        found.fit(self.data.train.batches(), progress=False)
-        tuned = found.tune("evidence")
-        self.say(f"[{time.time() - self.started:5.0f} s] posterior fitted: {tuned.report}")
-        return found
+    def fitted(self, network: nn.Module, name: str) -> Laplace:
+        """Kronecker curvature over all training rows, then MacKay's fixed points; from a file if it is there."""
+        path = self.path("posteriors", name)
+        try:
+            return load_laplace(path, network)
+        except DataError:
+            prior = Prior(self.chosen.precision, groups="layer")
+            found = Laplace(network, "categorical", "kronecker", "exact", prior=prior)
+            found.fit(self.data.train.batches(), progress=False)
+            tuned = found.tune("evidence")
+            self.say(f"[{time.time() - self.started:5.0f} s] posterior fitted: {tuned.report}")
+            found.save(path)
+            return found
 
     # --- rows --------------------------------------------------------------------------------------------
 
@@ -185,18 +189,22 @@ class Experiment:
 
     def kept(self, name: str, probs_of: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Probabilities of the test rows and of the outliers, from the folder if they are there."""
-        described = self.described()
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
-        path = self.folder / "probabilities" / f"{name}-{digest}.safetensors"
+        path = self.path("probabilities", name)
         try:
             return load_tensors(path, (_KIND,))[2]
         except DataError:
             inside, outside = probs_of(self.data.test.x), probs_of(self.outside)
             found = {f"inside{key}": value for key, value in inside.items()}
             found |= {f"outside{key}": value for key, value in outside.items()}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, _KIND, described, found)
+            save_tensors(path, _KIND, self.described(), found)
             return found
+
+    def path(self, kind: str, name: str) -> Path:
+        """Where something that depends on the settings is kept."""
+        digest = hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:12]
+        folder = self.folder / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}-{digest}.safetensors"
 
     def described(self) -> dict[str, Any]:
         """All that the probabilities depend on."""
@@ -209,35 +217,38 @@ class Experiment:
         scaled = self.row("temperature", lambda x: (logits(network, x) / found).softmax(1))
         return {**scaled, "temperature": found}
 
-    def linearised_row(self, which: str, name: str, link: str, multiple: float = 1.0) -> dict[str, Any]:
-        """The linearised network with the evidence's precisions, times a number; both links from one pass."""
-        found = self.kept(name, lambda x: self.linearised(getattr(self, which), [multiple], x)[0])
-        return scored(found[f"inside-{link}"], found[f"outside-{link}"], self.data.test.y)
+    def linearised_row(self, which: str, link: str, multiple: float = 1.0) -> dict[str, Any]:
+        """The linearised network with the evidence's precisions, times a number.
 
-    def validated_linearised_row(self) -> dict[str, Any]:
-        """Multiple of the evidence's precisions and link by the NLL of validation rows."""
+        Both links, and the multiple that validation chose, come from one pass.
+        """
+        multiples = sorted({1.0, self.judged[1]}) if which == "laplace" else [1.0]
+        found = self.kept(f"linearised-{which}", lambda x: self.linearised(getattr(self, which), multiples, x))
+        key = f"-{link}-{multiple:g}"
+        return scored(found[f"inside{key}"], found[f"outside{key}"], self.data.test.y)
+
+    @cached_property
+    def judged(self) -> tuple[str, float, dict[str, Any]]:
+        """Link and multiple of the evidence's precisions with the least NLL of validation rows, and all of them."""
         rows, multiples = self.held_back(), self.settings.multiples
 
         def judge() -> dict[str, Any]:
             found = self.linearised(self.laplace, multiples, rows.x)
             return {
-                "validation": {
-                    link: {
-                        f"{multiple:g}": classification_scores(probs[f"-{link}"], rows.y)["nll"]
-                        for multiple, probs in zip(multiples, found, strict=True)
-                    }
-                    for link in (PROBIT, MONTE_CARLO)
-                }
+                link: {f"{m:g}": classification_scores(found[f"-{link}-{m:g}"], rows.y)["nll"] for m in multiples}
+                for link in LINKS
             }
 
-        scores = cell(self.folder / "cells", "linearised-grid", self.described(), judge)["validation"]
-        link, multiple = min(
-            ((link, multiple) for link in scores for multiple in scores[link]), key=lambda at: scores[at[0]][at[1]]
-        )
-        number = float(multiple)
-        name = "linearised" if number == 1.0 else "linearised-grid"
-        row = self.linearised_row("laplace", name, link, number)
-        return {**row, "multiple": number, "link": link, "validation": scores}
+        scores = cell(self.folder / "cells", "linearised-grid", self.described(), judge)
+        pairs = [(link, f"{m:g}") for link in LINKS for m in multiples]
+        link, multiple = min(pairs, key=lambda pair: scores[pair[0]][pair[1]])
+        return link, float(multiple), {link: scores[link] for link in LINKS}
+
+    def validated_linearised_row(self) -> dict[str, Any]:
+        """Multiple of the evidence's precisions and link by validation."""
+        link, multiple, scores = self.judged
+        row = self.linearised_row("laplace", link, multiple)
+        return {**row, "multiple": multiple, "link": link, "validation": scores}
 
     def validated_sampled_row(self) -> dict[str, Any]:
         """Sampled networks, with the multiple of the evidence's precisions that suits *them* best."""
@@ -272,16 +283,17 @@ class Experiment:
         assert found.probs is not None
         return found.probs
 
-    def linearised(self, laplace: Laplace, multiples: Sequence[float], x: Tensor) -> list[dict[str, Tensor]]:
-        """Probabilities of the linearised network by both links, for each multiple of the prior precisions."""
+    def linearised(self, laplace: Laplace, multiples: Sequence[float], x: Tensor) -> dict[str, Tensor]:
+        """Probabilities of the linearised network, by link and multiple of the prior precisions."""
         assert isinstance(laplace.model, nn.Sequential)
         stack = StackCovariance(laplace.model, [with_multiple(laplace, multiple) for multiple in multiples])
-        pieces: list[list[dict[str, Tensor]]] = [[] for _ in multiples]
+        pieces: dict[str, list[Tensor]] = {}
         for part in x.split(50):
             mean, covariances = stack(part)
-            for k, covariance in enumerate(covariances):
-                pieces[k].append(linked(mean, covariance, self.settings.draws))
-        return [{key: torch.cat([part[key] for part in parts]) for key in parts[0]} for parts in pieces]
+            for multiple, covariance in zip(multiples, covariances, strict=True):
+                for link, probs in linked(mean, covariance, self.settings.draws).items():
+                    pieces.setdefault(f"-{link}-{multiple:g}", []).append(probs)
+        return {key: torch.cat(parts) for key, parts in pieces.items()}
 
 
 def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
@@ -298,7 +310,7 @@ def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
     root = vectors * values.clamp(min=0).sqrt().unsqueeze(1)
     z = torch.randn(draws, mean.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
     averaged = (mean.unsqueeze(1) + z @ root.mT).softmax(-1).mean(1)
-    return {f"-{PROBIT}": probit, f"-{MONTE_CARLO}": averaged}
+    return {PROBIT: probit, MONTE_CARLO: averaged}
 
 
 def with_multiple(laplace: Laplace, multiple: float) -> Posterior:

@@ -227,7 +227,14 @@ def draw(path: Path, rows: dict[str, Row]) -> None:
         title="ROC by max. probability",
         **whole,
     )
-    sure.set(xlabel="maximum probability", ylabel="% of images (log)", title="How sure", yscale="log", xlim=(0, 1))
+    sure.set(
+        xlabel="maximum probability",
+        ylabel="% of images (log)",
+        title="How sure",
+        yscale="log",
+        xlim=(0, 1),
+        ylim=(0.05, 900),
+    )
     for axis, where in ((calibration, "upper left"), (roc, "lower right"), (sure, "upper left")):
         axis.legend(fontsize=7, loc=where, frameon=False)
     picture.save(path, dpi=110)
