@@ -121,7 +121,7 @@ def test_prior_precision_is_mackays_fixed_point():
 def test_stationary_precision_over_laplace_precision(preset: str | None, ratio: float, tolerance: float):
     model, x, y = linear(), randn(N, 4, seed=1), randn(N, 3, seed=2)
     whole = ggn(model, x, "gaussian").diagonal()
-    options: dict[str, Any] = {"prior_precision": 0.3} if preset is None else {}
+    options: dict[str, Any] = {"prior_precision": 0.3, "temperature": 1.0} if preset is None else {}
     online = OnlineLaplace(model, mq.Gaussian(1.0), estimator="exact", num_data=N, preset=preset, **options)
     order, seen, epochs = gen(3), [], 100
     alpha = 1e-3 if preset == "paper-code" else B / N
@@ -149,6 +149,7 @@ def test_full_batch_without_memory_is_the_laplace_precision():
             forgetting=1.0,
             curvature_at="mean",
             prior_precision=0.3,
+            temperature=1.0,
         )
         online.step(x, y)
         expected = ggn(model, x, mq.Gaussian(2.0), structure).to_dense() + 0.3 * torch.eye(online.layout.total)
@@ -268,7 +269,9 @@ def test_frozen_weights_stay_certain():
 def test_every_estimator_learns(estimator: str, likelihood: str):
     x = (randn(N, 4, seed=1) > 0).double()
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)).double()
-    online = OnlineLaplace(model, likelihood, estimator=estimator, num_data=N, generator=gen(1))
+    online = OnlineLaplace(
+        model, likelihood, estimator=estimator, num_data=N, prior_precision="learnt", generator=gen(1)
+    )
     optimiser = torch.optim.Adam(model.parameters(), 2e-2)
     losses = []
     for _ in range(60):
@@ -288,7 +291,7 @@ def test_learnt_noise_agrees_with_the_noise_of_the_data():
     x = randn(2000, 4, seed=1)
     y = x @ randn(4, 2, seed=2) + 0.2 * randn(2000, 2, seed=3)
     model = nn.Linear(4, 2).double()
-    online = OnlineLaplace(model, "gaussian", num_data=2000, generator=gen(1))
+    online = OnlineLaplace(model, "gaussian", num_data=2000, prior_precision="learnt", generator=gen(1))
     optimiser = torch.optim.Adam(model.parameters(), 3e-2)
     for epoch in range(15):
         for rows in torch.randperm(2000, generator=gen(epoch)).split(50):
@@ -450,7 +453,9 @@ def _process(rank: int, world: int, folder: str) -> None:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     x = randn(N, 4, seed=1)
     model = network(4)
-    online = OnlineLaplace(model, "gaussian", estimator="exact", num_data=N, generator=gen(1))
+    online = OnlineLaplace(
+        model, "gaussian", estimator="exact", num_data=N, prior_precision="learnt", temperature=1.0, generator=gen(1)
+    )
     trained: nn.Module = nn.parallel.DistributedDataParallel(_Loss(online)) if world > 1 else _Loss(online)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     for epoch in range(3):

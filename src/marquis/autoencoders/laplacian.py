@@ -27,7 +27,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
     ```
 
     Every step draws a network, takes the loss there and remembers the curvature; see `mq.OnlineLaplace`. By default
-    noise and prior precision are learnt too. Checkpoints hold curvature, noise, prior and random streams, so that an
+    the noise precision is learnt too, and the posterior is cold (temperature 0.01). Checkpoints hold curvature, noise, prior and random streams, so that an
     interrupted training goes on to the same weights.
 
     Args:

@@ -37,10 +37,10 @@ class OnlineLaplace:
         loss.backward(); optimiser.step(); optimiser.zero_grad()
     ```
 
-    The mean is the model's own parameters, moved by your optimiser; nothing else of the model is touched. By default
-    the noise precision β (Gaussian likelihood) and the prior precision δ are learnt from the evidence, and the weights
-    have precision `β H + δ` with the running curvature H. All options default to the preset's value, or the learner's
-    own; `settings` shows them.
+    The mean is the model's own parameters, moved by your optimiser; nothing else of the model is touched. The weights
+    have precision `(β H + δ) / T` with the running curvature H. By default the noise precision β (Gaussian likelihood)
+    is learnt, the prior precision δ is 1 (it can be learnt from the evidence too) and the temperature T is 0.01: see
+    `Settings` for why. All options default to the preset's value, or the learner's own; `settings` shows them.
 
     Cost of a step with the sketched diagonal: about 2.5 plain steps; memory of three more copies of the weights.
 
@@ -309,8 +309,8 @@ class OnlineLaplace:
                 f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
                 "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."
             )
-        drawn = self.layout.unflatten(out)
-        torch._foreach_add_(list(drawn.values()), [self.means()[name].detach() for name in drawn])
+        drawn, means = self.layout.unflatten(out), self.means()
+        torch._foreach_add_(list(drawn.values()), [means[name].detach() for name in drawn])
         return drawn
 
     def posterior(self) -> Posterior:
