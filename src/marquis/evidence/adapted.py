@@ -32,6 +32,9 @@ SHIFT = "marquis_shift"
 MOST_HALVINGS = 6
 """Times a step that lost ground is shortened before the alternation ends."""
 
+MOST_SENT = 2
+"""Times a precision is sent to its limit: one that came back twice has an optimum of its own."""
+
 PINNED = (
     "a group at the upper limit is one that the linear model does not need: its features explain no more of the labels "
     "than chance would. That says nothing about the network, whose features still pass through these weights; "
@@ -101,6 +104,7 @@ def adapted(
     mixing = Anderson()
     tried: Trial | None = None  # the last point accepted, and the jump from it that is being tried
     accuracy = max(theta_tolerance, 0.1)  # of theta-star, in nats: it tightens as the alternation settles
+    sent = torch.zeros_like(log_precisions(problem))  # how often each went straight to its limit
     stuck = False
     while True:
         found = tangent.optimum(
@@ -137,8 +141,9 @@ def adapted(
         gain = abs(value - (history[-2].log_evidence or 0.0)) if len(history) > 1 else float("inf")
         accuracy = max(theta_tolerance, 0.0 if settled else min(accuracy, 0.05 * gain))
         jump = mixing.jump(logs, step)
-        rising = idle_groups(here, step, gamma, theta_tolerance)
+        rising = idle_groups(here, step, gamma, theta_tolerance) & (sent < MOST_SENT)
         if bool(rising.any()):
+            sent = sent + rising
             jump = torch.where(rising, math.log(HIGHEST) - logs, jump)
             mixing.forget()
         tried = Trial(here, value, logs, jump, step)
