@@ -40,7 +40,7 @@ def panels(count: int, columns: int, width: float, height: float) -> tuple[Figur
     figure = new_figure(width * columns, height * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for empty in grid[count:]:
-        empty.set_visible(False)
+        empty.remove()
     return figure, grid[:count]
 
 

@@ -59,6 +59,7 @@ def _draw(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
         edges = np.linspace(low - 0.02 * gap, high + 0.02 * gap, BINS + 1)
     for (name, found), colour in zip(values.items(), LINES * len(values), strict=False):
         share = np.full(len(found), 1 / max(len(found), 1))  # sets of different sizes side by side
-        axis.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.5, label=label(name))
+        axis.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.35, label=label(name))
+        axis.hist(found, edges.tolist(), weights=share, color=colour, histtype="step", lw=1.2)
     axis.set(xlabel=f"{kind} (mean over entries)", ylabel="share of the data")
     axis.tick_params(labelsize=8)

@@ -20,7 +20,8 @@ MEASURES = (
     "inside the logarithm; the encoder has seen the datum, so it is no density of data. Squared error: of the mean, "
     "summed over the entries of a datum. Coverage: the share of entries inside the central 90 % interval of a new "
     "observation; honest is 90 %. Variances: over the draws of the model, averaged over the entries; zero for a single "
-    "network. AUROC: the chance that a datum from elsewhere has a larger variance than a held-out one; 0.5 is guessing."
+    "network. AUROC: the chance that a datum from elsewhere has a larger variance (or error) than a held-out one; "
+    "guessing has 0.5."
 )
 
 

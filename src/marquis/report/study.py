@@ -114,6 +114,7 @@ def study(
             variances[kind][name] = values
             separable = bool((inside[kind] > 0).any())
             numbers[f"AUROC of {name} by {kind}"] = auroc(inside[kind], values) if separable else math.nan
+        numbers[f"AUROC of {name} by squared error"] = auroc(torch.cat(seen.error), torch.cat(foreign.error))
     temperature = getattr(model, "temperature", None)
     if isinstance(temperature, float):
         numbers["temperature"] = temperature
