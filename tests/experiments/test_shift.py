@@ -23,7 +23,7 @@ from marquis.experiments.shift_methods import (
     logit_variances,
     sampled_swag,
 )
-from marquis.experiments.shift_report import against, text
+from marquis.experiments.shift_report import against, complete, text
 from marquis.laplace import Laplace
 from marquis.subnetwork import Subnetwork
 
@@ -147,3 +147,9 @@ def test_page_compares_network_by_network():
     assert against(rows, "other", [0, 90]) == "-1.00 ± 0.00"
     assert against([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"
     assert text([1.0, 3.0]) == "2.000 ± 1.000"
+
+
+def test_page_leaves_out_networks_that_are_not_finished():
+    rows = [{"method": m, "seed": s} for s, m in [(0, "MAP"), (0, "MC dropout"), (0, "deep ensemble"), (1, "MAP")]]
+    assert complete(rows) == rows[:3]
+    assert complete(rows[:1]) == rows[:1]
