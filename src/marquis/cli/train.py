@@ -48,6 +48,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is there already.")] = False,
+    report: Annotated[bool, typer.Option(help="Draw the pictures at the end and write report.html.")] = True,
 ) -> None:
     """Train an autoencoder; a run that was stopped in any way goes on with --resume to the same result."""
     if resume and force:
@@ -72,7 +73,7 @@ def train(
     }
     run = _run(given, out, resume, force)
     try:
-        _train(run)
+        _train(run, report)
     except KeyboardInterrupt as stopped:
         again = f"marquis train {run.settings.model} --out {run.path} --resume"
         typer.echo(f"\n{str(stopped) or 'stopped'}; go on with: {again}", err=True)
@@ -98,7 +99,7 @@ def _run(given: dict[str, Any], out: Path | None, resume: bool, force: bool) -> 
     return Run.create(path, Settings.of(given), force=force)
 
 
-def _train(run: Run) -> None:
+def _train(run: Run, report: bool) -> None:
     from marquis.autoencoders import fit, save
     from marquis.cli.outputs import write_json
     from marquis.run.directory import SUMMARY
@@ -115,9 +116,8 @@ def _train(run: Run) -> None:
     write_json(run.path / SUMMARY, summary)
     _show(summary)
     typer.echo(f"written: {run.path}")
-    report = _report(run.path)
-    if report is not None:
-        typer.echo(f"report: {report}")
+    if report:
+        _report(run.path)
 
 
 def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, Any]:
@@ -151,10 +151,12 @@ def _show(summary: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def _report(path: Path) -> Any:
-    """The page with pictures, where the module that draws it is there."""
+def _report(path: Path) -> None:
+    """The page with pictures; training is over, so that a page which cannot be drawn is no reason to fail."""
+    from marquis.errors import MarquisError
+    from marquis.report import write_report
+
     try:
-        from marquis.report import write_report  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
-    except ImportError:
-        return None
-    return write_report(path)
+        typer.echo(f"report: {write_report(path)}")
+    except MarquisError as problem:
+        typer.echo(f"no report: {problem}", err=True)

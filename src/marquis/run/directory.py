@@ -66,7 +66,7 @@ class Run:
         if occupied and not force:
             raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
         run = cls._described(path, settings)
-        run.spec.networks()  # refuses an architecture for other data before anything is removed or written
+        run.spec.build(settings.seed)  # refuses what cannot be built before anything is removed or written
         if occupied:
             _remove_run(path)
         path.mkdir(parents=True, exist_ok=True)

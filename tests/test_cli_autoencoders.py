@@ -1,0 +1,391 @@
+"""`marquis train` and the commands that read what it leaves: end to end on real data, and all that can be wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_wine
+
+from marquis import report
+from marquis.autoencoders.epoch_table import read_rows
+from marquis.cli import main
+from marquis.data import load
+from marquis.errors import DataError
+from marquis.run import Run, Scaling
+from marquis.tasks import ood
+
+SMALL = ("--width", "0.125", "--epochs", "2", "--limit", "120", "--batch-size", "64", "--no-report")
+
+
+@pytest.fixture
+def marquis(capsys, monkeypatch, tmp_path):
+    """Run the command in an empty folder; gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err  # type: ignore[return-value]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Finished runs that the tests copy or read: a Laplacian autoencoder on digits, and one on a table with holes."""
+    folder = tmp_path_factory.mktemp("kept")
+    wine = load_wine(as_frame=True).frame.drop(columns="target").iloc[:, :6]  # type: ignore[union-attr]
+    wine.columns = list("abcdef")
+    wine["constant"] = 7.0
+    holes = wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05)
+    holes["constant"] = 7.0
+    wine.to_csv(folder / "complete.csv", index=False)
+    holes.to_csv(folder / "wine.csv", index=False)
+    commands = [
+        ("train", "lae", "--data", "digits", "--out", folder / "digits", *SMALL),
+        ("train", "lae", "--data", folder / "wine.csv", "--out", folder / "wine", "--latent", "1", *SMALL),
+    ]
+    for words in commands:
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        assert not stop.value.code
+    return folder
+
+
+@pytest.fixture
+def digits(kept, tmp_path):
+    return Path(shutil.copytree(kept / "digits", tmp_path / "digits-run"))
+
+
+@pytest.fixture
+def wine(kept, tmp_path):
+    return Path(shutil.copytree(kept / "wine", tmp_path / "wine-run"))
+
+
+def one_line(said: tuple[int, str, str], *texts: str) -> None:
+    code, _, err = said
+    assert code == 2, said
+    assert err.startswith("marquis: error: ") and err.count("\n") == 1, err
+    assert all(text in err for text in texts), err
+
+
+# ---- train
+
+
+def test_what_a_run_leaves(digits):
+    names = {path.name for path in digits.iterdir()} - {"tensorboard", "report", "report.html"}
+    expected = {"config.json", "metrics.csv", "checkpoints", "model.safetensors", "summary.json"}
+    assert expected <= names and not [name for name in names if name.startswith(".")]
+    summary = json.loads((digits / "summary.json").read_text())
+    assert summary["training rows"] == 108 and summary["epochs"] == 2 and summary["held-out rows"] == 120
+    assert len(read_rows(digits / "metrics.csv")) == 2
+    run = Run.open(digits)
+    assert run.settings.model == "lae" and run.spec.shape == (1, 8, 8) and run.spec.options == {}
+    assert run.model().online.num_data == 108  # type: ignore[union-attr]
+
+
+def test_a_run_that_is_there_is_kept_resumed_or_replaced(marquis, digits):
+    before = (digits / "model.safetensors").read_bytes()
+    (digits / "notes.txt").write_text("mine")
+    one_line(marquis("train", "lae", "--data", "digits", "--out", digits), "--resume", "--force")
+    one_line(marquis("train", "lae", "--out", digits, "--resume", "--lr", "0.5"), "--lr 0.5", "0.001")
+    code, out, _ = marquis("train", "lae", "--out", digits, "--resume", "--no-report")
+    assert code == 0 and "validation loss" in out and (digits / "model.safetensors").read_bytes() == before
+    code, _, _ = marquis("train", "lae", "--out", digits, "--resume", "--epochs", "3", "--no-report")
+    assert code == 0 and len(read_rows(digits / "metrics.csv")) == 3
+    code, _, _ = marquis("train", "ae", "--data", "digits", "--out", digits, "--force", *SMALL)
+    assert code == 0 and Run.open(digits).settings.model == "ae"
+    assert len(read_rows(digits / "metrics.csv")) == 2 and (digits / "notes.txt").read_text() == "mine"
+
+
+def test_epochs_in_two_sessions_are_epochs_in_one(marquis, digits, tmp_path):
+    words = ["3" if word == "2" else word for word in SMALL]
+    assert marquis("train", "lae", "--data", "digits", "--out", tmp_path / "whole", *words)[0] == 0
+    assert marquis("train", "lae", "--out", digits, "--resume", "--epochs", "3", "--no-report")[0] == 0
+    assert (digits / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def test_the_report_is_the_last_thing(marquis, kept, digits, monkeypatch):
+    monkeypatch.setattr(report, "write_report", lambda path: path / "page")
+    code, out, _ = marquis("train", "lae", "--out", digits, "--resume")
+    assert code == 0 and out.rstrip().endswith(f"report: {digits / 'page'}")
+
+    def fails(path):
+        raise DataError("no pictures today")
+
+    monkeypatch.setattr(report, "write_report", fails)
+    code, _, err = marquis("train", "lae", "--out", digits, "--resume")
+    assert code == 0 and err == "no report: no pictures today\n"
+
+
+def test_every_other_kind_trains(marquis):
+    for kind in ("lae-posthoc", "ae-variance", "vae", "dropout", "ensemble", "bbb"):
+        one_epoch = ["1" if word == "2" else word for word in SMALL]
+        code, out, err = marquis("train", kind, "--data", "digits", *one_epoch, "--limit", "40")
+        assert code == 0, err
+        assert f"runs/{kind}-digits" in out.replace("\n", "")
+    assert marquis("sample", "runs/vae-digits", "-n", "3", "--out", "v.png")[0] == 0
+
+
+def test_presets_likelihoods_and_architectures_arrive(marquis):
+    words = ["1" if word == "2" else word for word in SMALL]
+    options = ("--preset", "paper-code", "--architecture", "dense", "--likelihood", "bernoulli", "--lr", "0.002")
+    assert marquis("train", "lae", "--data", "digits", "--out", "r", *options, *words)[0] == 0
+    run = Run.open("r")
+    assert run.spec.options == {"preset": "paper-code"} and run.spec.likelihood == "bernoulli" and run.spec.lr == 0.002
+    assert run.model().online.settings.factor == 0.5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("lea", "--data", "digits"), ("lea", "Did you mean 'lae'")),
+        (("lae",), ("--data",)),
+        (("lae", "--data", "digit"), ("digit",)),
+        (("lae", "--data", "nowhere.csv"), ("nowhere.csv", "does not exist")),
+        (("lae", "--data", "digits", "--likelihood", "poisson"), ("poisson", "bernoulli")),
+        (("lae", "--data", "digits", "--architecture", "big"), ("big", "convolutional")),
+        (("lae", "--data", "digits", "--architecture", "mnist-dense"), ("mnist-dense", "[1, 8, 8]")),
+        (("lae", "--data", "digits", "--latent", "0"), ("latent", "at least 1")),
+        (("lae", "--data", "digits", "--width", "-1"), ("width",)),
+        (("lae", "--data", "digits", "--epochs", "0"), ("epochs",)),
+        (("lae", "--data", "digits", "--lr", "0"), ("lr",)),
+        (("lae", "--data", "digits", "--batch-size", "0"), ("batch-size",)),
+        (("lae", "--data", "digits", "--limit", "0"), ("limit",)),
+        (("lae", "--data", "digits", "--seed", "-1"), ("seed",)),
+        (("lae", "--data", "digits", "--preset", "papers"), ("papers", "paper-code")),
+        (("vae", "--data", "digits", "--preset", "paper"), ("--preset", "lae")),
+        (("lae", "--data", "digits", "--target", "a"), ("target", "does not apply")),
+        (("lae", "--out", "nothing", "--resume"), ("nothing", "not a run")),
+    ],
+)
+def test_bad_options_are_one_line(marquis, words, texts):
+    one_line(marquis("train", *words), *texts)
+    assert not Path("runs").exists() and not Path("nothing").exists()
+
+
+def test_folders_that_are_not_runs_are_left_alone(marquis):
+    Path("full").mkdir()
+    Path("full/mine.txt").write_text("mine")
+    for extra in ((), ("--force",)):
+        one_line(marquis("train", "ae", "--data", "digits", "--out", "full", *extra), "not a run")
+    one_line(marquis("train", "ae", "--data", "digits", "--out", "full/mine.txt"), "is a file")
+    assert Path("full/mine.txt").read_text() == "mine"
+    code, _, err = marquis("train", "ae", "--data", "digits", "--out", "x", "--resume", "--force")
+    assert code == 2 and "choose one" in err
+
+
+def test_a_damaged_configuration_is_one_line(marquis, digits):
+    path = digits / "config.json"
+    held = json.loads(path.read_text())
+    for text in ("{", "[]", json.dumps({**held, "version": 9}), json.dumps({**held, "settings": {}})):
+        path.write_text(text)
+        one_line(marquis("train", "lae", "--out", digits, "--resume"), "config")
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "marquis", "train", "ae", "--data", "digits", "--out", "r", "--epochs", "100000"]
+    command += ["--patience", "100000", "--width", "0.125", "--limit", "64"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "r/checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "go on with: marquis train ae --out r --resume" in err and "Traceback" not in err
+    assert len(read_rows(tmp_path / "r/metrics.csv")) >= 1
+
+
+# ---- evaluate, sample, embed, score, impute: images
+
+
+def test_evaluate(marquis, digits, tmp_path):
+    code, out, _ = marquis("evaluate", digits, "--samples", "3")
+    assert code == 0 and "held-out log-likelihood" in out
+    one_line(marquis("evaluate", digits, "--samples", "3"), "--force")
+    np.savez(tmp_path / "noise.npz", x=np.random.RandomState(0).rand(40, 1, 8, 8).astype(np.float32))
+    code, out, _ = marquis("evaluate", digits, "--ood", tmp_path / "noise.npz", "--samples", "3")
+    assert code == 0 and "AUROC" in out and "40 inside, 40 outside" in out
+    table = json.loads((digits / "ood-noise.json").read_text())["table"]
+    assert table["nll"]["auroc"] > 0.95  # noise is not a digit, and the likelihood says so after two epochs
+    assert Image.open(digits / "ood-noise.png").size[0] > 1000
+    np.savez(tmp_path / "large.npz", x=np.zeros((4, 1, 9, 9), np.float32))
+    one_line(marquis("evaluate", digits, "--ood", tmp_path / "large.npz"), "9x9", "8x8")
+    one_line(marquis("evaluate", digits, "--ood", "fashion-mnits"), "fashion-mnits")
+    one_line(marquis("evaluate", tmp_path), "not a run")
+
+
+def test_sample(marquis, digits):
+    assert marquis("sample", digits, "-n", "5", "--out", "s.npz")[0] == 0
+    first = np.load("s.npz")["x"]
+    assert first.shape == (5, 1, 8, 8) and np.isfinite(first).all()
+    one_line(marquis("sample", digits, "-n", "5", "--out", "s.npz"), "--force")
+    assert marquis("sample", digits, "-n", "5", "--out", "s.npz", "--force")[0] == 0
+    assert np.array_equal(np.load("s.npz")["x"], first)
+    assert marquis("sample", digits, "-n", "5", "--out", "s.png")[0] == 0
+    assert Image.open("s.png").size == (3 * 58, 2 * 58)
+    one_line(marquis("sample", digits, "--out", "s.csv"), ".png", ".npz")
+    one_line(marquis("sample", digits, "--out", "nowhere/s.npz"), "nowhere")
+    one_line(marquis("sample", digits, "-n", "0", "--out", "t.npz"), "-n 0")
+
+
+def test_embed(marquis, digits):
+    assert marquis("embed", digits, "digits", "--out", "e.csv", "--samples", "4")[0] == 0
+    with open("e.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["z1", "z2", "z1_std", "z2_std", "label"] and len(rows) == 359
+    assert marquis("embed", digits, "digits", "--out", "e.npz", "--samples", "4", "--limit", "7")[0] == 0
+    arrays = np.load("e.npz")
+    assert arrays["mean"].shape == (7, 2) and (arrays["std"] > 0).all()
+    assert arrays["mean"][:, 0] == pytest.approx([float(row["z1"]) for row in rows[:7]])
+    model, x = Run.open(digits).model(), load("digits", "test").x[:7]
+    mean = model.encode(x, 400, generator=torch.Generator().manual_seed(5)).mean
+    error = arrays["std"] * np.sqrt(1 / 4 + 1 / 400)  # of the mean of four draws, by its own standard deviation
+    assert (np.abs(arrays["mean"] - mean.numpy()) < 12 * error).all()
+
+
+def test_score(marquis, digits):
+    noise = np.random.RandomState(0).rand(3, 1, 8, 8).astype(np.float32)
+    mixed = np.concatenate([load("digits", "test").x[100:110].numpy(), noise])
+    np.savez("mixed.npz", x=mixed)
+    code, out, _ = marquis("score", digits, "mixed.npz", "--out", "s.csv", "--samples", "3")
+    assert code == 0 and "13 rows" in out
+    found = pd.read_csv("s.csv")
+    assert list(found)[:2] == ["combined", "p_value"] and len(found) == 13
+    assert (found["nll"][10:].min() > found["nll"][:10]).all()
+    run = Run.open(digits)
+    run.data_module.setup()
+    parts = (torch.tensor(mixed), run.data_module.train.x, run.data_module.test.x)  # type: ignore[union-attr]
+    generator = torch.Generator()
+    ours, trained, inside = (ood.scores(run.model(), x, 3, generator=generator.manual_seed(0)) for x in parts)
+    for number, score in enumerate(ood.combined(ours, trained)):
+        above = sum(float(score) <= float(other) for other in ood.combined(inside, trained))
+        assert found["p_value"][number] == pytest.approx((1 + above) / 121, rel=1e-9)
+
+
+def test_impute_images(marquis, digits):
+    assert marquis("impute", digits, "digits", "--hide", "top", "--limit", "4", "--out", "i.npz")[0] == 0
+    arrays, x = np.load("i.npz"), load("digits", "test").x[:4].numpy()
+    assert arrays["samples"].shape == (25, 4, 1, 8, 8) and arrays["missing"][:, :, :4].all()
+    assert np.array_equal(arrays["x"][:, :, 4:], x[:, :, 4:]) and not arrays["std"][:, :, 4:].any()
+    assert (arrays["std"][:, :, :4] > 0).all()
+    assert marquis("impute", digits, "digits", "--hide", "left", "--limit", "4", "--out", "i.png")[0] == 0
+    one_line(marquis("impute", digits, "digits", "--out", "j.npz"), "nothing is missing", "--hide")
+    one_line(marquis("impute", digits, "digits", "--hide", "middle", "--out", "j.npz"), "middle")
+
+
+def test_image_folders(marquis, digits):
+    Path("pictures").mkdir()
+    for number, image in enumerate(load("digits", "test").stored[:3]):
+        Image.fromarray((image[0].numpy() * 255).astype(np.uint8)).save(f"pictures/{number}.png")
+    assert marquis("embed", digits, "pictures", "--out", "p.csv", "--samples", "2")[0] == 0
+    assert len(pd.read_csv("p.csv")) == 3
+
+
+# ---- tables
+
+
+def test_a_table_is_scaled_and_may_have_holes(wine, kept):
+    run = Run.open(wine)
+    assert run.spec.missing and run.columns == (*"abcdef", "constant")
+    x = run.data_module
+    x.setup()
+    held = torch.cat([x.train.x, x.validation.x])  # type: ignore[union-attr]
+    assert held.isnan().any() and held.nanmean(0).abs().max() < 1e-5
+    assert float(run.scaling.scale[6]) == 1.0  # type: ignore[union-attr]
+
+
+def test_scaling_goes_there_and_back():
+    x = torch.tensor([[1.0, 5.0], [float("nan"), 5.0], [3.0, 5.0]], dtype=torch.float64)
+    scaling = Scaling.of(x)
+    assert scaling.mean.tolist() == [2.0, 5.0] and scaling.scale.tolist() == [1.0, 1.0]
+    again = Scaling.from_json(json.loads(json.dumps(scaling.as_json())))
+    torch.testing.assert_close(again.unscaled(again.scaled(x)), x, equal_nan=True)
+
+
+def test_impute_tables(marquis, wine, kept):
+    given = pd.read_csv(kept / "wine.csv")
+    for name in ("f.csv", "f.parquet"):
+        assert marquis("impute", wine, kept / "wine.csv", "--out", name, "--samples", "4")[0] == 0
+    filled = pd.read_csv("f.csv")
+    holes = given.isna()
+    with_holes = [name for name in given if holes[name].any()]
+    assert list(filled) == [*given, *(f"{name}_std" for name in with_holes)]
+    assert filled[list(given)].notna().all().all()
+    for name in given:
+        seen = ~holes[name]
+        assert np.array_equal(filled[name][seen], given[name][seen].astype(np.float32).astype(float))
+        if name in with_holes:
+            std = filled[f"{name}_std"]
+            assert (std[seen] == 0).all() and (std[holes[name]] > 0).all()
+            # in the column's own units, not in those of the network
+            scale = float(given[name].std())
+            assert ((filled[name][holes[name]] - given[name].mean()).abs() < 6 * scale).all()
+            assert (std[holes[name]] < 6 * scale).all() and (std[holes[name]] > 0.02 * scale).all()
+    pd.testing.assert_frame_equal(pd.read_parquet("f.parquet"), filled)
+
+
+def test_columns_are_found_by_name(marquis, wine, kept):
+    table = pd.read_csv(kept / "complete.csv")
+    table.to_csv("in-order.csv", index=False)
+    table[list(table)[::-1]].to_csv("reversed.csv", index=False)
+    for name in ("in-order", "reversed"):
+        assert marquis("embed", wine, f"{name}.csv", "--out", f"{name}-codes.csv", "--samples", "3")[0] == 0
+    assert Path("in-order-codes.csv").read_text() == Path("reversed-codes.csv").read_text()
+    table.drop(columns="c").to_csv("less.csv", index=False)
+    table.assign(more=1.0).to_csv("more.csv", index=False)
+    one_line(marquis("embed", wine, "less.csv", "--out", "x.csv"), "less.csv", "lacks c")
+    one_line(marquis("score", wine, "more.csv", "--out", "x.csv"), "more.csv", "more")
+    np.save("narrow.npy", np.zeros((5, 3)))
+    one_line(marquis("impute", wine, "narrow.npy", "--out", "x.csv"), "3 columns", "7 columns")
+    table.assign(c="red").to_csv("words.csv", index=False)
+    one_line(marquis("score", wine, "words.csv", "--out", "x.csv"), "'c'", "not numeric")
+    one_line(marquis("impute", wine, "in-order.csv", "--out", "x.csv"), "nothing is missing")
+    one_line(marquis("impute", wine, "in-order.csv", "--out", "x.txt"), ".csv", ".npz")
+    one_line(marquis("embed", wine, "digits", "--out", "x.csv"), "8x8", "7 columns")
+    assert not Path("x.csv").exists()
+
+
+def test_sample_and_score_tables(marquis, wine, kept):
+    assert marquis("sample", wine, "-n", "6", "--out", "s.csv")[0] == 0
+    drawn, table = pd.read_csv("s.csv"), pd.read_csv(kept / "complete.csv")
+    assert list(drawn) == list(table) and len(drawn) == 6
+    assert ((drawn - table.mean()).abs() < 10 * table.std() + 1e-3 + 10 * (table.std() == 0)).all().all()
+    assert marquis("score", wine, kept / "complete.csv", "--out", "s.parquet", "--samples", "3")[0] == 0
+    assert len(pd.read_parquet("s.parquet")) == len(table)
+
+
+def test_a_column_set_apart(marquis, kept):
+    shutil.copy(kept / "complete.csv", "t.csv")
+    words = ["1" if word == "2" else word for word in SMALL]
+    assert marquis("train", "ae", "--data", "t.csv", "--target", "a", "--out", "r", *words)[0] == 0
+    assert Run.open("r").columns == (*"bcdef", "constant")
+    assert marquis("embed", "r", "t.csv", "--out", "e.csv", "--samples", "1")[0] == 0
+    one_line(marquis("train", "ae", "--data", "t.csv", "--target", "zz", "--out", "q"), "zz")
+
+
+def test_a_column_without_values(marquis):
+    pd.DataFrame({"a": np.arange(20.0), "b": [np.nan] * 20}).to_csv("t.csv", index=False)
+    one_line(marquis("train", "ae", "--data", "t.csv", "--out", "r"), "'b'", "no values")
+
+
+def test_an_unfinished_run_says_how_to_finish_it(marquis, digits):
+    os.remove(digits / "model.safetensors")
+    one_line(marquis("sample", digits, "--out", "s.npz"), "no finished model", "--resume")
