@@ -134,18 +134,22 @@ def cuts(done: dict[str, Any]) -> str:
         return "*Nothing yet.*"
     epochs = ", ".join(f"{TITLES[name]} {study['study']['recipe']['epochs']}" for name, study in done.items())
     first = next(iter(done.values()))["study"]
+    updates = {
+        sum(epoch["log_evidence"] is not None for epoch in study["history"]["epochs"]) for study in done.values()
+    }
     return (
-        f"Epochs: {epochs} (Immer et al.: hundreds). Narrower networks, one seed, a grid of {len(first['precisions'])} "
-        f"weight decays, ensembles of {first['members']}. The evidence is updated by MacKay's fixed points instead of "
-        "a few steps of gradient, because there are only "
-        f"{sum(e['log_evidence'] is not None for e in next(iter(done.values()))['history']['epochs'])} updates, with "
-        "sketched Kronecker factors (one random projection of the output's curvature per datum). CIFAR-10 is not run: "
-        "there is no data."
+        f"Epochs: {epochs} (Immer et al.: hundreds). Narrower networks, one seed, grids of a few weight decays, "
+        f"ensembles of {first['members']}. With so few updates of the precisions "
+        f"({' or '.join(map(str, sorted(updates)))}), each goes all the way to the maximum (MacKay's fixed points) "
+        "instead of a few steps of gradient; the Kronecker factors of the updates are sketched (one random projection "
+        "of the output's curvature per datum). CIFAR-10 is not run: there is no data."
     )
 
 
 def draw(path: Path, done: dict[str, Any]) -> None:
     """Log evidence (above) and precisions (below) along the epochs, one column per study."""
+    from matplotlib.ticker import MaxNLocator
+
     columns = max(1, len(done))
     picture = Picture(2 * columns, columns, width=3.3, height=2.6)
     for column, (name, study) in enumerate(done.items()):
@@ -161,6 +165,8 @@ def draw(path: Path, done: dict[str, Any]) -> None:
         below.axhline(study["precision"], color="black", ls="--", lw=1)
         below.set(xlabel="epoch", yscale="log", xlim=(0.5, len(history["epochs"]) + 0.5))
         below.legend(fontsize=6, frameon=False, ncols=2, loc="lower right")
+        for axis in (above, below):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if column == 0:
             above.set_ylabel("log evidence per row")
             below.set_ylabel("prior precision")

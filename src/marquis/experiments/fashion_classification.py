@@ -208,7 +208,8 @@ class Experiment:
 
     def described(self) -> dict[str, Any]:
         """All that the probabilities depend on."""
-        return json.loads(json.dumps({**asdict(self.study), **asdict(self.settings), **self.named}))
+        study = {**asdict(self.study), "recipe": self.study.recipe.described()}
+        return json.loads(json.dumps({**study, **asdict(self.settings), **self.named}))
 
     def temperature(self) -> dict[str, Any]:
         """MAP with its logits divided by what validation rows say."""

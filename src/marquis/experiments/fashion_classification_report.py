@@ -190,10 +190,11 @@ def _verdict(row: Row) -> str:
 def cuts(results: dict[str, Any]) -> str:
     """What differs from the tutorial's experiment."""
     study = results["study"]
+    mirrored = "images mirrored at random" if study["recipe"].get("flip") else "without augmentation"
     return (
         f"One seed for everything but the ensemble ({study['members']} members, the same recipe from other seeds; the "
         "tutorial gives means over several seeds); a narrower network with a first stride of two; "
-        f"{study['recipe']['epochs']} epochs of Adam with a cosine schedule, without augmentation or dropout; "
+        f"{study['recipe']['epochs']} epochs of Adam with a cosine schedule, {mirrored}, without dropout; "
         f"{results['settings']['outside']:,} images of MNIST."
     )
 
