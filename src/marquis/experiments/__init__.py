@@ -26,6 +26,8 @@ EXPERIMENTS = {
         "marquis.experiments.fashion_classification",
         "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
     ),
+    "hessians": ("marquis.experiments.hessians", "Laplacian autoencoders: which curvature, after or while training"),
+    "latent-map": ("marquis.experiments.latent_map", "Codes over the decoder's doubt: VAE, post-hoc, online"),
     "adapted-evidence": ("marquis.experiments.adapted_evidence", "Whose weights belong in the evidence: five networks"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }

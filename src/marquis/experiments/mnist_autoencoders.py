@@ -1,0 +1,244 @@
+"""The autoencoders of MNIST, trained once and shared by `hessians`, `latent-map` and whoever else wants one.
+
+`model(folder, key, seed, recipe, images)` trains the model of that key, or reads it from the folder. The small recipes
+use a plain loop of a fixed number of epochs at a fixed learning rate, without validation data: comparisons between
+rows of a table are at equal numbers of steps, and no row is at the end of its training. The full recipe is the paper's
+protocol (55000 images, 5000 for validation, learning rate halved on a plateau, early stopping) by `autoencoders.fit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, ModelSpec, fit_posthoc, load, save
+from marquis.autoencoders.base import BaseAutoencoder, adam
+from marquis.autoencoders.network import seeded
+from marquis.data import Data
+from marquis.data import load as load_data
+from marquis.errors import DataError, NumericalError
+from marquis.experiments.cells import stored, write_json
+
+LATENT = 2
+EVERY = 10
+"""Steps between two exact curvatures of a model that trains with them; each costs about 19 plain steps."""
+ESTIMATORS = ("exact", "approximate", "sketched")
+PRESETS: dict[str, str | None] = {"": None, "-paper-code": "paper-code", "-paper": "paper"}
+"""Ends of the keys of online models: our default has none."""
+
+
+def _online(estimator: str, preset: str | None) -> tuple[str, dict[str, Any]]:
+    options: dict[str, Any] = {"estimator": estimator}
+    if preset is not None:
+        options["preset"] = preset
+    if estimator == "exact":
+        options["every"] = EVERY
+    return "lae", options
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ae": ("ae", {}),
+    "vae": ("vae", {}),
+    "posthoc-kronecker": ("lae-posthoc", {"structure": "kronecker", "estimator": "sketched"}),
+    **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
+    **{f"online-{name}{end}": _online(name, preset) for name in ESTIMATORS for end, preset in PRESETS.items()},
+}
+"""Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that the models have in common.
+
+    Attributes:
+        data: Name of the data set.
+        images: How many training images; the first ones.
+        epochs: How many, or at most how many where there is early stopping.
+        architecture: As in `ModelSpec`.
+        width: Factor on the hidden units.
+        batch: Images per step.
+        lr: Learning rate of Adam.
+        validation: Images held out for early stopping, not counted in `images`; 0 for a fixed number of epochs.
+        patience: Of early stopping.
+    """
+
+    data: str = "mnist"
+    images: int = 10_000
+    epochs: int = 8
+    architecture: str = "mnist-dense"
+    width: float = 1.0
+    batch: int = 64
+    lr: float = 1e-3
+    validation: int = 0
+    patience: int = 8
+
+
+RECIPES = {
+    "quick": Recipe("digits", 200, 2, "dense", 0.25),
+    "default": Recipe(),
+    "full": Recipe(images=55_000, epochs=200, validation=5_000),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Rows to fit, rows to stop early by (or None), and rows to judge by."""
+
+    train: Data
+    validation: Data | None
+    test: Data
+
+    @staticmethod
+    def load(recipe: Recipe, data_dir: str | Path | None = None) -> Images:
+        """As many rows as the recipe wants, those for validation after those for training, and all test rows."""
+        wanted = recipe.images + recipe.validation
+        rows = load_data(recipe.data, "train", data_dir, limit=wanted)
+        if len(rows) < wanted:
+            raise DataError(f"{recipe.data} has {len(rows)} training images, the recipe wants {wanted}.")
+        validation = rows[recipe.images :] if recipe.validation else None
+        return Images(rows[: recipe.images], validation, load_data(recipe.data, "test", data_dir))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained model, or why there is none.
+
+    Attributes:
+        model: In evaluation mode; None if training failed.
+        cpu_seconds: What it cost; for a post-hoc model without the training of the plain autoencoder.
+        steps: Of the optimiser; 0 for a post-hoc model, and for early stopping, which counts epochs itself.
+        failed: The error that ended training, or None.
+    """
+
+    model: BaseAutoencoder | None
+    cpu_seconds: float
+    steps: int
+    failed: str | None = None
+
+    def require(self) -> BaseAutoencoder:
+        """The model.
+
+        Raises:
+            NumericalError: There is none.
+        """
+        if self.model is None:
+            raise NumericalError(f"this model could not be trained: {self.failed}")
+        return self.model
+
+
+def spec_of(key: str, recipe: Recipe, images: Images) -> ModelSpec:
+    """The description from which the model is built and saved."""
+    if key not in MODELS:
+        raise DataError(f"no autoencoder of the experiments is called {key!r}; there are: {', '.join(MODELS)}.")
+    kind, options = MODELS[key]
+    shape = images.train.shape[1:]
+    return ModelSpec(kind, shape, LATENT, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
+
+
+def model(
+    folder: Path, key: str, seed: int, recipe: Recipe, images: Images, say: Callable[[str], None] = lambda text: None
+) -> Outcome:
+    """The model of this key, from the folder if it was trained before with the same recipe.
+
+    A training that ends with `NumericalError` is a result, and kept like the others.
+
+    Args:
+        folder: Where the models lie, one safetensors and one JSON file each; shared between experiments.
+        key: One of `MODELS`.
+        seed: Of weights, order of the images and draws.
+        recipe: Everything else that the weights depend on.
+        images: Loaded by that recipe.
+        say: Prints progress.
+    """
+    spec = spec_of(key, recipe, images)
+    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **asdict(recipe)}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    name = f"{recipe.data}-{key}-s{seed}-{digest}"
+    path = folder / f"{name}.safetensors"
+    known = stored(folder, name, settings)
+    if known is not None:
+        try:
+            found = None if known["failed"] else load(path)[0]
+            return Outcome(found, known["cpu_seconds"], known["steps"], known["failed"])
+        except DataError:  # the file is lost or cut short: train again
+            pass
+    base = None
+    if spec.kind == "lae-posthoc":
+        base = model(folder, "ae", seed, recipe, images, say).require()
+    started = time.process_time()
+    outcome = _made(spec, seed, recipe, images, base, folder / name)
+    outcome = Outcome(outcome.model, time.process_time() - started, outcome.steps, outcome.failed)
+    if outcome.model is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save(path, outcome.model, spec)
+    result = {"cpu_seconds": outcome.cpu_seconds, "steps": outcome.steps, "failed": outcome.failed}
+    write_json(folder / f"{name}.json", {"settings": settings, "result": result})
+    say(f"{key}, seed {seed}: {outcome.failed or 'trained'} ({outcome.cpu_seconds:.0f} s of CPU)")
+    return outcome
+
+
+def _made(
+    spec: ModelSpec, seed: int, recipe: Recipe, images: Images, base: BaseAutoencoder | None, logs: Path
+) -> Outcome:
+    x = images.train.x
+    if base is not None:
+        assert isinstance(base, Autoencoder)
+        generator = torch.Generator().manual_seed(seed)
+        loader = x.split(recipe.batch)
+        return Outcome(fit_posthoc(base, loader, generator=generator, progress=False, **spec.options), 0.0, 0)
+    steps = 0
+    try:
+        if recipe.validation:
+            untrained = spec.build(seed)
+            _fit_early_stopping(untrained, recipe, images, seed, logs)
+            return Outcome(untrained.eval(), 0.0, 0)
+        untrained = _built(spec, seed, len(x))
+        for loss in _steps(untrained, x, recipe, seed):
+            if not bool(loss.isfinite()):
+                raise NumericalError(f"the loss is {float(loss)}")
+            steps += 1
+    except NumericalError as error:
+        return Outcome(None, 0.0, steps, f"after {steps} steps: {error}" if steps else str(error))
+    return Outcome(untrained.eval(), 0.0, steps)
+
+
+def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
+    """The untrained model; a Laplacian one is told how many data there are, since no trainer will."""
+    if spec.kind != "lae":
+        return spec.build(seed)
+    with seeded(seed):
+        return LaplacianAutoencoder(*spec.networks(), num_data=num_data, lr=spec.lr, **spec.options)
+
+
+def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:
+    """Plain training: Adam at a fixed rate, a new order every epoch; yields the loss of every step."""
+    optimiser = adam(untrained.parameter_groups(), recipe.lr)
+    order = torch.Generator().manual_seed(seed)
+    untrained.train()
+    for _ in range(recipe.epochs):
+        for rows in torch.randperm(len(x), generator=order).split(recipe.batch):
+            loss = untrained.loss(x[rows], None)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            yield loss.detach()
+
+
+def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Images, seed: int, logs: Path) -> None:
+    """The paper's protocol; goes on where it was stopped."""
+    from marquis.autoencoders.training import fit, has_checkpoint
+    from marquis.data.module import DataModule
+
+    data = DataModule(images.train, batch_size=recipe.batch, validation=0, seed=seed)
+    data.setup()
+    data.validation = images.validation
+    options = {"max_epochs": recipe.epochs, "patience": recipe.patience, "seed": seed, "resume": has_checkpoint(logs)}
+    fit(untrained, data, logs, progress=False, accelerator="cpu", tensorboard=False, **options)
