@@ -115,7 +115,7 @@ def fit(
     stopping = Patience(patience)
     own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, stopping, kept]
     if progress and on_terminal:
-        own.append(RichProgressBar(leave=False))
+        own.append(_Bar(leave=False))
     start = kept.last if kept.last.exists() else None
     lightning_deals = trainer_options.pop("use_distributed_sampler", False)
     with _quiet(), torch.random.fork_rng():
@@ -181,6 +181,13 @@ def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:
 
     step = None if start is None else int(read_checkpoint(start)["global_step"])
     return TensorBoardLogger(out, name=None, version=TENSORBOARD, purge_step=step)
+
+
+class _Bar(RichProgressBar):
+    """Lightning's bar without the number of the logger's folder."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
 
 @contextlib.contextmanager

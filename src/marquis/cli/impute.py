@@ -36,7 +36,8 @@ def impute(
     """Fill missing entries; observed ones stay exactly as they are.
 
     A table gets one more column NAME_std for each column with missing entries: the standard deviation of the missing
-    value, zero where it was observed. An .npz file holds `x`, `std`, `missing` and `samples`.
+    value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in, and the
+    standard deviation (white is the largest of all). An .npz file holds `x`, `std`, `missing` and `samples`.
     """
     from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
     from marquis.run import Run
@@ -112,7 +113,7 @@ def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, sa
     if out.suffix.lower() in PICTURES:
         given = torch.where(missing, 0.5, rows.original)
         rows_of_three = torch.stack([given, mean, std / std.max().clamp_min(1e-12)], 1).flatten(0, 1)
-        write_picture(out, rows_of_three.numpy())
+        write_picture(out, rows_of_three.numpy(), together=3)
         return
     names = rows.names or tuple(f"column_{number}" for number in range(1, mean.shape[1] + 1))
     columns = {name: mean[:, number].numpy() for number, name in enumerate(names)}

@@ -66,8 +66,13 @@ def write_figure(path: Path, draw: Callable[[], Any]) -> None:
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
 
 
-def write_picture(path: Path, images: np.ndarray) -> None:
+def write_picture(path: Path, images: np.ndarray, together: int = 1) -> None:
     """Images `[n, C, H, W]` in [0, 1] side by side in one PNG, nearly square; 1 or 3 channels.
+
+    Args:
+        path: The file.
+        images: What to show.
+        together: So many belong together and stay in one row.
 
     Raises:
         DataError: Not images.
@@ -78,7 +83,7 @@ def write_picture(path: Path, images: np.ndarray) -> None:
 
     n, channels, height, width = images.shape
     times = max(1, math.ceil(SMALLEST_PICTURE / min(height, width)))
-    across = math.ceil(math.sqrt(n))
+    across = together * math.ceil(math.sqrt(n / together) / math.sqrt(together))
     down = math.ceil(n / across)
     cell_height, cell_width = height * times + 2, width * times + 2
     sheet = np.ones((channels, down * cell_height, across * cell_width), np.float32)
