@@ -18,6 +18,9 @@ from marquis.report.canvas import label, png
 from marquis.report.examples import choose
 from marquis.report.latent_map import CONSTANT, NOISE, OVER_DRAWS
 
+# a layout that gives up is a picture with texts on top of each other
+pytestmark = pytest.mark.filterwarnings("error:constrained_layout not applied")
+
 HOSTILE = ["$x^{", "_hidden", "<b>&amp;", "two\nlines", "", "a" * 200, "\\frac{1}{"]
 
 
@@ -131,6 +134,26 @@ def test_map_is_drawn_with_its_classes_and_axes(latent):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [label(name) for name in HOSTILE]
     assert OVER_DRAWS in first.get_title()
     nothing_is_clipped(figure)
+
+
+def test_many_long_classes_beside_one_map():
+    model = trained("plain")[0]
+    shown = figures.latent_map(model, model.encode(rows((1, 4, 4)), 1).mean, edge=3, samples=1)
+    names = [f"W a class with a long name {i}" for i in range(20)]
+    figure = figures.latent_figure({"plain": shown}, torch.arange(40) % 20, names)
+    nothing_is_clipped(figure)
+    legend, panel = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert panel.x1 < legend.x0 and panel.width > 2 * figure.dpi
+
+
+def test_a_corner_does_not_outshine_the_map():
+    std = torch.ones(4, 4)
+    std[0, 0] = 1000.0
+    shown = figures.LatentMap(torch.zeros(2, 2), std, (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_DRAWS)
+    wide = figures.latent_figure({"wide": shown}).axes[0].images[0].norm
+    shown = figures.LatentMap(torch.zeros(2, 2), std.clamp(max=2), (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_DRAWS)
+    narrow = figures.latent_figure({"narrow": shown}).axes[0].images[0].norm
+    assert [type(norm).__name__ for norm in (wide, narrow)] == ["LogNorm", "Normalize"]
 
 
 @pytest.mark.parametrize("labels", [None, torch.arange(40), torch.linspace(0, 1, 40), torch.rand(40, 2)])
@@ -249,6 +272,14 @@ def test_labels_are_shown_literally(text):
     assert 0 < len(shown) <= 30
     assert not shown.startswith("_") and "\n" not in shown
     assert shown.count("$") == shown.count(r"\$")
+
+
+def test_long_labels_keep_both_ends():
+    names = [f"the same long beginning, then {i}" for i in range(3)]
+    shown = [label(name) for name in names]
+    assert [text[-1] for text in shown] == ["0", "1", "2"]
+    assert {len(text) for text in shown} == {24}
+    assert label("short") == "short"
 
 
 def test_pyplot_knows_none_of_these_figures():

@@ -33,11 +33,11 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, `columns` per row, each of this size in inches."""
+def panels(count: int, columns: int, width: float, height: float, beside: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, `columns` per row, each of this size in inches, with room beside them."""
     columns = min(count, columns)
     rows = -(-count // columns)
-    figure = new_figure(width * columns, height * rows)
+    figure = new_figure(width * columns + beside, height * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for empty in grid[count:]:
         empty.remove()
@@ -60,7 +60,8 @@ def label(text: object, limit: int = 24) -> str:
     Between dollars matplotlib sees a formula, and labels that begin with an underscore vanish from legends.
     """
     short = re.sub(r"[\x00-\x1f\x7f\s]+", " ", str(text)).strip() or "(no name)"
-    short = short if len(short) <= limit else short[: limit - 1] + "…"
+    if len(short) > limit:  # names of one family differ at the end as often as at the beginning
+        short = f"{short[: limit - limit // 3 - 1]}…{short[-(limit // 3) :]}"
     short = short.replace("$", r"\$")
     return f" {short}" if short.startswith("_") else short
 
@@ -86,15 +87,16 @@ def note(axes: Axes, text: str) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def add_legend(figure: Figure, handles: Sequence[object], names: Sequence[str], title: str | None = None) -> None:
+def legend_width(names: Sequence[str]) -> float:
+    """Inches that `add_legend` takes."""
+    return 0.2 + _legend_columns(names) * (0.55 + 0.085 * max(map(len, names), default=0))
+
+
+def add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], title: str) -> None:
     """A legend to the right of all panels."""
-    columns = 1 if len(names) <= 12 else 2
-    figure.legend(
-        list(handles),  # pyright: ignore[reportArgumentType]
-        list(names),
-        loc="outside right center",
-        frameon=False,
-        fontsize=9,
-        ncols=columns,
-        title=title,
-    )
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": _legend_columns(names)}
+    figure.legend(list(handles), list(names), loc="outside right center", title=title, **style)
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    return 1 if len(names) <= 12 else 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marquis.autoencoders.estimate import Estimate
 from marquis.errors import DataError
-from marquis.report.canvas import BLUE, CLASSES, add_legend, label, panels
+from marquis.report.canvas import BLUE, CLASSES, add_legend, label, legend_width, panels, use_log
 from marquis.tasks.batches import SameDraws, device_of, dtype_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MARGIN = 0.3
 """How far the map goes beyond the data, as a share of their range: the interesting part is where there are none."""
+ROOM = 0.35
+"""Share of the grey scale that is darker than all of the map."""
 BATCH = 512
 OVER_DRAWS, NOISE, CONSTANT = "std over draws", "std of predicted noise", "constant noise"
 
@@ -120,24 +122,26 @@ def latent_figure(
         labels: Of the data: integer classes `[n]`, or numbers; None for one colour.
         classes: Names of the classes.
     """
-    figure, axes = panels(len(maps), 3, 4.3, 4.4)
+    found = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
+    names = [label(_class_name(value, classes)) for value in found] if len(found) <= len(CLASSES) else []
+    figure, axes = panels(len(maps), 3, 4.1, 4.4, legend_width(names) if names else 0.0)
     for axis, (name, shown) in zip(axes, maps.items(), strict=True):
         _draw_map(figure, axis, shown)
         points = _draw_points(axis, shown.points, labels)
         value = f", std {float(shown.std[0, 0]):.3g}" if shown.meaning == CONSTANT else ""
         title = f"{label(name, 40)}\n{shown.meaning}{value}"
-        axis.set(xlabel=shown.axes[0], ylabel=shown.axes[1], title=title)
+        left, right, bottom, top = shown.extent
+        axis.set(xlabel=shown.axes[0], ylabel=shown.axes[1], title=title, xlim=(left, right), ylim=(bottom, top))
         axis.title.set_fontsize(10)
         if not shown.axes[1]:
             axis.set_yticks([])
         if labels is not None and labels.is_floating_point() and axis is axes[-1]:
             figure.colorbar(points, ax=axis, label="target", location="right", shrink=0.85)
-    found = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
-    if 0 < len(found) <= len(CLASSES):
+    if names:
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], marker="o", ls="", ms=6, color=CLASSES[place]) for place in range(len(found))]
-        add_legend(figure, handles, [label(_class_name(value, classes)) for value in found], "class")
+        handles = [Line2D([], [], marker="o", ls="", ms=6, color=CLASSES[place]) for place in range(len(names))]
+        add_legend(figure, handles, names, "class")
     return figure
 
 
@@ -146,14 +150,22 @@ def _class_name(value: int, classes: Sequence[str] | None) -> str:
 
 
 def _draw_map(figure: Figure, axis: Axes, shown: LatentMap) -> None:
-    """Greys that leave room above: black would swallow the points."""
+    """Greys that leave room above: black would swallow the points. Logarithmic where a corner would outshine all."""
+    from matplotlib.colors import LogNorm, Normalize
+
     bottom, top = float(shown.std.min()), float(shown.std.quantile(0.99))
     constant = shown.meaning == CONSTANT
-    top = bottom + 1 if constant else bottom + 1.35 * max(top - bottom, 1e-12)
+    logarithmic = not constant and 0 < 10 * bottom < top
+    if logarithmic:
+        scale = LogNorm(bottom, top * (top / bottom) ** ROOM)
+    else:
+        scale = Normalize(bottom, bottom + 1 if constant else bottom + (1 + ROOM) * max(top - bottom, 1e-12))
     style: dict[str, Any] = {"origin": "lower", "aspect": "auto", "interpolation": "bilinear"}
-    image = axis.imshow(shown.std.numpy(), extent=shown.extent, cmap="Greys", vmin=bottom, vmax=top, **style)
+    image = axis.imshow(shown.std.numpy(), extent=shown.extent, cmap="Greys", norm=scale, **style)
     axis.set_box_aspect(1)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.8, label="standard deviation per output")
+    if logarithmic:
+        use_log(bar.ax, "x", bottom, top)
     bar.ax.set_visible(not constant)  # there, but empty: the maps beside it have one, and stay aligned
 
 

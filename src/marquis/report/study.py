@@ -22,7 +22,7 @@ from marquis.tasks.ranking import auroc
 
 LEVEL = 0.9
 INSIDE = "held-out data"
-OUTPUT, CODE = "variance of the output", "variance of the code"
+OUTPUT, CODE = "output variance", "code variance"
 
 
 @dataclass(frozen=True)
