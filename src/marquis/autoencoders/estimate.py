@@ -89,7 +89,7 @@ class Moments:
             return
         away = value - self.mean
         self.mean.add_(away, alpha=1 / self.count)
-        self.squares.addcmul_(away, value - self.mean)
+        self.squares.addcmul_(away, away, value=1 - 1 / self.count)  # what is left of `away` once the mean has moved
 
     @property
     def variance(self) -> Tensor:
@@ -103,14 +103,19 @@ class Moments:
 
 
 class Average:
-    """Running mean alone, in one pass over each value."""
-
-    mean: Tensor | None = None
+    """Running mean alone. A number expanded to a shape stays a number, so that constant noise costs no pass at all."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self._mean, self._shape = 0, torch.zeros(()), torch.Size()
 
     def add(self, value: Tensor) -> None:
         """One more draw."""
-        self.count += 1
-        self.mean = value.clone() if self.mean is None else self.mean.lerp_(value, 1 / self.count)
+        self.count, self._shape = self.count + 1, value.shape
+        if value.numel() and not any(value.stride()):
+            value = value[(0,) * value.ndim]
+        self._mean = value.clone() if self.count == 1 else self._mean.lerp_(value, 1 / self.count)
+
+    @property
+    def mean(self) -> Tensor | None:
+        """Of all that was added."""
+        return self._mean.expand(self._shape) if self.count else None

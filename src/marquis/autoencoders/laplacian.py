@@ -27,8 +27,8 @@ class LaplacianAutoencoder(BaseAutoencoder):
     ```
 
     Every step draws a network, takes the loss there and remembers the curvature; see `mq.OnlineLaplace`. By default
-    the noise precision is learnt too, and the posterior is cold (temperature 0.01). Checkpoints hold curvature, noise, prior and random streams, so that an
-    interrupted training goes on to the same weights.
+    the noise precision is learnt too, and the posterior is cold (temperature 0.01). Checkpoints hold curvature, noise,
+    prior and random streams, so that an interrupted training goes on to the same weights.
 
     Args:
         encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.

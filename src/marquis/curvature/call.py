@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, MarquisError
+from marquis.likelihoods.tools import all_finite
 
 Model = nn.Module | Callable[[dict[str, Tensor], Any], Tensor]
 Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
@@ -174,14 +175,12 @@ def batch_size(x: Any) -> int:
 def check_finite(x: Any, name: str = "x") -> None:
     """Raise `DataError` naming the leaf if a floating tensor in the pytree `x` holds a NaN or an infinity."""
     for path, leaf in pytree.tree_flatten_with_path(x)[0]:
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            finite = torch.isfinite(leaf)
-            if not bool(finite.all()):
-                bad = int((~finite).sum())
-                raise DataError(
-                    f"{name}{pytree.keystr(path)} holds {bad} NaN or infinite value(s) of {leaf.numel()}; "
-                    "impute or mask them before computing curvature."
-                )
+        numbers = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        if numbers and not all_finite(leaf):
+            raise DataError(
+                f"{name}{pytree.keystr(path)} holds {int((~torch.isfinite(leaf)).sum())} NaN or infinite value(s) of "
+                f"{leaf.numel()}; impute or mask them before computing curvature."
+            )
 
 
 def without_inference(x: Any) -> Any:

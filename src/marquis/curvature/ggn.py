@@ -33,6 +33,7 @@ from marquis.curvature.squared import squared_forward, squared_pass
 from marquis.curvature.tiles import picture_of
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.likelihoods.tools import all_finite
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
 ESTIMATORS = ("exact", "sketched", "approximate", "mixed")
@@ -126,7 +127,7 @@ def outputs_and_ggn(
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, "expand", None)
     _check_choice("estimator", estimator, SHARING_ESTIMATORS)
     _check_estimator(structure, estimator, probes)
-    return job.recorded(*job.roots(estimator, probes, generator), parameters_of(model, params))
+    return job.recorded(*job.roots(estimator, probes, generator), job.given)
 
 
 @torch.inference_mode(False)
@@ -203,10 +204,9 @@ class _Job:
         self.x = without_inference(self.x)
         check_finite(self.x)
         self.size = batch_size(self.x)
-        self.everything = {
-            name: without_inference(p.detach()) for name, p in parameters_of(self.model, self.params).items()
-        }
-        chosen = select(parameters_of(self.model, self.params), self.parameters)
+        self.given = parameters_of(self.model, self.params)
+        self.everything = {name: without_inference(p.detach()) for name, p in self.given.items()}
+        chosen = select(self.given, self.parameters)
         self.layout = Layout.of(chosen)
         self.like = self.everything[self.layout.names[0]]
 
@@ -220,7 +220,7 @@ class _Job:
         return network_of(self.model, self.everything, self.x)
 
     def check_outputs(self, outputs: Tensor) -> Tensor:
-        if not bool(torch.isfinite(outputs).all()):
+        if not all_finite(outputs):
             raise DataError(
                 f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
             )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
-from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
+from marquis.likelihoods.tools import all_finite, as_mask, describe, flatten_outputs, sum_outputs
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Likelihood:
             DataError: Wrong shape or dtype, NaN or infinity in `f` or in an observed label, label out of range.
         """
         self._check_outputs(f)
-        if not bool(f.isfinite().all()):
+        if not all_finite(f):
             raise DataError(
                 f"{self}: the network's outputs contain NaN or infinity "
                 f"({int((~f.isfinite()).sum())} of {f.numel()} values). Check the inputs, or whether training diverged."
@@ -213,7 +213,7 @@ class Likelihood:
 
     def _check_labels(self, f: Tensor, y: Tensor) -> None:
         del f
-        if y.is_floating_point() and not bool(y.isfinite().all()):
+        if y.is_floating_point() and not all_finite(y):
             raise DataError(
                 f"{self}: observed labels contain NaN or infinity ({int((~y.isfinite()).sum())} of {y.numel()} values)."
                 " For missing labels pass mask=~y.isnan()."

@@ -189,8 +189,8 @@ class OnlineLaplace:
         self, x: Any, theta: dict[str, Tensor], mask: Tensor | None, with_curvature: bool
     ) -> tuple[Tensor, Any]:
         """Outputs at the sample, and what will compute the curvature there."""
+        like = theta[self.names[0]]
         params = {**parameters_of(self.model, self._params), **theta}
-        like = params[self.names[0]]
         mixed = torch.is_autocast_enabled(like.device.type)
         if with_curvature and self.estimator in SHARING_ESTIMATORS and not mixed:
             return outputs_and_ggn(

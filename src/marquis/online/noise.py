@@ -54,10 +54,11 @@ def fill_with_deviations(
         return fill_with_noise(out, generator).mul_(constant**-0.5)
     if out.device.type != "cpu":
         return out.normal_(generator=generator).mul_(curvature.mul(weight).add_(constant).rsqrt_())
+    rest = curvature.new_tensor(constant)
     for start in range(0, out.numel(), CHUNK):
         part = out[start : start + CHUNK]
         _look_up(part, generator)
-        part.mul_(curvature[start : start + CHUNK].mul(weight).add_(constant).rsqrt_())
+        part.mul_(torch.add(rest, curvature[start : start + CHUNK], alpha=weight).rsqrt_())
     return out
 
 
@@ -65,5 +66,5 @@ def _look_up(part: Tensor, generator: torch.Generator) -> None:
     bits = torch.empty(-(-part.numel() // 4), dtype=torch.int64)
     # The whole range of int64: `random_()` alone would leave the sign bit at zero, and every fourth draw one-sided.
     bits.random_(-(1 << 63), None, generator=generator)
-    index = bits.view(torch.int16)[: part.numel()].to(torch.int32).add_(1 << 15)
+    index = bits.view(torch.uint16)[: part.numel()].to(torch.int32)
     torch.index_select(quantile_table(part.dtype), 0, index, out=part)
