@@ -150,6 +150,7 @@ def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Lay
         _require("prior.precision" not in tensors, "two priors")
         structure = from_state_dict(structured)
         inside.require_same(structure.layout)
+        _require(bool(torch.isfinite(structure.logdet())), "a prior precision that is not positive definite")
         return StructuredPrior(inside, structure, mean)
     given, precision = header["groups"], tensors["prior.precision"]
     if given is None:
