@@ -128,7 +128,7 @@ def test_report_of_a_run_on_a_table_is_in_its_units(tmp_path):
     (run.path / "summary.json").write_text('{"<i>note</i>": 1.5}')
     page = assert_self_contained(write_report(run.path, effort=TINY).read_text(encoding="utf-8"))
     assert "lae-posthoc on a & <b>" in page.text and "<i>note</i>" in page.text
-    assert "in the units of the data" in page.text
+    assert "in the units of the data" in page.text and "mean 0 and standard deviation 1" in page.text
 
 
 def test_report_of_a_run_that_is_not_over_or_not_there(tmp_path):

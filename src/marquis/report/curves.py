@@ -65,7 +65,9 @@ def training_curves(histories: Mapping[str, History]) -> Figure:
     for axis in axes:
         axis.title.set_fontsize(10)
         axis.grid(alpha=0.25)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        low, high = (round(float(end)) for end in (axis.dataLim.x0, axis.dataLim.x1))
+        axis.set_xlim(low - 0.5, high + 0.5)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 

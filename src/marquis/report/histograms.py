@@ -24,7 +24,7 @@ def variance_figure(models: Mapping[str, Spread]) -> Figure:
     """A row per model, a panel per kind of variance, a histogram per data set.
 
     Args:
-        models: For each model and kind of variance (for instance "variance of the code") the values by data set.
+        models: For each model and kind of variance (for instance "code variance") the values by data set.
     """
     kinds = list(next(iter(models.values()), {}))
     if not kinds:
@@ -52,11 +52,12 @@ def _draw(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
         note(axis, "no variance: the model is\na single network")
         return
     low, high = float(positive.min()), float(positive.max())
+    bins = min(BINS, 8 + len(positive) // 10)  # few data in many bins are a comb
     if use_log(axis, "x", low, high):
-        edges = np.geomspace(low, high * (1 + 1e-9), BINS + 1)
+        edges = np.geomspace(low, high * (1 + 1e-9), bins + 1)
     else:
         gap = max(high - low, 1e-6 * high)
-        edges = np.linspace(low - 0.02 * gap, high + 0.02 * gap, BINS + 1)
+        edges = np.linspace(low - 0.02 * gap, high + 0.02 * gap, bins + 1)
     for (name, found), colour in zip(values.items(), LINES * len(values), strict=False):
         share = np.full(len(found), 1 / max(len(found), 1))  # sets of different sizes side by side
         axis.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.35, label=label(name))

@@ -53,6 +53,8 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
     if summary:
         page.table(["", "value"], settings_rows(summary))
     page.heading("Numbers")
+    if run.scaling is not None:
+        page.text("In columns that were brought to mean 0 and standard deviation 1 for the training.")
     sections.add_table(page, {name: found})
     sections.add_map(page, {name: found}, labels, data.target_names)
     originals, units = x[shown], ""
