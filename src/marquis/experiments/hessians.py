@@ -37,7 +37,7 @@ UNIT = "-unit-noise"
 POSTHOC = tuple(f"posthoc-{name}" for name in ("kronecker", *ESTIMATORS))
 ONLINE = tuple(f"online-{name}{end}" for end in PRESETS for name in ESTIMATORS)
 ROWS = ("ae", *POSTHOC, *(f"{name}{UNIT}" for name in POSTHOC), *ONLINE)
-MAIN = ("ae", "posthoc-exact", f"posthoc-exact{UNIT}", "online-sketched", "online-sketched-paper-code")
+MAIN = ("ae", "online-sketched", "online-sketched-paper-code")
 """Rows that are run for several seeds where time is short."""
 SHOWN = {
     f"posthoc-kronecker{UNIT}": "post-hoc Kronecker",

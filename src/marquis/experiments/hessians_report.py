@@ -77,8 +77,8 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         f"Written by {command('hessians', results['size'])} from its results (LAE Table 2 and Figure 8). "
         f"{describe_data(recipe)} Scores are means over {settings['test']:,} test images and {settings['samples']} "
         "drawn networks. As the paper defines them (without the half and without the constant), *-log p* is the "
-        "squared error of a drawn network, summed over pixels and averaged over draws, and *MSE* that of the mean of the "
-        "draws; their difference is the variance over draws, summed over pixels.",
+        "squared error of a drawn network, summed over pixels and averaged over draws, and *MSE* that of the mean of "
+        "the draws; their difference is the variance over draws, summed over pixels.",
         missing(results),
         "## The paper's numbers",
         "± is the standard deviation over seeds where there are several, otherwise nothing is said about it; the "
@@ -207,6 +207,8 @@ def verdict(rows: list[Row], recipe: dict[str, Any], paper: Paper) -> str:
                 "here."
             )
         said += [variance_line(rows, name, paper) for name in VARIANCES if of(rows, name)]
+    forgotten = forgotten_line(rows, recipe)
+    said += [forgotten] if forgotten else []
     said += [line for line in (order_line(rows, key) for key in MEASURES) if line]
     return "\n".join(f"- {line}" for line in said)
 
@@ -229,6 +231,20 @@ def variance_line(rows: list[Row], name: str, paper: Paper) -> str:
     return (
         f"-log p minus MSE, the variance over draws, {label_of(name)}: {own:,.3g}; in the paper "
         f"{theirs[0] - theirs[2]:,.3g}."
+    )
+
+
+def forgotten_line(rows: list[Row], recipe: dict[str, Any]) -> str:
+    """What the preset "paper", which has no prior in the precision, does to weights that see no data."""
+    steps = max((row["steps"] for row in rows if base_of(row["name"])[1] == "-paper"), default=0)
+    if steps == 0:
+        return ""
+    left = (1 - recipe["batch"] / recipe["images"]) ** steps
+    return (
+        "The preset paper has no prior in the precision: a weight that no image reaches (an always-black pixel's) has "
+        f"forgotten its precision down to {left:.2g} of its start value 1 after {steps} steps, standard deviation "
+        f"{left**-0.5:.3g}, and more with every epoch until it is infinite and training ends with an error (about 88 "
+        "epochs in single precision)."
     )
 
 
