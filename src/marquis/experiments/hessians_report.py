@@ -243,8 +243,8 @@ def forgotten_line(rows: list[Row], recipe: dict[str, Any]) -> str:
     return (
         "The preset paper has no prior in the precision: a weight that no image reaches (an always-black pixel's) has "
         f"forgotten its precision down to {left:.2g} of its start value 1 after {steps} steps, standard deviation "
-        f"{left**-0.5:.3g}, and more with every epoch until it is infinite and training ends with an error (about 88 "
-        "epochs in single precision)."
+        f"{left**-0.5:.3g}. Every epoch divides it by e, so that after about a hundred epochs it is zero in single "
+        "precision and training ends with an error; no row here was trained for that long."
     )
 
 
