@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
-demo: $(STAMP)  ## curvature and uncertainty on real digits; writes runs/demo/report.html
-	$(BIN)/python examples/digits.py --out runs/demo
+demo: $(STAMP)  ## three autoencoders on real digits, one of which knows what it does not know; writes runs/demo/report.html
+	$(BIN)/python examples/laplacian_digits.py --out runs/demo
 
 test: $(STAMP)  ## the fast suite, two workers
 	$(BIN)/python -m pytest -n 2

@@ -4,7 +4,7 @@ Trains a small network on scikit-learn's 8x8 digits, computes the curvature of i
 it into a distribution over weights, and asks how uncertain the network is about digits, about digits lying on
 their side, and about pictures with shuffled pixels. Prints tables and writes a report.
 
-    python examples/digits.py --out runs/demo
+    python examples/digits.py --out runs/digits
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import marquis as mq
 from bayes import linearised_samples, tune
 from digits_pictures import picture_of_digits, picture_of_histograms
-from html_page import Page
+from marquis.report import Page
 
 Predictor = Callable[[Tensor], Tensor]  # pictures -> class probabilities
 
@@ -171,7 +171,7 @@ def show(console: Console, title: str, columns: list[str], rows: list[list[str]]
 def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description="What does a digit classifier not know?")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the report")
+    parser.add_argument("--out", type=Path, default=Path("runs/digits"), help="folder for the report")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
     options = parser.parse_args()
@@ -206,11 +206,6 @@ def main() -> None:
     show(console, "Known digits, and pictures the network cannot know", columns, rows)
     assert uncertain is not None
 
-    digits = picture_of_digits(questions, plain(model), uncertain)
-    spread = picture_of_histograms(histograms)
-    digits.savefig(options.out / "digits.png", dpi=130)
-    spread.savefig(options.out / "entropy.png", dpi=130)
-
     page = Page("What does a digit classifier not know?")
     page.text(
         "A network of two dense layers was trained on 8x8 digits. The curvature of its loss says how "
@@ -218,14 +213,16 @@ def main() -> None:
         "weights."
     )
     page.heading("Digits it knows, and pictures it cannot know")
-    page.picture(digits, "Pictures, each with two predictions: network alone, averaged over weights")
+    digits = picture_of_digits(questions, plain(model), uncertain)
+    page.picture("digits", digits, "Pictures, each with two predictions: network alone, averaged over weights.")
     page.table(columns, rows)
     page.text(
         "Prior: the precision with the highest evidence log Z. NLL: mean negative log probability of the right "
         "class. ECE: gap between confidence and share of right answers. AUROC: the chance that the prediction "
         "for an unknown picture has a higher entropy than that for a known one (0.5 is guessing, less is worse)."
     )
-    page.picture(spread, "Histograms of predictive entropy for known and unknown pictures")
+    spread = picture_of_histograms(histograms)
+    page.picture("entropy", spread, "Histograms of predictive entropy for known and unknown pictures.")
     page.heading("Curvature, several ways")
     page.table(curvature_columns, curvature_rows)
     page.text(

@@ -82,13 +82,31 @@ def test_pictures_are_there_and_described():
             assert (page.parent / target).is_file(), f"{name_of(page)}: {target} is missing"
 
 
-def test_demo_writes_a_report_that_needs_no_other_file(tmp_path):
-    small = ["--epochs", "2", "--hidden", "6"]
-    command = [sys.executable, str(ROOT / "examples/digits.py"), *small, "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("example", "small", "printed", "pictures"),
+    [
+        (
+            "laplacian_digits.py",  # what `make demo` runs
+            ["--epochs", "1", "--width", "0.1"],
+            "AUROC of sideways by code variance",
+            {"latent", "posterior", "reconstructions", "training", "variances"},
+        ),
+        ("digits.py", ["--epochs", "2", "--hidden", "6"], "kronecker, exact", {"digits", "entropy"}),
+    ],
+)
+def test_examples_write_a_report_that_needs_no_other_file(example, small, printed, pictures, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "examples" / example), *small, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "kronecker, exact" in done.stdout
-    report = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert report.count("data:image/png;base64,") == 2
+    assert printed in done.stdout
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert report.count("data:image/png;base64,") == len(pictures)
     assert not re.search(r'(src|href)="(?!data:)', report)
-    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "digits.png", "entropy.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    assert {path.name for path in out.iterdir()} == {"report.html", "report"}
+    assert {path.stem for path in (out / "report").iterdir()} == pictures
+
+
+def test_the_demo_is_the_example_that_is_tested():
+    assert "$(BIN)/python examples/laplacian_digits.py --out runs/demo" in (ROOT / "Makefile").read_text()
