@@ -40,6 +40,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove what processes that were killed in the middle of `replacing` left in a folder."""
-    for path in Path(folder).glob(f"{LEFTOVER}*"):
-        path.unlink(missing_ok=True)
+    """Remove what processes that were killed in the middle of `replacing`, or of saving a model, left in a folder."""
+    for pattern in (f"{LEFTOVER}*", ".*.safetensors.*.part"):  # the second is how `marquis.persistence` names its own
+        for path in Path(folder).glob(pattern):
+            path.unlink(missing_ok=True)

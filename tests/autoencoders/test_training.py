@@ -15,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from marquis.atomic import remove_leftovers
 from marquis.autoencoders import ModelSpec, fit
 from marquis.autoencoders.checkpoints import MONITOR, Patience, read_checkpoint, restore
 from marquis.autoencoders.epoch_table import read_rows
@@ -322,6 +323,15 @@ def test_checkpoints_never_run_code(tmp_path, monkeypatch):
         trained(tmp_path, "ae", resume=True)
     with pytest.raises(DataError, match="no checkpoint"):
         read_checkpoint(tmp_path / "absent.ckpt")
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    kept = [tmp_path / name for name in ("model.safetensors", ".mine", "notes.part")]
+    left = [tmp_path / name for name in (".part-last-x1.ckpt", ".model.safetensors.x1.part")]
+    for path in (*kept, *left):
+        path.write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_patience_counts():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True)
+app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -16,7 +16,7 @@ def embed(
     data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
     out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
     split: Annotated[
-        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
     ] = None,
     samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
     limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,

@@ -10,7 +10,11 @@ import typer
 if TYPE_CHECKING:
     from marquis.tasks.ood import OodResult
 
-app = typer.Typer(help="How good is a trained model, and does it know what it does not know?", no_args_is_help=True)
+app = typer.Typer(
+    help="How good is a trained model, and does it know what it does not know?",
+    no_args_is_help=True,
+    add_completion=False,
+)
 SHOWN = ("nll", "output_variance", "latent_variance", "combined")
 """Scores of which histograms are drawn."""
 
@@ -21,7 +25,7 @@ def evaluate(
     ood: Annotated[str | None, typer.Option(help="Data from elsewhere, by name or path: are they recognised?")] = None,
     samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
     limit: Annotated[int, typer.Option(help="At most so many rows of each set.")] = 2000,
-    out: Annotated[Path | None, typer.Option(help="Folder for table and pictures. [default: the run]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for table and pictures.", show_default="the run")] = None,
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite results that are there already.")] = False,
 ) -> None:

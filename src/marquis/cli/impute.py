@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from marquis.run import Rows, Run
 
-app = typer.Typer(help="Fill in what is missing, with error bars.", no_args_is_help=True)
+app = typer.Typer(help="Fill in what is missing, with error bars.", no_args_is_help=True, add_completion=False)
 HALVES = ("top", "bottom", "left", "right")
 
 
@@ -25,7 +25,7 @@ def impute(
         str | None, typer.Option(help="For images: treat the top, bottom, left or right half as missing.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
     ] = None,
     samples: Annotated[int, typer.Option(help="Different answers per row.")] = 25,
     rounds: Annotated[int, typer.Option(help="How often the observed entries are put back.")] = 1,
@@ -36,8 +36,8 @@ def impute(
     """Fill missing entries; observed ones stay exactly as they are.
 
     A table gets one more column NAME_std for each column with missing entries: the standard deviation of the missing
-    value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in, and the
-    standard deviation (white is the largest of all). An .npz file holds `x`, `std`, `missing` and `samples`.
+    value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in, and how
+    much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`.
     """
     from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
     from marquis.run import Run
@@ -112,7 +112,8 @@ def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, sa
         return
     if out.suffix.lower() in PICTURES:
         given = torch.where(missing, 0.5, rows.original)
-        rows_of_three = torch.stack([given, mean, std / std.max().clamp_min(1e-12)], 1).flatten(0, 1)
+        spread = samples.std(0) if len(samples) > 1 else std
+        rows_of_three = torch.stack([given, mean, spread / spread.max().clamp_min(1e-12)], 1).flatten(0, 1)
         write_picture(out, rows_of_three.numpy(), together=3)
         return
     names = rows.names or tuple(f"column_{number}" for number in range(1, mean.shape[1] + 1))

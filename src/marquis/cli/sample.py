@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from marquis.run import Run
 
-app = typer.Typer(help="New data from a trained model.", no_args_is_help=True)
+app = typer.Typer(help="New data from a trained model.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()

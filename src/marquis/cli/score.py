@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from torch import Tensor
 
-app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True)
+app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -19,7 +19,7 @@ def score(
     data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
     out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
     split: Annotated[
-        str | None, typer.Option(help="train, test or all. [default: test of a name, all of a file]")
+        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
     ] = None,
     samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
     reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from marquis.autoencoders import BaseAutoencoder, Trained
     from marquis.run import Run
 
-app = typer.Typer(help="Train an autoencoder.", no_args_is_help=True)
+app = typer.Typer(help="Train an autoencoder.", no_args_is_help=True, add_completion=False)
 KINDS = "lae, lae-posthoc, ae, ae-variance, vae, dropout, ensemble, bbb"
 
 
@@ -22,29 +22,31 @@ def train(
         str | None,
         typer.Option(help="A name of `marquis data list`, a table (.csv, .parquet, .npy, .npz) or a folder."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/MODEL-DATA]")] = None,
-    latent: Annotated[int | None, typer.Option(help="Size of the code. [default: 2; celeba 64]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/MODEL-DATA")] = None,
+    latent: Annotated[int | None, typer.Option(help="Size of the code.", show_default="2; celeba 64")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Published settings of lae: paper or paper-code. [default: ours]")
+        str | None, typer.Option(help="Published settings of lae: paper or paper-code.", show_default="ours")
     ] = None,
-    likelihood: Annotated[str | None, typer.Option(help="gaussian or bernoulli. [default: gaussian]")] = None,
+    likelihood: Annotated[str | None, typer.Option(help="gaussian or bernoulli.", show_default="gaussian")] = None,
     architecture: Annotated[
         str | None,
-        typer.Option(help="auto, dense, convolutional, mnist-dense, fashion-conv or celeba-conv. [default: by data]"),
+        typer.Option(
+            help="auto, dense, convolutional, mnist-dense, fashion-conv or celeba-conv.", show_default="by data"
+        ),
     ] = None,
-    width: Annotated[float | None, typer.Option(help="Factor on hidden units and channels. [default: 1]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most so many. [default: 100]")] = None,
+    width: Annotated[float | None, typer.Option(help="Factor on hidden units and channels.", show_default="1")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most so many.", show_default="100")] = None,
     patience: Annotated[
-        int | None, typer.Option(help="Epochs without improvement before it stops. [default: 8]")
+        int | None, typer.Option(help="Epochs without improvement before it stops.", show_default="8")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per batch. [default: 128]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.001]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and random draws. [default: 0]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per batch.", show_default="128")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.001")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and random draws.", show_default="0")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many training rows.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Column of a table to leave out; may be repeated.")] = None,
     size: Annotated[int | None, typer.Option(help="Resize the images of a folder to this edge.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="The first folder to look in for data. [env: MARQUIS_DATA]")
+        Path | None, typer.Option(help="The first folder to look in for data.", show_default="$MARQUIS_DATA")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is there already.")] = False,
