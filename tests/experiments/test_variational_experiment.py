@@ -184,7 +184,7 @@ def test_verdict_where_the_network_overfits(tmp_path, nll, ece, says):
     [
         (0.9, "VL is the worst in NLL; the best in accuracy and ECE.** One seed and 1 epoch(s) are too few"),
         (0.55, "VL is in the middle in NLL; the best in accuracy and ECE.**"),
-        (0.1, "VL is the best in NLL and accuracy and ECE.**"),
+        (0.1, "VL is the best in NLL, accuracy and ECE.**"),
     ],
 )
 def test_standing_of_the_narrow_network_is_said(tmp_path, nll, says):
@@ -193,6 +193,15 @@ def test_standing_of_the_narrow_network_is_said(tmp_path, nll, says):
     assert says in text
     assert ("it is what the paper finds" in text) == (nll == 0.1)
     assert ("does not support the paper's order" in text) == (nll != 0.1)
+
+
+def test_the_papers_way_to_choose_the_tempering_is_shown_where_it_differs(tmp_path):
+    kept = {"watched": [[2, 0.5], [4, 1.6]], "training": {"nll": 0.01}}
+    chosen = [row("vl", 0.1, 0.4), row("vi", 0.1, 0.5), row("map", 0.1, 0.6, validation=0.5)]
+    rows = [{**r, **kept} for r in [*chosen, row("map", 0.3, 0.55, validation=0.7, ece=0.02)]]
+    text = write_report(tmp_path, results_of([], overfitting=rows)).read_text()
+    assert "Chosen by test NLL, as in the paper, MAP would have β = 0.3, NLL 0.550 and ECE 0.020." in text
+    assert "Chosen by test NLL" not in write_report(tmp_path, results_of([], overfitting=rows[:3])).read_text()
 
 
 def test_settings_of_the_other_parts_say_nothing_of_overfitting(quick):

@@ -83,6 +83,20 @@ def test_hidden_in_a_transformer_layer():
     step(nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)), torch.randn(4, 3, 4))
 
 
+def test_hidden_in_a_recurrent_layer():
+    class Recurrent(nn.Module):
+        def __init__(self, nonlinearity):
+            super().__init__()
+            self.layer, self.head = nn.RNN(3, 4, batch_first=True, nonlinearity=nonlinearity), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.layer(x)[0][:, -1])
+
+    with pytest.raises(UnsupportedOperationError, match=r"ReLU in module 'layer' \(RNN\)"):
+        step(Recurrent("relu"), torch.randn(4, 5, 3))
+    step(Recurrent("tanh"), torch.randn(4, 5, 3))
+
+
 @pytest.mark.parametrize(
     "module",
     [nn.Softplus(), nn.Tanh(), nn.GELU(), nn.SiLU(), nn.Sigmoid(), nn.Mish(), nn.LogSigmoid(), nn.Softmax(1)],

@@ -13,7 +13,7 @@ class Overfitting:
     epochs: int = 80
     batch: int = 64
     lr: float = 3e-3
-    temperings: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
+    temperings: tuple[float, ...] = (0.01, 0.1, 0.3)
     seeds: tuple[int, ...] = (0, 1, 2)
     watch_every: int = 4
     """Validation NLL is noted after every so many epochs, to see whether it rises again."""
@@ -67,6 +67,6 @@ SETTINGS = {
         seeds=(0, 1, 2),
         resnet_width=1 / 4,
         resnet_epochs=200,
-        overfitting=Overfitting(epochs=200),
+        overfitting=Overfitting(epochs=200, temperings=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
     ),
 }

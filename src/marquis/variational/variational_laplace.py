@@ -105,7 +105,8 @@ class VariationalLaplace(GaussianMethod):
     def elbo(self, loader: Iterable[Any], *, estimator: str = "products", samples: int = 1) -> float:
         """VL's value of the tempered ELBO on a loader's data, in evaluation mode: `log p(y|μ) - ½ tr(ΣF) - β KL`.
 
-        The data count as all there are, so this is the training ELBO if the loader yields the training set.
+        The data count as all there are, so this is the training ELBO if the loader yields the training set. F is the
+        Fisher information also where VL(H) was trained.
 
         Args:
             loader: Yields `(x, y)`, or `x` alone for autoencoders.
