@@ -3,7 +3,7 @@
 A narrow residual network, trained on upright digits, and several ways to its class probabilities: MAP, MAP with a tuned
 temperature, linearised Laplace (a diagonal over all weights, the last layer, subnetworks of 2 % to 0.02 % with a full
 covariance), diagonal SWAG, MC dropout and a deep ensemble. The prior precision is chosen twice, by the evidence and by
-upright validation digits; no turned digit is used to choose anything. Corrupted CIFAR is not run: there is no data.
+upright validation digits; no turned digit takes part in that. Corrupted CIFAR is not run: there is no data.
 """
 
 from __future__ import annotations
