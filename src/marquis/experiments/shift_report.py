@@ -171,9 +171,9 @@ def _claim(turned: dict[str, float]) -> str:
         return ""
     ahead = [f"*{m}*" for m in rivals if m in turned and turned[m] < turned[small]]
     return (
-        " The tutorial's claim is that a full covariance over so few weights (there 42 thousand) keeps more than cruder "
-        f"methods over all of them; of this small network 0.4 % is next to nothing, and ahead of it on turned digits "
-        f"are {', '.join(ahead) or 'none of the others'}."
+        " The tutorial's claim is that a full covariance over so small a share (there 42 thousand weights) keeps more "
+        "than cruder methods over all of them; of this network it is a few dozen weights, and ahead of it on turned "
+        f"digits are {', '.join(ahead) or 'none of the others'}."
     )
 
 
