@@ -29,6 +29,9 @@ EXPERIMENTS = {
     "hessians": ("marquis.experiments.hessians", "Laplacian autoencoders: which curvature, after or while training"),
     "latent-map": ("marquis.experiments.latent_map", "Codes over the decoder's doubt: VAE, post-hoc, online"),
     "adapted-evidence": ("marquis.experiments.adapted_evidence", "Whose weights belong in the evidence: five networks"),
+    "claims": ("marquis.experiments.claims", "Laplacian autoencoders: the default's ablation, claims without a table"),
+    "vae-variance": ("marquis.experiments.vae_variance", "Where a decoder's variance should be large, and where it is"),
+    "scaling": ("marquis.experiments.scaling", "Time and memory of curvature against the resolution of images"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""
