@@ -158,7 +158,7 @@ def choices(results: dict[str, Any]) -> str:
     lines = [
         f"- Weight decay (as prior precision; validation NLL): {grid}. Chosen on "
         f"{results['study']['validation']:,} validation rows: {results['precision']:g}{edge}.",
-        "- Architecture, learning rate and epochs: by hand, from four trial runs scored on validation rows (and, "
+        "- Architecture, learning rate and epochs: by hand, from a few trial runs scored on validation rows (and, "
         "for outliers, on KMNIST), and by the time they take. No trial was scored on test rows or on MNIST.",
         "- Prior precisions of the posterior, one per layer: by the evidence, from training rows alone.",
     ]
