@@ -24,7 +24,7 @@ from marquis.predictive import Prediction, predict, predict_loader
 from marquis.predictive.score import ValidationScore
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import STRUCTURES, Structure
-from marquis.subnetwork import Subnetwork
+from marquis.subnetwork import Subnetwork, function_of_chosen
 
 
 class Laplace:
@@ -175,6 +175,10 @@ class Laplace:
         fitted = self.fitted
         if fitted.statistics is None:
             raise DataError("the evidence depends on labels, but the data of fit had none; fit on (x, y).")
+        model, params = self.model, self._params
+        if fitted.index is not None:
+            inside = fitted.curvature.layout
+            model, params = function_of_chosen(model, params, fitted.mean, fitted.index, inside)
         return EvidenceProblem(
             fitted.curvature,
             fitted.vector,
@@ -182,9 +186,9 @@ class Laplace:
             self.likelihood,
             fitted.statistics,
             self.temperature,
-            self.model if fitted.index is None else None,
+            model,
             self._loader if loader is None else loader,
-            self._params,
+            params,
             self._mask_of,
         )
 
