@@ -231,8 +231,13 @@ def preconditioner_of(problem: EvidenceProblem, dense: Structure | None) -> Any:
 
 
 def exact_curvature(tangent: Tangent, problem: EvidenceProblem) -> Structure | None:
-    """The whole matrix, as a preconditioner, where the problem's own is an approximation and the weights are few."""
+    """The whole matrix, as a preconditioner, where the problem's own is an approximation and the weights are few.
+
+    A solve costs P^2 and a product 2 N O P: with fewer labels than that pays for, more products are the cheaper way.
+    """
     if problem.curvature is None or problem.curvature.kind in ("full", "lowrank"):
+        return None
+    if tangent.kept_rows() < 2 * problem.layout.total:
         return None
     matrix = tangent.dense()
     # In double precision: precisions from 1e-8 to 1e8 side by side leave single precision no digits.

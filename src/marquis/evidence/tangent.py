@@ -122,6 +122,13 @@ class Tangent:
         """Whether the Jacobians are in memory."""
         return self._stored is not None
 
+    def kept_rows(self) -> int:
+        """Rows of the Jacobians in memory, N O; 0 if they are not kept. Passes over the data if that is not known."""
+        if self._stored is None and self._limit != 0:
+            for _ in self.batches():
+                pass
+        return sum(batch.f.numel() for batch in self._stored or ())
+
     def batches(self) -> Iterator[TangentBatch | StoredBatch]:
         """Every batch, differentiated; kept for the next time where all of them fit."""
         if self._stored is not None:
@@ -202,8 +209,9 @@ class Tangent:
 
         Cost: N O P^2.
         """
-        batches = list(self.batches()) if self._limit != 0 else []
-        if self._stored is None or self.layout.total > DENSE_WEIGHTS or batches[0].f[0].numel() > FEW_OUTPUTS:
+        if not self.kept_rows() or self._stored is None or self.layout.total > DENSE_WEIGHTS:
+            return None
+        if self._stored[0].f[0].numel() > FEW_OUTPUTS:
             return None
         total = self.centre.new_zeros(self.layout.total, self.layout.total)
         for batch in self._stored:
