@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "approximate": {"estimator": "approximate"},
 }
 IMAGES = 1000
-SAMPLES = (10, 100, 1000)
+SAMPLES = (10, 100)
 
 
 def stepper(workload: str, variant: str) -> Callable[[], None]:
