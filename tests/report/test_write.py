@@ -9,7 +9,7 @@ import torch
 from report_models import TINY, finished_run, rows, trained, write_csv
 from test_page import assert_self_contained
 
-from marquis.errors import DataError
+from marquis.errors import DataError, MarquisError
 from marquis.report import write_comparison, write_report
 from marquis.report.study import CODE, INSIDE, OUTPUT, study
 from marquis.tasks.calibration import coverage
@@ -97,6 +97,7 @@ def test_other_shapes(shape, tmp_path):
     [
         ({"models": {}}, "no models"),
         ({"labels": torch.zeros(3).long()}, "40 data but 3 labels"),
+        ({"labels": torch.zeros(40, 2).long()}, r"classes are one integer per datum"),
         ({"history": {"other": []}}, "none of the models"),
         ({"data": torch.zeros(0, *SHAPE)}, "at least one"),
         ({"outside": {"odd": torch.zeros(4, 7)}}, "same shape"),
@@ -105,7 +106,7 @@ def test_other_shapes(shape, tmp_path):
 )
 def test_wrong_input_is_refused_and_nothing_written(change, message, tmp_path):
     given = {"models": {"plain": trained("plain")[0]}, "data": rows(SHAPE), "labels": None, "out": tmp_path / "out"}
-    with pytest.raises((DataError, Exception), match=message):
+    with pytest.raises(MarquisError, match=message):
         write_comparison(**{**given, **change}, effort=TINY)
     assert not (tmp_path / "out").exists()
 

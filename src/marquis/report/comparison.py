@@ -75,6 +75,8 @@ def write_comparison(
         raise DataError(f"data of shape {list(data.shape)}: the rows come first, [n, ...], and there is at least one.")
     if labels is not None and len(labels) != len(data):
         raise DataError(f"{len(data)} data but {len(labels)} labels.")
+    if labels is not None and labels.dim() != 1 and not labels.is_floating_point():
+        raise DataError(f"labels of shape {list(labels.shape)}: classes are one integer per datum, [n].")
     if unknown := sorted(set(history or {}) - set(models)):
         raise DataError(f"history= has {', '.join(unknown)}, which is none of the models {', '.join(models)}.")
     effort = effort or Effort.sensible(data.shape[1:])
