@@ -34,7 +34,16 @@ SETTINGS = {
         1, 2, train=200, fashion=0, temperatures=(0.01,), widths=(1 / 16, 1.0), samples_epochs=2, draws=10
     ),
     "default": Settings(),
-    "full": Settings(10, 200, fashion=55000, fashion_epochs=60, fashion_seeds=5, test=10000, samples_epochs=200),
+    "full": Settings(
+        10,
+        200,
+        fashion=55000,
+        fashion_epochs=60,
+        fashion_seeds=5,
+        test=10000,
+        widths=(1 / 16, 1 / 4, 1.0, 4.0),
+        samples_epochs=200,
+    ),
 }
 
 
@@ -56,6 +65,8 @@ def run(
         return write_report(folder, results)
 
     for job in jobs(settings):
+        if rows and job.seed > rows[-1]["seed"]:
+            save()  # a page of the seeds so far, should the rest be stopped
         row = one_cell(folder, settings, job, data_dir)
         rows.append({**row, "part": job.part, "label": job.label})
         words = f"error {row['error']:.2f}, log p {row['refitted_log_prob']:.1f}" if "error" in row else row["failed"]

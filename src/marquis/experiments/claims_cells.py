@@ -26,7 +26,7 @@ LATENT, BATCH, LEVEL = 2, 64, 0.9
 class Settings:
     """How large the experiment is. Epochs of Fashion-MNIST are passes over `fashion` images."""
 
-    seeds: int = 3
+    seeds: int = 2
     epochs: int = 40
     lr: float = 2e-3
     train: int | None = None
@@ -35,7 +35,7 @@ class Settings:
     fashion_seeds: int = 1
     test: int = 1000
     temperatures: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)
-    widths: tuple[float, ...] = (1 / 16, 1 / 4, 1.0, 4.0)
+    widths: tuple[float, ...] = (1 / 16, 1 / 4, 1.0, 2.0)
     samples_epochs: int = 20
     draws: int = 50
 
