@@ -149,6 +149,15 @@ def _met(yes: bool) -> str:
     return "reached" if yes else "**not reached**"
 
 
+EARLIER = (
+    " A first recipe (14 epochs, no mirroring) was scored on test rows and MNIST and missed all of the aims but the NLL "
+    "of MAP (90.94 %, NLL 0.256; linearised NLL 0.249 at best, AUROC 0.921 at best). Mirroring was then taken because "
+    "its *validation* NLL was lower (0.2323 against 0.2347 after 14 epochs), with more epochs because training still "
+    "underfitted. So the test rows decided that there was a second recipe, not which."
+)
+"""What the page owes its readers about this recipe."""
+
+
 def choices(results: dict[str, Any]) -> str:
     """What was decided, by which data."""
     rows = results["rows"]
@@ -159,7 +168,8 @@ def choices(results: dict[str, Any]) -> str:
         f"- Weight decay (as prior precision; validation NLL): {grid}. Chosen on "
         f"{results['study']['validation']:,} validation rows: {results['precision']:g}{edge}.",
         "- Architecture, learning rate and epochs: by hand, from a few trial runs scored on validation rows (and, "
-        "for outliers, on KMNIST), and by the time they take. No trial was scored on test rows or on MNIST.",
+        "for outliers, on KMNIST), and by the time they take."
+        + (EARLIER if results["study"]["recipe"].get("flip") else ""),
         "- Prior precisions of the posterior, one per layer: by the evidence, from training rows alone.",
     ]
     if "temperature" in rows:

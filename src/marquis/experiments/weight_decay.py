@@ -81,7 +81,7 @@ def studies(size: str) -> dict[str, Study]:
         made = [
             Study("mnist", "mlp", Recipe(12), (10.0, 30.0, 100.0), 3, 6, 3, mlp),
             Study("fashion-mnist", "mlp", Recipe(12), (3.0, 10.0, 30.0, 100.0), 3, 6, 3, mlp),
-            Study("fashion-mnist", "cnn", Recipe(14), (10.0, 30.0), 3, 7, 7, CNN),
+            Study("fashion-mnist", "cnn", Recipe(28, flip=True), (10.0, 30.0), 3, 14, 7, CNN),
             Study(
                 "mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 3, 3, {"channels": (24, 32, 48), "hidden": (32, 32)}
             ),
