@@ -150,8 +150,8 @@ def _met(yes: bool) -> str:
 
 
 EARLIER = (
-    " A first recipe (14 epochs, no mirroring) was scored on test rows and MNIST and missed all of the aims but the NLL "
-    "of MAP (90.94 %, NLL 0.256; linearised NLL 0.249 at best, AUROC 0.921 at best). Mirroring was then taken because "
+    " A first recipe (14 epochs, no mirroring) was scored on test rows and MNIST and missed all aims but the NLL of "
+    "MAP (90.94 %, NLL 0.256; linearised NLL 0.249 at best, AUROC 0.921 at best). Mirroring was then taken because "
     "its *validation* NLL was lower (0.2323 against 0.2347 after 14 epochs), with more epochs because training still "
     "underfitted. So the test rows decided that there was a second recipe, not which."
 )
