@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 
 import matplotlib.image
@@ -43,6 +44,17 @@ def nothing_is_clipped(figure):
     assert box.x0 >= -0.01 and box.y0 >= -0.01 and box.x1 <= width + 0.01 and box.y1 <= height + 0.01, box
     for border in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
         assert border.min() == 1
+    for axis in figure.axes:
+        if axis.get_visible():
+            no_numbers_overlap(axis)
+
+
+def no_numbers_overlap(axis):
+    low, high = sorted(axis.get_xlim())
+    ticks = [tick for tick in axis.xaxis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 < right.x0, [tick.label1.get_text() for tick in ticks]
 
 
 HISTORY = [
@@ -144,6 +156,15 @@ def test_many_long_classes_beside_one_map():
     nothing_is_clipped(figure)
     legend, panel = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     assert panel.x1 < legend.x0 and panel.width > 2 * figure.dpi
+
+
+@pytest.mark.parametrize("span", [(0.0175, 0.035), (1e-5, 1.1e-5), (0.00012, 0.0049), (2e-5, 0.015), (1.0, 1e6)])
+def test_numbers_below_maps_histograms_and_boxes_do_not_overlap(span):
+    values = torch.logspace(*(math.log10(end) for end in span), 25, dtype=torch.float64)
+    shown = figures.LatentMap(torch.zeros(2, 2), values.reshape(5, 5), (-1.0, 1.0, -1e4, 1e4), ("a", "b"), OVER_DRAWS)
+    nothing_is_clipped(figures.latent_figure({"map": shown}, torch.tensor([0, 1])))
+    nothing_is_clipped(figures.variance_figure({"model": {"output": {"a": values}, "code": {"a": values}}}))
+    nothing_is_clipped(figures.widths_figure({"model": {"weight": values[::6]}}))
 
 
 def test_a_corner_does_not_outshine_the_map():

@@ -74,8 +74,8 @@ def use_log(axis: Any, which: str, low: float, high: float) -> bool:
 
     getattr(axis, f"set_{which}scale")("log")
     ruler = getattr(axis, f"{which}axis")
-    steps = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
-    ruler.set_major_locator(LogLocator(10, subs=steps))
+    steps = (1.0, 2.0, 5.0) if high < 50 * low else (1.0, 3.0) if high < 1000 * low else (1.0,)
+    ruler.set_major_locator(LogLocator(10, subs=steps, numticks=5 if len(steps) == 1 else None))
     ruler.set_major_formatter(FormatStrFormatter("%g"))
     ruler.set_minor_formatter(NullFormatter())
     return True

@@ -45,6 +45,8 @@ def variance_figure(models: Mapping[str, Spread]) -> Figure:
 
 
 def _draw(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     values = {name: found.double().numpy() for name, found in sets.items()}
     everything = np.concatenate(list(values.values()))
     positive = everything[np.isfinite(everything) & (everything > 0)]
@@ -58,6 +60,7 @@ def _draw(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
     else:
         gap = max(high - low, 1e-6 * high)
         edges = np.linspace(low - 0.02 * gap, high + 0.02 * gap, bins + 1)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
     for (name, found), colour in zip(values.items(), LINES * len(values), strict=False):
         share = np.full(len(found), 1 / max(len(found), 1))  # sets of different sizes side by side
         axis.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.35, label=label(name))

@@ -152,6 +152,7 @@ def _class_name(value: int, classes: Sequence[str] | None) -> str:
 def _draw_map(figure: Figure, axis: Axes, shown: LatentMap) -> None:
     """Greys that leave room above: black would swallow the points. Logarithmic where a corner would outshine all."""
     from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import MaxNLocator
 
     bottom, top = float(shown.std.min()), float(shown.std.quantile(0.99))
     constant = shown.meaning == CONSTANT
@@ -166,6 +167,10 @@ def _draw_map(figure: Figure, axis: Axes, shown: LatentMap) -> None:
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.8, label="standard deviation per output")
     if logarithmic:
         use_log(bar.ax, "x", bottom, top)
+    else:
+        bar.locator = MaxNLocator(4)
+        bar.update_ticks()
+    bar.ax.tick_params(labelsize=8)
     bar.ax.set_visible(not constant)  # there, but empty: the maps beside it have one, and stay aligned
 
 
