@@ -207,7 +207,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "go on with: marquis train ae --out r --resume" in err and "Traceback" not in err
     assert len(read_rows(tmp_path / "r/metrics.csv")) >= 1

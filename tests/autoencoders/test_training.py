@@ -224,6 +224,26 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     assert_same(whole.state_dict(), stopped.state_dict())
 
 
+def test_ctrl_c_waits_for_the_end_of_the_batch_and_twice_does_not(tmp_path):
+    class Press(Callback):
+        """Ctrl-C in the middle of a step, where a lock may be held."""
+
+        def __init__(self, times: int) -> None:
+            self.times, self.went_on = times, 0
+
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+            self.went_on += 1
+
+    handler = signal.getsignal(signal.SIGINT)
+    for times, steps in ((1, 1), (2, 0)):
+        press = Press(times)
+        with pytest.raises(KeyboardInterrupt, match="after 0 complete epochs"):
+            trained(tmp_path / str(times), "ae", callbacks=[press], max_epochs=2)
+        assert press.went_on == steps and signal.getsignal(signal.SIGINT) is handler
+
+
 def test_logs(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     trained(tmp_path, "lae", max_epochs=1, tensorboard=True, progress=True)

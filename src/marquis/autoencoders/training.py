@@ -6,9 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from marquis.autoencoders.checkpoints import (
     restore,
 )
 from marquis.autoencoders.epoch_table import EpochTable, Row
+from marquis.autoencoders.interruption import Interruption
 from marquis.autoencoders.sharding import SharedData
 from marquis.errors import DataError
 
@@ -101,7 +100,7 @@ def fit(
 
     Raises:
         DataError: The folder holds a training already, there is nothing to resume from, or training diverged.
-        KeyboardInterrupt: Ctrl-C; the run can be resumed.
+        KeyboardInterrupt: Ctrl-C, which stops after the batch; the run can be resumed.
     """
     out, checkpoints = Path(out), Path(out) / CHECKPOINTS
     kept = EpochCheckpoints(checkpoints)
@@ -113,7 +112,8 @@ def fit(
     on_terminal = sys.stdout.isatty()
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
     stopping = Patience(patience)
-    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, stopping, kept]
+    interruption = Interruption()
+    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, stopping, kept, interruption]
     if progress and on_terminal:
         own.append(_Bar(leave=False))
     start = kept.last if kept.last.exists() else None
@@ -136,13 +136,13 @@ def fit(
         )
         if trainer.world_size > 1 and not lightning_deals:
             data_module = SharedData(data_module)
-        with _interruptible():
+        with interruption.listening():
             try:
                 trainer.fit(model, datamodule=data_module, ckpt_path=start)
             except SystemExit:  # what newer versions of Lightning make of Ctrl-C
                 if not trainer.interrupted:
                     raise
-        if trainer.interrupted:
+        if trainer.interrupted or interruption.asked:
             raise KeyboardInterrupt(
                 f"training was stopped after {len(table.rows)} complete epochs; what they came to is in {checkpoints}"
             )
@@ -206,16 +206,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C works again afterwards: Lightning switches it off for good when it has seen one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,52 @@
+"""Ctrl-C in training: it stops after the batch, not in the middle of whatever is going on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback
+
+
+class Interruption(Callback):
+    """Remembers Ctrl-C and raises `KeyboardInterrupt` at the end of the batch.
+
+    Raised anywhere, it may hit a thread's lock: TensorBoard's writer then never ends, and Lightning, which waits for
+    it, has switched Ctrl-C off. A second Ctrl-C does not wait.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Stop here, if that was asked for."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Likewise."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While this lasts, Ctrl-C is remembered; afterwards it does what it did before."""
+        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's business
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            if self.asked and callable(before):
+                before(number, frame)
+            self.asked = True
+
+        signal.signal(signal.SIGINT, remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
