@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from marquis.sklearn.autoencoder import LaplacianAutoencoder
 from marquis.sklearn.classifier import LaplaceClassifier
 from marquis.sklearn.regressor import LaplaceRegressor
 
-__all__ = ["LaplaceClassifier", "LaplaceRegressor"]
+__all__ = ["LaplaceClassifier", "LaplaceRegressor", "LaplacianAutoencoder"]
