@@ -1,0 +1,156 @@
+"""`LaplacianImputer`: missing values filled by a Laplacian autoencoder, as scikit-learn's imputers do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, clone
+from sklearn.impute import MissingIndicator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from marquis.errors import DataError
+from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
+
+
+class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Fills the holes of a table with the mean of what may have been there; `sample` gives several complete tables.
+
+    A `LaplacianAutoencoder` is trained on the observed entries (Miani et al. 2022, A.3; methods.md 8.2). Observed
+    entries stay exactly as they are, and a row's answer does not depend on the other rows. Cost: see there.
+
+    Args:
+        estimator: The `LaplacianAutoencoder` to use, which is cloned; None: one of default settings, but with a code of
+            half as many numbers as there are columns (at least 2, at most 10), as holes need more of it than pictures.
+        missing_values: What marks a missing entry: NaN or a number.
+        samples: Draws of which the mean is filled in.
+        rounds: How often a draw is corrected by another network.
+        add_indicator: Whether to append a column of 0 and 1 for each column that had missing entries in `fit`.
+        keep_empty_features: Whether columns without any value in `fit` are filled with 0, or dropped.
+        random_state: Of training and draws; None: that of the `estimator`.
+        verbose: 1 prints the training.
+
+    Attributes:
+        estimator_: the trained autoencoder, of the columns that have values; its `impute` also gives deviations.
+        indicator_: the `MissingIndicator` of `add_indicator`, or None.
+        n_features_in_: number of columns.
+        feature_names_in_: their names, if `fit` was given a table with names.
+    """
+
+    def __init__(
+        self,
+        estimator: LaplacianAutoencoder | None = None,
+        *,
+        missing_values: float = np.nan,
+        samples: int = 25,
+        rounds: int = 1,
+        add_indicator: bool = False,
+        keep_empty_features: bool = False,
+        random_state: Random = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.missing_values = missing_values
+        self.samples = samples
+        self.rounds = rounds
+        self.add_indicator = add_indicator
+        self.keep_empty_features = keep_empty_features
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> LaplacianImputer:
+        """Learn from the observed entries of `X [N, columns]`; returns itself. `y` is ignored."""
+        for name in ("samples", "rounds"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name}={getattr(self, name)!r}: at least 1.")
+        table, missing = self._with_nan(X, reset=True)
+        self._known = ~missing.all(0)
+        if not self._known.any():
+            raise DataError("no column has any value: there is nothing to learn from.")
+        self.indicator_ = None
+        if self.add_indicator:
+            self.indicator_ = MissingIndicator(error_on_new=False).fit(table)
+        self.estimator_ = self._autoencoder(int(self._known.sum())).fit(table[:, self._known])
+        return self
+
+    def _autoencoder(self, columns: int) -> LaplacianAutoencoder:
+        """A fresh one, not trained yet."""
+        if self.estimator is None:
+            made = LaplacianAutoencoder(latent_dim=min(max(2, columns // 2), 10))
+        elif isinstance(self.estimator, LaplacianAutoencoder):
+            made = clone(self.estimator)
+        else:
+            raise DataError(f"estimator= is a {type(self.estimator).__name__}; give a LaplacianAutoencoder, or None.")
+        if self.random_state is not None or self.estimator is None:
+            seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+            made.set_params(random_state=int(seed))
+        return made.set_params(verbose=max(self.verbose, made.verbose))
+
+    def _with_nan(self, X: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The table with NaN where entries are missing, and where that is."""
+        marked_by_nan = bool(np.isnan(self.missing_values))
+        table: Any = validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            copy=True,
+            ensure_all_finite="allow-nan" if marked_by_nan else True,
+            ensure_min_samples=2 if reset else 1,
+        )
+        missing = np.isnan(table) if marked_by_nan else table == self.missing_values
+        table[missing] = np.nan
+        return table, missing
+
+    def transform(self, X: Any) -> np.ndarray:
+        """`X` with its missing entries filled by their means, `[N, columns that are kept (+ indicators)]`."""
+        check_is_fitted(self, "estimator_")
+        table, missing = self._with_nan(X)
+        filled = self._impute(table).mean
+        return self._assembled(table, missing, filled[None])[0]
+
+    def sample(self, X: Any, n_samples: int = 5, random_state: Random = None) -> np.ndarray:
+        """Multiple imputation: `n_samples` complete tables `[n_samples, N, ...]`, each as `transform` gives one.
+
+        Run an analysis on each of them: how its results differ is what the missing values leave open.
+
+        Args:
+            X: `[N, columns]` with missing entries.
+            n_samples: How many tables.
+            random_state: Of the draws; None: the same every time.
+        """
+        check_is_fitted(self, "estimator_")
+        if n_samples < 1:
+            raise DataError(f"n_samples={n_samples}: at least 1.")
+        table, missing = self._with_nan(X)
+        return self._assembled(table, missing, self._impute(table, n_samples, random_state).samples)
+
+    def _impute(self, table: np.ndarray, samples: int | None = None, random_state: Random = None) -> Any:
+        count = self.samples if samples is None else samples
+        known = table[:, self._known]
+        return self.estimator_.impute(known, count, rounds=self.rounds, random_state=random_state)
+
+    def _assembled(self, table: np.ndarray, missing: np.ndarray, filled: np.ndarray) -> np.ndarray:
+        """Filled versions `[S, N, known columns]` with empty columns and indicators as they were asked for."""
+        parts = filled
+        if self.keep_empty_features:
+            parts = np.repeat(np.where(missing, 0.0, table)[None], len(filled), 0)
+            parts[:, :, self._known] = filled
+        if self.indicator_ is not None:
+            flags = self.indicator_.transform(table).astype(np.float64)
+            parts = np.concatenate([parts, np.repeat(flags[None], len(parts), 0)], 2)
+        return parts
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the columns that `transform` gives."""
+        check_is_fitted(self, "estimator_")
+        names = super().get_feature_names_out(input_features)
+        kept = names if self.keep_empty_features else names[self._known]
+        return kept if self.indicator_ is None else np.append(kept, self.indicator_.get_feature_names_out(names))
+
+    def __sklearn_tags__(self) -> Tags:
+        """Missing values are fine, if they are NaN."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = bool(np.isnan(self.missing_values))
+        return tags
