@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, stdev, variance
 from typing import Any
 
 from marquis.experiments.pages import BLUE, GREEN, GREY, ORANGE, Picture, command, table, write_page
@@ -81,9 +81,8 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "the draws; their difference is the variance over draws, summed over pixels.",
         missing(results),
         "## The paper's numbers",
-        "± is the standard deviation over seeds where there are several, otherwise nothing is said about it; the "
-        "standard error over test images is about "
-        f"{error_of_mse(rows)} for every MSE, and common to all rows because the images are.",
+        "± is the standard deviation over seeds; rows without it have one seed. The standard error of the plain "
+        f"autoencoder's MSE over test images is {error_of_mse(rows)}, but all rows are judged by the same images.",
         paper_table(rows, names, paper),
         "![The paper's two numbers](hessians.png)",
         "## Properly normalised",
@@ -114,10 +113,16 @@ def describe_data(recipe: dict[str, Any]) -> str:
     )
     network = "dense 784-512-256-2 and back" if recipe["architecture"] == "mnist-dense" else "a small dense network"
     return (
-        f"{recipe['data']}, {recipe['images']:,} training images, {network}; Adam at {recipe['lr']:g}, batches of "
+        f"{data_name(recipe)}, {recipe['images']:,} training images, {network}; Adam at {recipe['lr']:g}, batches of "
         f"{recipe['batch']}, {stopping}. All post-hoc rows are posteriors of the same plain autoencoder, prior "
         "precision by the evidence."
     )
+
+
+def data_name(recipe: dict[str, Any]) -> str:
+    """As it begins a sentence."""
+    name: str = recipe["data"]
+    return "MNIST" if name == "mnist" else name.capitalize()
 
 
 def missing(results: dict[str, Any]) -> str:
@@ -207,9 +212,8 @@ def verdict(rows: list[Row], recipe: dict[str, Any], paper: Paper) -> str:
                 "here."
             )
         said += [variance_line(rows, name, paper) for name in VARIANCES if of(rows, name)]
-    forgotten = forgotten_line(rows, recipe)
-    said += [forgotten] if forgotten else []
-    said += [line for line in (order_line(rows, key) for key in MEASURES) if line]
+    lines = [noise_line(rows), forgotten_line(rows, recipe), *(order_line(rows, key) for key in MEASURES)]
+    said += [line for line in lines if line]
     return "\n".join(f"- {line}" for line in said)
 
 
@@ -234,6 +238,31 @@ def variance_line(rows: list[Row], name: str, paper: Paper) -> str:
     )
 
 
+def noise_line(rows: list[Row]) -> str:
+    """How much of the distance between post-hoc and online is the noise that the posterior believes in."""
+    names = ("posthoc-exact-unit-noise", "posthoc-exact", "online-exact", "posthoc-kronecker-unit-noise")
+    unit, learnt, online, factors = (average(rows, name, "nlp") for name in names)
+    if unit is None or learnt is None or online is None:
+        return ""
+    text = (
+        f"-log p post hoc against online, exact: {unit:.1f} with the noise fixed at 1, {learnt:.1f} with it learnt, "
+        f"{online:.1f} online. Learning the noise closes {(unit - learnt) / (unit - online):.0%} of the distance"
+    )
+    kronecker = average(rows, "posthoc-kronecker", "nlp")
+    if factors is None or kronecker is None:
+        return f"{text}."
+    return f"{text}; for Kronecker factors it is {factors:.1f} and {kronecker:.1f}."
+
+
+def seed_spread(rows: list[Row], key: str) -> float:
+    """Standard deviation over seeds, pooled over the plain and the sketched online rows: few seeds each."""
+    names = ("ae", "online-sketched", "online-sketched-paper-code")
+    groups = [[row[key] for row in of(rows, name)] for name in names]
+    squares = [(len(values) - 1, variance(values)) for values in groups if len(values) > 1]
+    freedom = sum(count for count, _ in squares)
+    return (sum(count * value for count, value in squares) / freedom) ** 0.5 if freedom else 0.0
+
+
 def forgotten_line(rows: list[Row], recipe: dict[str, Any]) -> str:
     """What the preset "paper", which has no prior in the precision, does to weights that see no data."""
     steps = max((row["steps"] for row in rows if base_of(row["name"])[1] == "-paper"), default=0)
@@ -249,12 +278,12 @@ def forgotten_line(rows: list[Row], recipe: dict[str, Any]) -> str:
 
 
 def order_line(rows: list[Row], key: str) -> str:
-    """Which rows the sketched diagonal with learnt noise beats; level is within two deviations over its seeds."""
+    """Which rows the sketched diagonal with learnt noise beats; level is within two deviations of a difference."""
     own = [row[key] for row in of(rows, "online-sketched")]
     if not own:
         return ""
     text, sign = MEASURES[key]
-    spread = 2 * stdev(own) if len(own) > 1 else 0.0
+    spread = 2 * 2**0.5 * seed_spread(rows, key)
     better, level, worse = [], [], []
     for name in dict.fromkeys(row["name"] for row in rows if row["name"] != "online-sketched"):
         other = average(rows, name, key)
@@ -263,7 +292,9 @@ def order_line(rows: list[Row], key: str) -> str:
             place = level if abs(gain) <= spread else better if gain > 0 else worse
             place.append(f"{label_of(name)} ({mean(own) - other:+,.2f})")
     parts = [f"it beats {len(better)} of {len(better) + len(level) + len(worse)} rows"]
-    parts += [f"is level (within two standard deviations over its seeds) with {', '.join(level)}"] if level else []
+    if level:
+        within = f"within {spread:.2g}, two standard deviations of a difference between seeds"
+        parts.append(f"is level ({within}) with {', '.join(level)}")
     parts += [f"is beaten by {', '.join(worse)}"] if worse else []
     return f"Online sketched with learnt noise, {text}: {'; '.join(parts)}."
 
@@ -311,6 +342,10 @@ def draw(path: Path, rows: list[Row], names: list[str], paper: Paper) -> None:
         axis.plot([], [], "D", color=GREEN, ms=4, label="paper: -log p")
         axis.plot([], [], "D", mfc="none", mec=GREEN, ms=5, label="paper: MSE")
     axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    ticks = [tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000) if low <= tick <= high]
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+    axis.set_xticks([], minor=True)
     axis.set_yticks(range(len(present)), [label_of(name) for name in reversed(present)], fontsize=8)
     axis.set_xlabel("squared error per image (logarithmic)", fontsize=8)
     axis.grid(axis="x", color="#dddddd", lw=0.6)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.experiments.cells import write_json
+from marquis.experiments.hessians_report import data_name
 from marquis.experiments.mnist_autoencoders import RECIPES, Images, Recipe, model
 from marquis.experiments.pages import command, table, write_page
 from marquis.report.canvas import png
@@ -125,7 +126,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
     pieces = [
         "# Where an autoencoder knows what it draws",
         f"Written by {command('latent-map', results['size'])} from its results (LAE Figure 1). Codes of "
-        f"{settings['images']:,} test images of {recipe['data']}, coloured by class, over the standard deviation of "
+        f"{settings['images']:,} test images of {data_name(recipe)}, coloured by class, over the standard deviation of "
         f"the decoder's outputs at every code ({settings['samples']} draws, root mean over pixels; dark is unsure). "
         f"The models are those of [the table of curvatures](hessians.md): {recipe['images']:,} training images, "
         f"{training}. A VAE has one decoder: its standard deviation is the noise that a second network predicts, not "
@@ -147,5 +148,6 @@ def verdict(models: dict[str, dict[str, Any]]) -> str:
         if not found["failed"]:
             grows = found["ratio"] > 1 and found["rank_correlation"] > 0
             how = "grows away from the data" if grows else "does **not** grow away from the data"
-            said.append(f"- {name}: uncertainty {how} (x {found['ratio']:.2f}).")
+            order = f"rank correlation with the distance {found['rank_correlation']:.2f}"
+            said.append(f"- {name}: uncertainty {how} (far / near {found['ratio']:.2f}, {order}).")
     return "\n".join(said)
