@@ -105,15 +105,18 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         """Train on `X [N, columns]`, with NaN where entries are missing; returns itself. `y` is ignored."""
         from marquis.autoencoders import from_posterior  # here, because it loads Lightning
 
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+        # In C order, so that sums are rounded alike: the same numbers give the same fit, in whatever form they come.
+        checked: Any = validate_data(
+            self, X, dtype=np.float64, order="C", ensure_all_finite="allow-nan", ensure_min_samples=2
+        )
         training, hidden = self._checked_options()
-        self.scaler_ = column_scaler(X, getattr(self, "feature_names_in_", None))
+        self.scaler_: Any = column_scaler(checked, getattr(self, "feature_names_in_", None))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         generator = torch.Generator().manual_seed(self._seed)
         with private_randomness(self._seed, torch.device("cpu")):
-            encoder = perceptron(X.shape[1], int(self.latent_dim), hidden, self.activation).double()
-            decoder = perceptron(int(self.latent_dim), X.shape[1], hidden[::-1], self.activation).double()
-            x, options = self._inputs(X), {"prior_precision": self.prior, "temperature": self.temperature}
+            encoder = perceptron(checked.shape[1], int(self.latent_dim), hidden, self.activation).double()
+            decoder = perceptron(int(self.latent_dim), checked.shape[1], hidden[::-1], self.activation).double()
+            x, options = self._inputs(checked), {"prior_precision": self.prior, "temperature": self.temperature}
             trained, self.n_iter_ = training.run(encoder, decoder, x, generator, estimator="exact", **options)
         self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.likelihood, missing=True)
         self._describe(x)
@@ -221,7 +224,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         return self._scores(x, torch.cat([part.log_prob for part in self._reconstructions(x)]))
 
     def _scores(self, x: Tensor, log_prob: Tensor) -> np.ndarray:
-        return (log_prob + self._entry_log_prob * x.isnan().sum(1)).numpy()
+        return (log_prob + self._entry_log_prob * x.isnan().sum(1, dtype=x.dtype)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`score_samples - offset_`: negative for outliers, `[N]`."""
@@ -270,6 +273,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             random_state: Of the draws; None: the same every time.
         """
         x = self._checked(X)
+        for name, count in (("samples", samples), ("rounds", rounds)):
+            if count < 1:
+                raise DataError(f"{name}={count}: at least 1.")
         missing = x.isnan().numpy()
         given = np.array(X, dtype=np.float64)
         mean, std = given.copy(), np.zeros_like(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, clone
@@ -68,7 +68,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self._known = ~missing.all(0)
         if not self._known.any():
             raise DataError("no column has any value: there is nothing to learn from.")
-        self.indicator_ = None
+        self.indicator_: Any = None
         if self.add_indicator:
             self.indicator_ = MissingIndicator(error_on_new=False).fit(table)
         self.estimator_ = self._autoencoder(int(self._known.sum())).fit(table[:, self._known])
@@ -79,7 +79,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if self.estimator is None:
             made = LaplacianAutoencoder(latent_dim=min(max(2, columns // 2), 10))
         elif isinstance(self.estimator, LaplacianAutoencoder):
-            made = clone(self.estimator)
+            made = cast(LaplacianAutoencoder, clone(self.estimator))
         else:
             raise DataError(f"estimator= is a {type(self.estimator).__name__}; give a LaplacianAutoencoder, or None.")
         if self.random_state is not None or self.estimator is None:
@@ -145,7 +145,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the columns that `transform` gives."""
         check_is_fitted(self, "estimator_")
-        names = super().get_feature_names_out(input_features)
+        names: Any = super().get_feature_names_out(input_features)
         kept = names if self.keep_empty_features else names[self._known]
         return kept if self.indicator_ is None else np.append(kept, self.indicator_.get_feature_names_out(names))
 

@@ -1,0 +1,282 @@
+"""`marquis.sklearn.LaplacianAutoencoder`: missing entries, codes, outliers, filling, new rows; tools around it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_wine, make_blobs
+from sklearn.decomposition import PCA
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import QuantileTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import marquis as mq
+from marquis.sklearn import LaplacianAutoencoder, table_training
+
+SMALL = {"hidden_sizes": (8,), "epochs": 6, "samples": 5, "random_state": 0}
+
+# Check by name -> why it cannot apply. Empty: all of them do.
+NOT_APPLICABLE: dict[str, str] = {}
+
+
+@parametrize_with_checks(
+    [LaplacianAutoencoder(epochs=3, samples=5, random_state=0)],
+    expected_failed_checks=lambda estimator: NOT_APPLICABLE,
+)
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [LaplacianAutoencoder(random_state=0)], expected_failed_checks=lambda estimator: NOT_APPLICABLE
+)
+def test_scikit_learn_contract_with_all_epochs(estimator, check):
+    check(estimator)
+
+
+def with_holes(X: np.ndarray, share: float = 0.2, seed: int = 0) -> np.ndarray:
+    return np.where(np.random.RandomState(seed).rand(*X.shape) < share, np.nan, X)
+
+
+@pytest.fixture(scope="module")
+def wine() -> np.ndarray:
+    return load_wine().data
+
+
+@pytest.fixture(scope="module")
+def holes(wine) -> np.ndarray:
+    return with_holes(wine)
+
+
+@pytest.fixture(scope="module")
+def fitted(holes) -> LaplacianAutoencoder:
+    return LaplacianAutoencoder(**{**SMALL, "epochs": 60}).fit(holes)
+
+
+def weights(model: LaplacianAutoencoder) -> dict[str, torch.Tensor]:
+    return model.model_.posterior.mean
+
+
+def test_shapes(fitted, holes):
+    z, std = fitted.transform(holes, return_std=True)
+    assert z.shape == std.shape == (178, 2) and (std > 0).all()
+    np.testing.assert_array_equal(z, fitted.transform(holes))
+    rows, deviation = fitted.inverse_transform(z, return_std=True)
+    assert rows.shape == deviation.shape == holes.shape
+    assert (deviation >= fitted.noise_std_).all()
+    assert fitted.score_samples(holes).shape == fitted.decision_function(holes).shape == (178,)
+    assert fitted.sample(7).shape == (7, 13)
+    assert list(fitted.get_feature_names_out()) == ["laplacianautoencoder0", "laplacianautoencoder1"]
+
+
+def test_missing_targets_have_no_influence(holes, monkeypatch):
+    """The twin is trained towards wild values at the missing entries: the same weights to the last bit."""
+    plain = LaplacianAutoencoder(**SMALL).fit(holes)
+    original = table_training.observed
+
+    def wild(x):
+        inputs, targets, mask = original(x)
+        return inputs, torch.where(mask, targets, 1e3 * torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)), mask
+
+    monkeypatch.setattr(table_training, "observed", wild)
+    twin = LaplacianAutoencoder(**SMALL).fit(holes)
+    for name, value in weights(plain).items():
+        assert torch.equal(value, weights(twin)[name])
+    assert torch.equal(plain.model_.posterior.precision.diagonal(), twin.model_.posterior.precision.diagonal())
+    np.testing.assert_array_equal(plain.score_samples(holes), twin.score_samples(holes))
+
+    # And the twin can tell: observed entries do have influence.
+    monkeypatch.setattr(table_training, "observed", lambda x: (original(x)[0], original(x)[1] + 1, original(x)[2]))
+    other = LaplacianAutoencoder(**SMALL).fit(holes)
+    assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(plain).items())
+
+
+def test_columns_are_scaled_by_their_observed_entries(wine, holes):
+    unit = 2.0 ** np.arange(-6, 7)
+    first = LaplacianAutoencoder(**SMALL).fit(holes)
+    np.testing.assert_allclose(first.scaler_.mean_, np.nanmean(holes, 0), rtol=1e-12)
+    np.testing.assert_allclose(first.scaler_.scale_, np.nanstd(holes, 0), rtol=1e-12)
+    second = LaplacianAutoencoder(**SMALL).fit(holes * unit)  # powers of two: the same standardised bits
+    np.testing.assert_allclose(first.transform(holes), second.transform(holes * unit), rtol=1e-9)
+    np.testing.assert_allclose(first.impute(holes).mean * unit, second.impute(holes * unit).mean, rtol=1e-9)
+    np.testing.assert_allclose(first.impute(holes).std * unit, second.impute(holes * unit).std, rtol=1e-9)
+    np.testing.assert_allclose(first.noise_std_ * unit, second.noise_std_, rtol=1e-9)
+
+
+def test_constant_and_empty_columns(wine):
+    X = wine[:60, :4].copy()
+    X[:, 1] = 7.0
+    model = LaplacianAutoencoder(**SMALL).fit(X)
+    assert np.isfinite(model.transform(X)).all() and np.isfinite(model.score_samples(X)).all()
+    X[:, 2] = np.nan
+    with pytest.raises(mq.DataError, match=r"no values in the training rows.*number 2"):
+        LaplacianAutoencoder(**SMALL).fit(X)
+
+
+def test_imputation_leaves_observed_entries_alone(fitted, holes):
+    found = fitted.impute(holes, samples=6)
+    seen = ~np.isnan(holes)
+    np.testing.assert_array_equal(found.missing, ~seen)
+    assert found.samples.shape == (6, *holes.shape)
+    np.testing.assert_array_equal(found.mean[seen], holes[seen])
+    for version in found.samples:
+        np.testing.assert_array_equal(version[seen], holes[seen])
+    assert np.isfinite(found.mean).all() and np.isfinite(found.samples).all()
+    assert (found.std[seen] == 0).all()
+    noise = np.broadcast_to(fitted.noise_std_, holes.shape)
+    assert (found.std[~seen] >= noise[~seen]).all()  # the noise, and what is not known besides
+
+
+def test_a_row_does_not_depend_on_its_neighbours(fitted, holes, monkeypatch):
+    whole = fitted.impute(holes, samples=3)
+    np.testing.assert_allclose(whole.mean[:5], fitted.impute(holes[:5], samples=3).mean, rtol=1e-10)
+    expected = {name: getattr(fitted, name)(holes) for name in ("transform", "score_samples", "score")}
+    monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 50)
+    np.testing.assert_allclose(fitted.impute(holes, samples=3).mean, whole.mean, rtol=1e-10)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(fitted, name)(holes), value, rtol=1e-10)
+
+
+def test_filling_beats_the_mean(wine, holes):
+    model = LaplacianAutoencoder(random_state=0).fit(holes)
+    found, missing = model.impute(holes), np.isnan(holes)
+    away = ((found.mean - wine) / model.scaler_.scale_)[missing]
+    of_mean = ((model.scaler_.mean_ - wine) / model.scaler_.scale_)[missing]
+    assert np.sqrt((away**2).mean()) < 0.9 * np.sqrt((of_mean**2).mean())
+    covered = np.abs((found.mean - wine) / np.where(missing, found.std, 1))[missing] < 1.645
+    assert 0.82 < covered.mean() < 0.96  # 90 % is promised
+
+
+def test_score_is_the_pseudo_likelihood(fitted, holes):
+    """Entry by entry, with a loop: hide one, ask the same networks for it."""
+    X = holes[:4]
+    x = fitted._inputs(X)
+    noise = fitted.noise_std_ / fitted.scaler_.scale_
+    total = 0.0
+    for i, j in np.argwhere(~np.isnan(X)):
+        row = x[i : i + 1].clone()
+        row[0, j] = torch.nan
+        said = fitted.model_.reconstruct(row, 5, generator=fitted._draws(), keep=True).samples[:, 0, j].numpy()
+        density = np.exp(-0.5 * ((x[i, j].item() - said) / noise[j]) ** 2) / np.sqrt(2 * np.pi) / noise[j]
+        total += np.log(density.mean())
+    np.testing.assert_allclose(fitted.score(X), total / 4, rtol=1e-10)
+
+
+def test_outliers(wine):
+    X, _ = make_blobs(150, 6, centers=3, random_state=0)
+    model = LaplacianAutoencoder(contamination=0.1, epochs=60, hidden_sizes=(16,), random_state=0).fit(X)
+    assert (model.predict(X) == -1).sum() == 15
+    np.testing.assert_array_equal(model.predict(X), np.where(model.decision_function(X) < 0, -1, 1))
+    far = np.random.RandomState(0).uniform(-60, 60, (40, 6))
+    assert (model.predict(far) == -1).mean() > 0.9
+
+
+def test_a_row_with_holes_scores_as_one_with_average_entries(fitted, holes):
+    nothing = np.full((1, 13), np.nan)
+    average = fitted.score_samples(holes).mean()
+    np.testing.assert_allclose(fitted.score_samples(nothing)[0], average, rtol=1e-10)
+    assert np.isfinite(fitted.transform(nothing)).all()
+
+
+def test_new_rows_look_like_the_old_ones(wine):
+    model = LaplacianAutoencoder(epochs=40, random_state=0).fit(wine)
+    drawn = model.sample(2000, random_state=1)
+    np.testing.assert_allclose(drawn.mean(0), wine.mean(0), atol=0.35 * wine.std(0).max(), rtol=0.2)
+    assert (np.abs(drawn.std(0) / wine.std(0) - 1) < 0.35).all()
+    np.testing.assert_array_equal(drawn, model.sample(2000, random_state=1))
+    assert not np.array_equal(drawn, model.sample(2000, random_state=2))
+
+
+def test_reproducible_and_alone_with_its_randomness(holes):
+    torch.manual_seed(5)
+    np.random.seed(5)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = LaplacianAutoencoder(**SMALL).fit(holes)
+    first.transform(holes), first.impute(holes, 2), first.sample(3), first.score(holes)
+    assert torch.equal(states[0], torch.get_rng_state())
+    np.testing.assert_array_equal(states[1], np.random.get_state()[1])
+    torch.manual_seed(6)
+    again = clone(first).fit(holes)
+    np.testing.assert_array_equal(first.transform(holes), again.transform(holes))
+    np.testing.assert_array_equal(first.impute(holes).samples, again.impute(holes).samples)
+    other = clone(first).set_params(random_state=1).fit(holes)
+    assert not np.array_equal(first.transform(holes), other.transform(holes))
+
+
+def test_pickled_without_the_data(fitted, holes):
+    text = pickle.dumps(fitted)
+    back = pickle.loads(text)
+    np.testing.assert_array_equal(back.transform(holes), fitted.transform(holes))
+    np.testing.assert_array_equal(back.impute(holes).samples, fitted.impute(holes).samples)
+    np.testing.assert_array_equal(back.predict(holes), fitted.predict(holes))
+    short, long = (LaplacianAutoencoder(**SMALL).fit(np.tile(holes, (k, 1))) for k in (1, 6))
+    assert abs(len(pickle.dumps(long)) - len(pickle.dumps(short))) < 2000  # 890 rows more would be 90 kB
+
+
+def test_pipeline_and_grid_search(holes):
+    pipeline = make_pipeline(QuantileTransformer(n_quantiles=20), LaplacianAutoencoder(**SMALL))
+    search = GridSearchCV(pipeline, {"laplacianautoencoder__latent_dim": [1, 3]}, cv=2).fit(holes)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_.transform(holes).shape == (
+        178,
+        search.best_params_["laplacianautoencoder__latent_dim"],
+    )
+    assert make_pipeline(LaplacianAutoencoder(**SMALL), PCA(1)).fit_transform(holes).shape == (178, 1)
+
+
+def test_tables(holes):
+    table = pd.DataFrame(holes, columns=load_wine().feature_names, index=np.arange(178) + 1000)
+    model = LaplacianAutoencoder(**SMALL).set_output(transform="pandas").fit(table)
+    codes = model.transform(table)
+    assert isinstance(codes, pd.DataFrame) and list(codes.index) == list(table.index)
+    assert list(codes.columns) == list(model.get_feature_names_out())
+    found = model.impute(table, 2)
+    for part in (found.mean, found.std):
+        assert isinstance(part, pd.DataFrame) and part.columns.equals(table.columns) and part.index.equals(table.index)
+    pd.testing.assert_frame_equal(found.mean.where(table.notna()), table)
+    np.testing.assert_array_equal(found.mean, LaplacianAutoencoder(**SMALL).fit(holes).impute(holes, 2).mean)
+    with pytest.raises(ValueError, match="feature names"):
+        model.transform(table[table.columns[::-1]])
+    empty = table.assign(alcohol=np.nan)
+    with pytest.raises(mq.DataError, match="'alcohol'"):
+        LaplacianAutoencoder(**SMALL).fit(empty)
+
+
+def test_refusals(fitted, wine):
+    for bad in (wine[:, :5], np.where(wine > 1000, np.inf, wine), wine.astype(str).astype(object) + "x"):
+        with pytest.raises(ValueError):
+            fitted.transform(bad)
+        with pytest.raises(ValueError):
+            fitted.impute(bad)
+    with pytest.raises(ValueError, match="infinity"):
+        LaplacianAutoencoder(**SMALL).fit(np.where(wine > 1000, np.inf, wine))
+    with pytest.raises(mq.DataError, match="3 columns, those of this estimator 2"):
+        fitted.inverse_transform(np.zeros((2, 3)))
+    with pytest.raises(mq.DataError, match="n_samples=0"):
+        fitted.sample(0)
+    with pytest.raises(mq.DataError, match="samples=0"):
+        fitted.impute(wine, samples=0)
+    for settings, message in [
+        ({"latent_dim": 0}, "latent_dim=0"),
+        ({"hidden_sizes": (8, 0)}, "hidden_sizes"),
+        ({"activation": "swish"}, "activation='swish'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"patience": 0}, "patience=0"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"hide": 1.0}, "hide=1.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
+        ({"samples": 0}, "samples=0"),
+        ({"contamination": 0.0}, "contamination=0.0"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"prior": -1.0}, "prior_precision=-1.0"),
+    ]:
+        with pytest.raises(mq.MarquisError, match=message):
+            LaplacianAutoencoder(**{**SMALL, **settings}).fit(wine)

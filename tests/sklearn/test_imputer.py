@@ -1,0 +1,146 @@
+"""`LaplacianImputer`: the conventions of scikit-learn's imputers, and several complete tables."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_wine
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import marquis as mq
+from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
+
+SMALL = LaplacianAutoencoder(hidden_sizes=(8,), epochs=6, samples=5)
+
+# Check by name -> why it cannot apply. Empty: all of them do.
+NOT_APPLICABLE: dict[str, str] = {}
+
+
+@parametrize_with_checks(
+    [LaplacianImputer(LaplacianAutoencoder(epochs=3, samples=5), samples=5, random_state=0)],
+    expected_failed_checks=lambda estimator: NOT_APPLICABLE,
+)
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def wine() -> np.ndarray:
+    return load_wine().data
+
+
+@pytest.fixture(scope="module")
+def holes(wine) -> np.ndarray:
+    hidden = np.random.RandomState(0).rand(*wine.shape) < 0.2
+    hidden[:, 0] = False  # one column without holes
+    return np.where(hidden, np.nan, wine)
+
+
+@pytest.fixture(scope="module")
+def fitted(holes) -> LaplacianImputer:
+    return LaplacianImputer(SMALL, random_state=0).fit(holes)
+
+
+def test_fills_only_the_holes(fitted, holes):
+    filled, seen = fitted.transform(holes), ~np.isnan(holes)
+    assert filled.shape == holes.shape and np.isfinite(filled).all()
+    np.testing.assert_array_equal(filled[seen], holes[seen])
+    np.testing.assert_array_equal(filled, fitted.estimator_.impute(holes, 25).mean)
+
+
+def test_several_tables(fitted, holes):
+    drawn, seen = fitted.sample(holes, 4, random_state=1), ~np.isnan(holes)
+    assert drawn.shape == (4, *holes.shape)
+    for version in drawn:
+        np.testing.assert_array_equal(version[seen], holes[seen])
+    assert (drawn[0][~seen] != drawn[1][~seen]).all()
+    np.testing.assert_array_equal(drawn, fitted.sample(holes, 4, random_state=1))
+    many = fitted.sample(holes, 400)
+    std = fitted.estimator_.impute(holes, 400).std  # the same draws: its noise is exact, theirs is drawn
+    assert 0.9 < np.mean(many.std(0)[~seen] / std[~seen]) < 1.1
+
+
+@pytest.mark.parametrize("marker", [-999.0, 0.123])
+def test_other_markers_give_the_same_fit(holes, marker):
+    """What stands at a missing entry makes no difference, to the last bit."""
+    marked = np.where(np.isnan(holes), marker, holes)
+    by_nan = LaplacianImputer(SMALL, random_state=0).fit(holes)
+    by_number = LaplacianImputer(SMALL, missing_values=marker, random_state=0).fit(marked)
+    assert not (holes == marker).any()
+    np.testing.assert_array_equal(by_nan.transform(holes), by_number.transform(marked))
+    with pytest.raises(ValueError, match="NaN"):
+        by_number.transform(holes)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("indicator", [False, True])
+def test_empty_columns_and_indicators_as_simple_imputer_has_them(holes, keep, indicator):
+    table = pd.DataFrame(holes, columns=load_wine().feature_names).assign(ash=np.nan)
+    options = {"keep_empty_features": keep, "add_indicator": indicator}
+    ours = LaplacianImputer(SMALL, random_state=0, **options).set_output(transform="pandas").fit(table)
+    theirs = SimpleImputer(**options).set_output(transform="pandas").fit(table)
+    with pytest.warns(UserWarning) if not keep else _nothing():
+        expected = theirs.transform(table)
+    found = ours.transform(table)
+    assert list(found.columns) == list(expected.columns)
+    assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
+    seen = (~table.isna()).reindex(columns=found.columns, fill_value=True).to_numpy()
+    np.testing.assert_array_equal(found.to_numpy(dtype=float)[seen], expected.to_numpy(dtype=float)[seen])
+    if keep:
+        assert (found["ash"] == 0).all()
+    assert ours.sample(table, 2).shape == (2, *found.shape)
+
+
+class _nothing:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_reproducible_and_pickled(fitted, holes):
+    again = clone(fitted).fit(holes)
+    np.testing.assert_array_equal(fitted.transform(holes), again.transform(holes))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).transform(holes), fitted.transform(holes))
+    other = clone(fitted).set_params(random_state=1).fit(holes)
+    assert not np.array_equal(fitted.transform(holes), other.transform(holes))
+    assert fitted.estimator is not fitted.estimator_ and not hasattr(fitted.estimator, "model_")
+
+
+def test_pipeline_and_grid_search(holes):
+    y = load_wine().target
+    pipeline = make_pipeline(LaplacianImputer(SMALL, random_state=0), StandardScaler(), LogisticRegression())
+    grid = {"laplacianimputer__estimator__latent_dim": [1, 3]}
+    search = GridSearchCV(pipeline, grid, cv=2).fit(holes, y)
+    assert search.best_score_ > 0.85
+
+
+def test_the_code_grows_with_the_table():
+    assert [LaplacianImputer()._autoencoder(d).latent_dim for d in (1, 3, 12, 50)] == [2, 2, 6, 10]
+
+
+def test_refusals(fitted, holes):
+    with pytest.raises(ValueError, match="13 features"):
+        fitted.transform(holes[:, :4])
+    with pytest.raises(ValueError, match="infinity"):
+        fitted.transform(np.where(holes > 1000, np.inf, holes))
+    with pytest.raises(ValueError, match="could not convert"):
+        fitted.transform(np.full(holes.shape, "x", dtype=object))
+    with pytest.raises(mq.DataError, match="no column has any value"):
+        LaplacianImputer(SMALL).fit(np.full((5, 3), np.nan))
+    with pytest.raises(mq.DataError, match="estimator= is a SimpleImputer"):
+        LaplacianImputer(SimpleImputer()).fit(holes)  # type: ignore[arg-type]
+    with pytest.raises(mq.DataError, match="rounds=0"):
+        LaplacianImputer(SMALL, rounds=0).fit(holes)
+    with pytest.raises(mq.DataError, match="n_samples=0"):
+        fitted.sample(holes, 0)
