@@ -20,6 +20,8 @@ from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 
 LATENT, BATCH, LEVEL = 2, 64, 0.9
+QUIET, LIVELY = 0.1, 0.3
+"""Standard deviations over the training data below and above which a pixel is called so."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def scores(model: BaseAutoencoder, images: Images, draws: int) -> dict[str, Any]
         "expected_log_prob": float(said.expected_log_prob.mean()),
         "refitted_log_prob": float(log_mixture(said.sampled_errors, pixels, seen.sampled_errors).mean()),
         "coverage": float(said.covered.mean()),
+        "pixel_coverage": pixel_coverage(model, images, draws),
         "output_variance": float(said.output_variance.mean()),
         "latent_variance": float(said.latent_variance.mean()),
         "mean_image_error": float((images.train.mean(0) - images.test).square().flatten(1).sum(1).mean()),
@@ -201,6 +204,17 @@ def scores(model: BaseAutoencoder, images: Images, draws: int) -> dict[str, Any]
             "latent": auroc(said.latent_variance, other.latent_variance),
         }
     return result
+
+
+def pixel_coverage(model: BaseAutoencoder, images: Images, draws: int) -> dict[str, float]:
+    """Coverage by itself for pixels that hardly vary over the training data, and for those that vary most."""
+    x, spread = images.test[:1000], images.train.std(0)
+    said = model.reconstruct(x, draws, generator=torch.Generator().manual_seed(0))
+    places = {"quiet": spread < QUIET, "lively": spread > LIVELY}
+    return {
+        name: coverage(said.mean[:, where], said.total_variance[:, where], x[:, where], (LEVEL,))[LEVEL]
+        for name, where in places.items()
+    }
 
 
 def log_mixture(errors: Tensor, pixels: int, train_errors: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ def draw_ablation(path: Path, rows: list[Row], temperatures: Sequence[float]) ->
             axis.set_yscale("log")
         if "log p" in title:
             axis.set_yscale("symlog", linthresh=20)
-    picture.axes[0].legend(fontsize=7)
+    handles, names = picture.axes[0].get_legend_handles_labels()
+    picture.figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
     picture.save(path)
 
 
@@ -73,6 +74,7 @@ def draw_curves(path: Path, rows: list[Row], title: str, columns: int = 2) -> No
             for repeat, row in enumerate(r for r in own if r["label"] == label):
                 words = label.removesuffix(f", {ending}") if repeat == 0 else None
                 axis.plot(row["curve"], color=colours[number % 7], lw=1.2, label=words)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set(yscale="log", xlabel="epoch", title=ending or title)
         axis.legend(fontsize=7)
     picture.axes[0].set_ylabel("held-out error of a drawn network")
