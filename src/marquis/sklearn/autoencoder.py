@@ -199,7 +199,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def inverse_transform(self, Z: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The rows `[N, columns]` of codes `Z [N, latent_dim]`; the deviation is that of a row, noise included."""
         check_is_fitted(self, "model_")
-        codes: Any = check_array(Z, dtype=np.float64)
+        codes: Any = check_array(Z, dtype="float64")
         if codes.shape[1] != self._n_features_out:
             raise DataError(f"the codes have {codes.shape[1]} columns, those of this estimator {self._n_features_out}.")
         found = [
