@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -58,6 +58,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         model_: the trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, for all that it can do.
         scaler_: what standardises the columns.
         noise_std_: standard deviation of the noise of each column, in its own units.
+        hole_std_: likewise of entries that the encoder has not seen, which are further away; for missing values.
         offset_: the score that separates outliers from the rest.
         n_iter_: epochs.
         n_features_in_: number of columns.
@@ -116,10 +117,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         with private_randomness(self._seed, torch.device("cpu")):
             encoder = perceptron(checked.shape[1], int(self.latent_dim), hidden, self.activation).double()
             decoder = perceptron(int(self.latent_dim), checked.shape[1], hidden[::-1], self.activation).double()
-            x, options = self._inputs(checked), {"prior_precision": self.prior, "temperature": self.temperature}
-            trained, self.n_iter_ = training.run(encoder, decoder, x, generator, estimator="exact", **options)
+            x = self._inputs(checked)
+            options: dict[str, Any] = {"prior_precision": self.prior, "temperature": self.temperature}
+            options["estimator"] = "exact"
+            trained, self.n_iter_, held_out = training.run(encoder, decoder, x, generator, **options)
         self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.likelihood, missing=True)
         self._describe(x)
+        self.hole_std_ = self._unseen_noise(held_out if len(held_out) else x) * self.scaler_.scale_
         return self
 
     def _describe(self, x: Tensor) -> None:
@@ -242,21 +246,38 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         left out. Cost: `samples` passes over `columns` copies of `X`. `y` is ignored.
         """
         x, total = self._checked(X), 0.0
-        columns, noise = torch.arange(x.shape[1]), torch.from_numpy(self.noise_std_ / self.scaler_.scale_)
-        for part in x.split(max(1, ROWS * 8 // x.shape[1])):
+        noise = torch.from_numpy(self.hole_std_ / self.scaler_.scale_)[:, None, None]
+        for truth, said in self._unseen(x):
+            density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
+            log_prob = density.logsumexp(1) - np.log(said.shape[1])
+            total += float(log_prob[~truth.isnan()].sum())
+        return total / len(x)
+
+    def _unseen(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Entries `[columns, rows]` and what each network says `[columns, S, rows]` who has not seen the entry."""
+        columns = torch.arange(x.shape[1])
+        for part in x.split(max(1, 8 * ROWS // x.shape[1])):
             copies = part.repeat(x.shape[1], 1, 1)
             copies[columns, :, columns] = torch.nan
-            said = self.model_.reconstruct(
-                copies.flatten(0, 1), int(self.samples), generator=self._draws(), keep=True
-            ).samples
+            drawn, flat = self._draws(), copies.flatten(0, 1)
+            said = self.model_.reconstruct(flat, int(self.samples), generator=drawn, keep=True).samples
             assert said is not None
-            said = said.unflatten(1, copies.shape[:2])[:, columns, :, columns]  # [columns, S, rows]
-            density = torch.distributions.Normal(said, noise[:, None, None]).log_prob(
-                part.T.nan_to_num(0.0)[:, None, :]
-            )
-            log_prob = density.logsumexp(1) - np.log(said.shape[1])
-            total += float(log_prob[~part.T.isnan()].sum())
-        return total / len(x)
+            yield part.T, said.unflatten(1, copies.shape[:2])[:, columns, :, columns]
+
+    def _unseen_noise(self, x: Tensor) -> float:
+        """Deviation of entries around what the networks say who have not seen them, beyond the networks' own spread.
+
+        The noise that is learnt in training is that of entries most of which the encoder sees; what is missing is
+        further away. One number for all columns, from rows that were held out, if there are any.
+        """
+        excess, count = 0.0, 0
+        for truth, said in self._unseen(x):
+            known = ~truth.isnan()
+            spread = said.var(1) if said.shape[1] > 1 else torch.zeros_like(truth)
+            excess += float(((truth - said.mean(1)).square() - spread)[known].sum())
+            count += int(known.sum())
+        noise = float((self.noise_std_ / self.scaler_.scale_)[0])
+        return max(noise, max(excess / max(count, 1), 0.0) ** 0.5)
 
     # --- missing values and new rows ---------------------------------------------------------------------
 
@@ -311,11 +332,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             batch_size=len(x),
             progress=False,
         )
-        noise = torch.randn(found.samples.shape, dtype=x.dtype, generator=generator) * found.noise_variance.sqrt()
+        unseen = self.hole_std_ / self.scaler_.scale_
+        noise = torch.randn(found.samples.shape, dtype=x.dtype, generator=generator) * torch.from_numpy(unseen)
         drawn = self.scaler_.inverse_transform((found.samples + noise).flatten(0, 1).numpy()).reshape(noise.shape)
         filled = self.scaler_.inverse_transform(found.mean.numpy())
         mean[rows] = np.where(missing, filled, mean[rows])
-        std[rows] = np.where(missing, found.total_variance.sqrt().numpy() * self.scaler_.scale_, 0.0)
+        deviation = np.sqrt(found.variance.numpy() + unseen**2) * self.scaler_.scale_
+        std[rows] = np.where(missing, deviation, 0.0)
         answers[:, rows] = np.where(missing, drawn, answers[:, rows])
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:

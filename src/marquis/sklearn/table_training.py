@@ -59,8 +59,8 @@ class TableTraining:
 
     def run(
         self, encoder: nn.Module, decoder: nn.Module, x: Tensor, generator: torch.Generator, **options: Any
-    ) -> tuple[LaplacianAutoencoder, int]:
-        """An autoencoder trained on `x [N, d]`, with NaN where entries are missing, and the number of epochs.
+    ) -> tuple[LaplacianAutoencoder, int, Tensor]:
+        """An autoencoder trained on `x [N, d]`, with NaN where entries are missing; epochs; held-out rows.
 
         Its weights and curvature are those of the best held-out likelihood. Cost: about 2.5 plain steps per step.
 
@@ -113,7 +113,7 @@ class TableTraining:
             model.load_state_dict(kept[0])
             online.state = kept[1]
         self._say(f"{epoch} epochs, noise precision {online.state.noise_precision:.4g}")
-        return model, epoch
+        return model, epoch, held_out
 
     def _split(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Training rows and held-out rows."""
