@@ -32,8 +32,8 @@ class Settings:
     """The switches of methods.md 6.1; a value.
 
     The defaults are those of our ablation (`marquis reproduce claims`): noise learnt, a weak fixed prior and a cold
-    posterior. A prior precision learnt from the evidence of a diagonal posterior drives the weights to zero, and at
-    temperature 1 the diagonal posterior of an over-parametrised network underfits: both lose in held-out likelihood.
+    posterior. On small data a prior precision learnt from the evidence of a diagonal posterior drives the weights
+    towards zero, and at temperature 1 that posterior underfits: both lose in held-out likelihood there.
 
     Attributes:
         rule: How a batch's curvature G enters the running H (methods.md 6.2).
