@@ -94,8 +94,8 @@ def page(results: dict[str, Any]) -> list[str]:
         "(and, for comparison, the Kronecker factors) of the Gauss-Newton matrix of five 3x3 convolutions of three "
         "channels with tanh, for one image. One core, float32, CPU seconds, medians; each method in a process of its "
         "own. Figures of the paper's code (in italics) are those of another machine and day, as measured when the "
-        "library was planned; compare ratios, not seconds. Our own seconds, too, depend on what else the machine does; a "
-        "ratio is of a call and the plain passes just before it.",
+        "library was planned; compare ratios, not seconds. Our own seconds, too, depend on what else the machine does; "
+        "a ratio is of a call and the plain passes just before it.",
         "![Time, ratio to a plain step and memory against the edge of the image](scaling.png)",
         "## Times a plain forward and backward pass in the same process",
         table(
