@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 LEFTOVER = ".part-"
 
@@ -39,8 +41,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Numbers and texts as JSON, completely or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove what processes that were killed in the middle of `replacing`, or of saving a model, left in a folder."""
-    for pattern in (f"{LEFTOVER}*", ".*.safetensors.*.part"):  # the second is how `marquis.persistence` names its own
-        for path in Path(folder).glob(pattern):
-            path.unlink(missing_ok=True)
+    """Remove what processes that were killed in the middle of `replacing` left in a folder."""
+    for path in Path(folder).glob(f"{LEFTOVER}*"):
+        path.unlink(missing_ok=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from marquis.atomic import replacing
 from marquis.errors import DataError
 
 VERSION = 1
@@ -40,19 +39,8 @@ def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors
     plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     described = {"version": VERSION, "kind": kind, "header": dict(header)}
     text = json.dumps({**described, "sha256": _digest(described, plain)})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
+    with replacing(path) as temporary:
         save_file(plain, temporary, metadata={_KEY: text})
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; saved results are as public as any other file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:

@@ -347,7 +347,7 @@ def test_checkpoints_never_run_code(tmp_path, monkeypatch):
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path):
     kept = [tmp_path / name for name in ("model.safetensors", ".mine", "notes.part")]
-    left = [tmp_path / name for name in (".part-last-x1.ckpt", ".model.safetensors.x1.part")]
+    left = [tmp_path / name for name in (".part-last-x1.ckpt", ".part-model-x1.safetensors")]
     for path in (*kept, *left):
         path.write_text("")
     remove_leftovers(tmp_path)

@@ -13,9 +13,9 @@ from scipy.stats import spearmanr
 
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, build, fit_posthoc, for_data
 from marquis.errors import DataError, NumericalError
-from marquis.experiments import hessians, hessians_report, latent_map, mnist_autoencoders
+from marquis.experiments import hessians, hessians_report, latent_map, shared_autoencoders
 from marquis.experiments.hessians import log_density, scores, with_unit_noise
-from marquis.experiments.mnist_autoencoders import MODELS, Images, Recipe, model
+from marquis.experiments.shared_autoencoders import MODELS, Images, Recipe, model
 from marquis.priors import BoundPrior
 from marquis.report.latent_map import OVER_DRAWS, LatentMap
 
@@ -103,7 +103,7 @@ def test_models_are_trained_once_and_come_back_as_they_were(tmp_path, images, mo
     for key in ("ae", "vae", "posthoc-exact", "online-sketched"):
         first = model(tmp_path, key, 0, TINY, images).require()
         with monkeypatch.context() as patch:
-            patch.setattr(mnist_autoencoders, "_made", lambda *_: pytest.fail("trained twice"))
+            patch.setattr(shared_autoencoders, "_made", lambda *_: pytest.fail("trained twice"))
             again = model(tmp_path, key, 0, TINY, images).require()
         x = images.test[:5].x
         answers = [one.reconstruct(x, 3, generator=torch.Generator().manual_seed(0)) for one in (first, again)]
@@ -158,7 +158,7 @@ def test_a_failed_training_is_a_result(tmp_path, images, monkeypatch):
         raise NumericalError("the precision has decayed to zero")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mnist_autoencoders, "_steps", dies)
+        patch.setattr(shared_autoencoders, "_steps", dies)
         model(tmp_path, "online-sketched-paper", 0, TINY, images)
     kept = model(tmp_path, "online-sketched-paper", 0, TINY, images)  # not trained again
     assert kept.model is None and kept.failed == "after 1 steps: the precision has decayed to zero"
@@ -170,7 +170,7 @@ def test_a_failed_training_is_a_result(tmp_path, images, monkeypatch):
 
 
 def test_an_infinite_loss_ends_training(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(mnist_autoencoders, "_steps", lambda *_: iter([torch.tensor(1.0), torch.tensor(math.inf)]))
+    monkeypatch.setattr(shared_autoencoders, "_steps", lambda *_: iter([torch.tensor(1.0), torch.tensor(math.inf)]))
     assert model(tmp_path, "ae", 0, TINY, images).failed == "after 1 steps: the loss is inf"
 
 

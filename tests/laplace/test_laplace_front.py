@@ -419,7 +419,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     la = mq.Laplace(mlp(), "categorical").fit(batches(mlp()))
     la.save(path)
     before = path.read_bytes()
-    monkeypatch.setattr("marquis.persistence.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         la.save(path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
+
+from marquis.cli.options import ColumnsFile, DataSource, Draws, DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
 
 app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
 def embed(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
-    data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
-    out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
-    split: Annotated[
-        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    run: FinishedRun,
+    data: DataSource,
+    out: ColumnsFile,
+    split: Split = None,
+    samples: Draws = 100,
+    limit: FirstRows = None,
+    seed: DrawSeed = 0,
+    force: OverwriteFile = False,
 ) -> None:
     """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ..."""
     from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns

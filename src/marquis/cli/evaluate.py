@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marquis.cli.options import Draws, DrawSeed, FinishedRun
+
 if TYPE_CHECKING:
     from marquis.tasks.ood import OodResult
 
@@ -21,16 +23,17 @@ SHOWN = ("nll", "output_variance", "latent_variance", "combined")
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    run: FinishedRun,
     ood: Annotated[str | None, typer.Option(help="Data from elsewhere, by name or path: are they recognised?")] = None,
-    samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
+    samples: Draws = 100,
     limit: Annotated[int, typer.Option(help="At most so many rows of each set.")] = 2000,
     out: Annotated[Path | None, typer.Option(help="Folder for table and pictures.", show_default="the run")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    seed: DrawSeed = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite results that are there already.")] = False,
 ) -> None:
     """Log-likelihood and error on held-out rows; with --ood, how well outliers are recognised, with pictures."""
-    from marquis.cli.outputs import require_free, write_figure, write_json
+    from marquis.atomic import write_json
+    from marquis.cli.outputs import require_free, write_figure
     from marquis.cli.quality import quality
     from marquis.errors import DataError
     from marquis.run import Run

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marquis.cli.options import DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -18,20 +20,18 @@ HALVES = ("top", "bottom", "left", "right")
 
 @app.command()
 def impute(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    run: FinishedRun,
     data: Annotated[str, typer.Argument(help="File, folder or name of data with missing (NaN or empty) entries.")],
     out: Annotated[Path, typer.Option(help="A .csv or .parquet file (tables), .npz, or a .png sheet (images).")],
     hide: Annotated[
         str | None, typer.Option(help="For images: treat the top, bottom, left or right half as missing.")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
-    ] = None,
+    split: Split = None,
     samples: Annotated[int, typer.Option(help="Different answers per row.")] = 25,
     rounds: Annotated[int, typer.Option(help="How often the observed entries are put back.")] = 1,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    limit: FirstRows = None,
+    seed: DrawSeed = 0,
+    force: OverwriteFile = False,
 ) -> None:
     """Fill missing entries; observed ones stay exactly as they are.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marquis.atomic import replacing, write_text
+from marquis.atomic import replacing
 from marquis.errors import DataError
 
 TABLES, ARRAYS, PICTURES = (".csv", ".parquet"), (".npz",), (".png",)
@@ -52,11 +51,6 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
             frame.to_parquet(temporary, index=False)
         except ImportError as problem:
             raise DataError(f"{path}: writing parquet needs pyarrow; use .csv, or `pip install pyarrow`") from problem
-
-
-def write_json(path: Path, held: Mapping[str, Any]) -> None:
-    """Numbers and texts as JSON."""
-    write_text(path, json.dumps(held, indent=2) + "\n")
 
 
 def write_figure(path: Path, draw: Callable[[], Any]) -> None:

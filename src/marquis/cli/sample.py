@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marquis.cli.options import DrawSeed, FinishedRun, OverwriteFile
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,12 +19,12 @@ app = typer.Typer(help="New data from a trained model.", no_args_is_help=True, a
 
 @app.command()
 def sample(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
+    run: FinishedRun,
     out: Annotated[Path, typer.Option(help="A .png sheet of images, .npz, or .csv/.parquet for a table.")],
     n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
     rounds: Annotated[int, typer.Option(help="Passes through the model, from noise (not for vae).")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    seed: DrawSeed = 0,
+    force: OverwriteFile = False,
 ) -> None:
     """Draw new data: a vae from its prior, other models by filling data in which everything is missing."""
     from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free, write_columns, write_picture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from marquis.cli.options import ColumnsFile, DataSource, Draws, DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,17 +16,15 @@ app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True, add_comp
 
 @app.command()
 def score(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")],
-    data: Annotated[str, typer.Argument(help="File, folder or name of the data.")],
-    out: Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")],
-    split: Annotated[
-        str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Draws of the model.")] = 100,
+    run: FinishedRun,
+    data: DataSource,
+    out: ColumnsFile,
+    split: Split = None,
+    samples: Draws = 100,
     reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many rows.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    limit: FirstRows = None,
+    seed: DrawSeed = 0,
+    force: OverwriteFile = False,
 ) -> None:
     """Write outlier scores of each row, larger for stranger rows, and how rare such a score is among held-out rows.
 

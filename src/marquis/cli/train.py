@@ -102,8 +102,8 @@ def _run(given: dict[str, Any], out: Path | None, resume: bool, force: bool) -> 
 
 
 def _train(run: Run, report: bool) -> None:
+    from marquis.atomic import write_json
     from marquis.autoencoders import fit, save
-    from marquis.cli.outputs import write_json
     from marquis.run.directory import SUMMARY
 
     settings, data = run.settings, run.data_module

@@ -13,8 +13,7 @@ from torch import distributed as dist
 from marquis.curvature.budget import Budget
 from marquis.curvature.call import Model, Selection, parameters_of, select
 from marquis.curvature.data_pass import DataPass
-from marquis.curvature.ggn import ggn
-from marquis.curvature.plan import check_choices
+from marquis.curvature.ggn import check_choices, ggn
 from marquis.curvature.processes import group_is_up, sum_over_processes
 from marquis.curvature.progress import ProgressBar
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network

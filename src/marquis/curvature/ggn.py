@@ -96,7 +96,7 @@ def ggn(
         DataError: NaN or infinity in `x`, an empty batch, a mask or output of the wrong shape.
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
-    _check_estimator(structure, estimator, probes)
+    check_choices(structure, estimator, probes)
     if estimator == "approximate":
         return job.squared()
     if estimator == "mixed":
@@ -126,7 +126,7 @@ def outputs_and_ggn(
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, "expand", None)
     _check_choice("estimator", estimator, SHARING_ESTIMATORS)
-    _check_estimator(structure, estimator, probes)
+    check_choices(structure, estimator, probes)
     return job.recorded(*job.roots(estimator, probes, generator), job.given)
 
 
@@ -290,7 +290,9 @@ class _Job:
         return Diagonal(self.layout, self.layout.flatten({**zeros, **found}))
 
 
-def _check_estimator(structure: str, estimator: str, probes: int) -> None:
+def check_choices(structure: str, estimator: str, probes: int) -> None:
+    """Refuse names that are not known and combinations that make no sense."""
+    _check_choice("structure", structure, tuple(STRUCTURES))
     _check_choice("estimator", estimator, ESTIMATORS)
     if estimator in ("approximate", "mixed") and structure != "diagonal":
         raise UnsupportedOperationError(

@@ -15,7 +15,7 @@ from marquis.curvature.cache import network_of
 from marquis.curvature.call import Model, Selection, batch_size, describe, parameters_of, select
 from marquis.curvature.coverage import LayerPlan, factored_layers, mixed_layers, notes_on, squared_layers
 from marquis.curvature.dry_run import Rehearsal
-from marquis.curvature.ggn import ESTIMATORS
+from marquis.curvature.ggn import check_choices
 from marquis.curvature.gradients import CHUNK_BYTES, Lazy, Outer, RankOne
 from marquis.curvature.graph import Network
 from marquis.curvature.memory import RESERVE, available_bytes, chunk_bytes, result_bytes
@@ -23,9 +23,9 @@ from marquis.curvature.mixed import CHUNK
 from marquis.curvature.route import Route
 from marquis.curvature.sinks import make_sink, modules_of
 from marquis.curvature.sinks.base import GRADIENT_BYTES
-from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.errors import MarquisError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.structures import STRUCTURES, Layout
+from marquis.structures import Layout
 
 CAPTURE_SAMPLES = 3
 """Samples on which the network is captured and checked; the plan itself is for the batch that was given."""
@@ -173,22 +173,6 @@ def plan(
 def first_samples(x: Any, size: int, count: int) -> Any:
     """The first samples of a batch."""
     return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
-
-
-def check_choices(structure: str, estimator: str, probes: int) -> None:
-    """Refuse names that are not known and combinations that make no sense."""
-    for what, given, allowed in (("structure", structure, tuple(STRUCTURES)), ("estimator", estimator, ESTIMATORS)):
-        if given not in allowed:
-            raise UnsupportedOperationError(
-                f"{what}={given!r} is not known; choose one of {', '.join(map(repr, allowed))}."
-            )
-    if estimator in ("approximate", "mixed") and structure != "diagonal":
-        raise UnsupportedOperationError(
-            f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing to "
-            f"put into structure='{structure}'; use estimator='exact' or 'sketched', or structure='diagonal'."
-        )
-    if estimator == "sketched" and probes < 1:
-        raise DataError(f"probes={probes}: a sketch needs at least one random column.")
 
 
 @dataclass(eq=False)

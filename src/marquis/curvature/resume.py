@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from marquis.atomic import replacing
 from marquis.curvature.call import Model, buffers_of
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.structures import Structure, from_state_dict
@@ -116,12 +116,8 @@ class Checkpoint:
             "data": saved.data,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.unfinished")
-        try:
+        with replacing(self.path) as unfinished:
             save_file(tensors, str(unfinished), {_HEADER: json.dumps(header)})
-            os.replace(unfinished, self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """The sum is finished: the file has done its work."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from marquis import atomic
 
 
 def cell(
@@ -46,8 +47,6 @@ def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write all or nothing."""
+    """Write all or nothing, to a folder that need not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    atomic.write_json(path, value)

@@ -20,6 +20,7 @@ from marquis.experiments.cells import write_json
 from marquis.experiments.classifiers import ImageData, ensemble_probs, fitted_temperature, logits
 from marquis.experiments.evidence_training_report import write_report
 from marquis.experiments.metrics import classification_scores
+from marquis.experiments.trained import shared_networks
 from marquis.experiments.weight_decay import Study, ensemble, studies, validated, with_evidence
 
 
@@ -30,7 +31,7 @@ def run(
     say: Callable[[str], None] = print,
 ) -> Path:
     """Run what is missing and write the page, study by study; networks are kept, and shared with other experiments."""
-    folder, shared = Path(out) / size, Path(out).parent / "shared-networks"
+    folder, shared = Path(out) / size, shared_networks(out)
     started = time.time()
     results: dict[str, Any] = {"size": size, "planned": list(studies(size)), "studies": {}}
 

@@ -26,6 +26,7 @@ from marquis.experiments.classifiers import ImageData, Labelled, ensemble_probs,
 from marquis.experiments.fashion_classification_report import write_report
 from marquis.experiments.metrics import classification_scores
 from marquis.experiments.stack_covariance import StackCovariance
+from marquis.experiments.trained import shared_networks
 from marquis.experiments.weight_decay import Study, Validated, studies, validated, with_evidence
 from marquis.experiments.weight_decay import ensemble as ensemble_of
 from marquis.laplace import Laplace
@@ -113,7 +114,7 @@ class Experiment:
         say: Callable[[str], None],
     ) -> None:
         self.study, self.settings, self.say = study, settings, say
-        self.folder, self.shared = out / size, out.parent / "shared-networks"
+        self.folder, self.shared = out / size, shared_networks(out)
         self.data = study.load(data_dir, or_digits=size == "quick")
         self.outside, self.outside_name = outliers(self.data, settings.outside, data_dir, or_negatives=size == "quick")
         self.started = time.time()

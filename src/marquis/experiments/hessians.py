@@ -25,7 +25,8 @@ from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.evidence.problem import noise_precision
 from marquis.experiments.cells import cell, write_json
 from marquis.experiments.hessians_report import write_report
-from marquis.experiments.mnist_autoencoders import ESTIMATORS, PRESETS, RECIPES, Images, Recipe, model
+from marquis.experiments.shared_autoencoders import ESTIMATORS, PRESETS, RECIPES, Images, Recipe, model
+from marquis.experiments.trained import shared_networks
 from marquis.likelihoods import Gaussian
 from marquis.priors import BoundPrior
 from marquis.report.canvas import png
@@ -77,7 +78,7 @@ def run(
 ) -> Path:
     """Run what is missing and write the page; models are kept, and shared with other experiments."""
     settings = SETTINGS[size]
-    folder, shared = Path(out) / size, Path(out).parent / "shared-networks"
+    folder, shared = Path(out) / size, shared_networks(out)
     images = Images.load(settings.recipe, data_dir)
     rows: list[dict[str, Any]] = []
     started = time.time()

@@ -14,8 +14,9 @@ from torch import Tensor
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.experiments.cells import write_json
 from marquis.experiments.hessians_report import data_name
-from marquis.experiments.mnist_autoencoders import RECIPES, Images, Recipe, model
 from marquis.experiments.pages import command, table, write_page
+from marquis.experiments.shared_autoencoders import RECIPES, Images, Recipe, model
+from marquis.experiments.trained import shared_networks
 from marquis.report.canvas import png
 from marquis.report.latent_map import LatentMap, latent_figure, latent_map
 
@@ -51,7 +52,7 @@ def run(
 ) -> Path:
     """Make the maps and the page; models are those of `hessians`, trained here if that has not run."""
     settings = SETTINGS[size]
-    folder, shared = Path(out) / size, Path(out).parent / "shared-networks"
+    folder, shared = Path(out) / size, shared_networks(out)
     folder.mkdir(parents=True, exist_ok=True)
     images = Images.load(settings.recipe, data_dir)
     chosen = images.test[: settings.images]

@@ -16,6 +16,11 @@ from marquis.persistence import load_tensors, save_tensors
 _KIND = "trained-network"
 
 
+def shared_networks(out: str | Path) -> Path:
+    """The folder of networks that an experiment with results in `out` shares with its neighbours."""
+    return Path(out).parent / "shared-networks"
+
+
 def trained(
     folder: Path,
     name: str,

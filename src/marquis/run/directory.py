@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from marquis.atomic import write_text
+from marquis.atomic import write_json
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
@@ -131,7 +131,7 @@ class Run:
             "scaling": None if self.scaling is None else self.scaling.as_json(),
             "columns": None if self.columns is None else list(self.columns),
         }
-        write_text(self.path / CONFIG, json.dumps(held, indent=2) + "\n")
+        write_json(self.path / CONFIG, held)
 
     # What belongs to it
 

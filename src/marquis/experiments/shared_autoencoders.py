@@ -1,4 +1,4 @@
-"""The autoencoders of MNIST, trained once and shared by `hessians`, `latent-map` and whoever else wants one.
+"""Autoencoders of images, trained once and shared by all experiments that want the same one.
 
 `model(folder, key, seed, recipe, images)` trains the model of that key, or reads it from the folder. The small recipes
 use a plain loop of a fixed number of epochs at a fixed learning rate, without validation data: comparisons between
@@ -27,7 +27,6 @@ from marquis.data import load as load_data
 from marquis.errors import DataError, NumericalError
 from marquis.experiments.cells import stored, write_json
 
-LATENT = 2
 EVERY = 10
 """Steps between two exact curvatures of a model that trains with them; each costs about 19 plain steps."""
 ESTIMATORS = ("exact", "approximate", "sketched")
@@ -46,7 +45,10 @@ def _online(estimator: str, preset: str | None) -> tuple[str, dict[str, Any]]:
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ae": ("ae", {}),
+    "ae-variance": ("ae-variance", {}),
     "vae": ("vae", {}),
+    "dropout": ("dropout", {}),
+    "ensemble": ("ensemble", {}),
     "posthoc-kronecker": ("lae-posthoc", {"structure": "kronecker", "estimator": "sketched"}),
     **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
     **{f"online-{name}{end}": _online(name, preset) for name in ESTIMATORS for end, preset in PRESETS.items()},
@@ -68,6 +70,7 @@ class Recipe:
         lr: Learning rate of Adam.
         validation: Images held out for early stopping, not counted in `images`; 0 for a fixed number of epochs.
         patience: Of early stopping.
+        latent: Numbers in the code.
     """
 
     data: str = "mnist"
@@ -79,6 +82,7 @@ class Recipe:
     lr: float = 1e-3
     validation: int = 0
     patience: int = 8
+    latent: int = 2
 
 
 RECIPES = {
@@ -86,6 +90,9 @@ RECIPES = {
     "default": Recipe(),
     "full": Recipe(images=55_000, epochs=200, validation=5_000),
 }
+"""Of `hessians` and `latent-map`, by size."""
+TASK_RECIPES = {**RECIPES, "default": Recipe(images=20_000, epochs=15)}
+"""Of `imputation` and `few-labels`, by size: trained for longer, since what they measure needs good codes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +147,7 @@ def spec_of(key: str, recipe: Recipe, images: Images) -> ModelSpec:
         raise DataError(f"no autoencoder of the experiments is called {key!r}; there are: {', '.join(MODELS)}.")
     kind, options = MODELS[key]
     shape = images.train.shape[1:]
-    return ModelSpec(kind, shape, LATENT, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
+    return ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
 
 
 def model(

@@ -1,0 +1,17 @@
+"""Arguments and options that several commands on a finished run share, with one wording each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FinishedRun = Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")]
+DataSource = Annotated[str, typer.Argument(help="File, folder or name of the data.")]
+ColumnsFile = Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")]
+Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
+Draws = Annotated[int, typer.Option(help="Draws of the model.")]
+FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
+DrawSeed = Annotated[int, typer.Option(help="Of the random draws.")]
+OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
