@@ -203,6 +203,94 @@ def test_same_generator_same_result():
     assert not torch.equal(first.accuracy, other.accuracy)
 
 
+def test_codes_that_are_there_already_give_the_same_result():
+    x, labels = codes_and_labels(n=80)
+    model, options = identity(scale=0.3), {"per_class": [1, 3], "repetitions": 3}
+    whole = semi_supervised.evaluate(model, x, labels, copies=5, generator=seeded(), **options)
+    source = seeded()
+    copies = semi_supervised.embed(model, x, 5, copies=True, generator=source)
+    parts = semi_supervised.evaluate_codes(copies, labels, generator=source, **options)
+    assert torch.equal(whole.accuracy, parts.accuracy) and torch.equal(whole.neighbours, parts.neighbours)
+    elsewhere = semi_supervised.evaluate_codes(copies, labels, means=x.flip(0), generator=seeded(), **options)
+    assert not torch.equal(whole.accuracy, elsewhere.accuracy)
+    many = torch.stack([labels % 2, labels // 2], 1)
+    whole = semi_supervised.evaluate_multilabel(model, x, many, 10, copies=5, generator=seeded())
+    source = seeded()
+    copies = semi_supervised.embed(model, x, 5, copies=True, generator=source)
+    parts = semi_supervised.evaluate_multilabel_codes(copies, many, 10, generator=source)
+    assert torch.equal(whole.accuracy, parts.accuracy) and whole.neighbours == parts.neighbours
+
+
+def test_same_seed_same_labelled_data_and_folds_whatever_the_model(monkeypatch):
+    x, labels = codes_and_labels(n=80)
+    seen: list[list] = []
+    real = semi_supervised.choose_k
+
+    def watch(copies, known, *, candidates, at, generator):
+        seen[-1] += [generator.get_state(), at]
+        return real(copies, known, candidates=candidates, at=at, generator=generator)
+
+    monkeypatch.setattr(semi_supervised, "choose_k", watch)
+    for codes in (x[None], x.repeat(7, 1, 1), x[None] @ torch.ones(3, 3, dtype=torch.float64)):
+        seen.append([])
+        semi_supervised.evaluate_codes(codes, labels, [2, 4], repetitions=3, means=x, generator=seeded())
+    assert len(seen[0]) == 12
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+def test_counting_data_makes_copies_without_variance_change_nothing():
+    x, labels = codes_and_labels(n=120)
+    options = {"per_class": [1, 2, 8], "repetitions": 4}
+    once, data, codes = (
+        semi_supervised.evaluate_codes(copied, labels, count=count, generator=seeded(), **options)
+        for copied, count in ((x[None], "codes"), (x.repeat(30, 1, 1), "data"), (x.repeat(30, 1, 1), "codes"))
+    )
+    assert torch.equal(data.accuracy, once.accuracy) and torch.equal(data.neighbours, 30 * once.neighbours)
+    assert int(once.neighbours.max()) > 1
+    assert int(codes.neighbours.max()) == 1  # ten of thirty twins: all candidates are one neighbour
+    assert not torch.equal(codes.accuracy, once.accuracy)
+    with pytest.raises(DataError, match="k counts"):
+        semi_supervised.evaluate_codes(x[None], labels, [1], count="people")  # pyright: ignore[reportArgumentType]
+
+
+def test_held_out_data_are_judged_where_it_is_said():
+    copies, labels = noisy_copies(copies=4)
+    at = copies.mean(0)
+    fold = neighbours.grouped_folds(labels, 2, seeded(3))
+    right = torch.zeros(10)
+    for part in (0, 1):
+        held = fold == part
+        for k in range(1, 11):
+            theirs = KNeighborsClassifier(k).fit(*neighbours.flat(copies[:, ~held], labels[~held]))
+            right[k - 1] += (torch.from_numpy(theirs.predict(at[held])) == labels[held]).sum()
+    assert neighbours.choose_k(copies, labels, at=at, generator=seeded(3)) == int(right.argmax()) + 1
+    with pytest.raises(DataError, match="at must be"):
+        neighbours.choose_k(copies, labels, at=copies)
+
+
+def test_balanced_accuracy_of_one_who_always_says_the_same_is_a_half():
+    x, labels = codes_and_labels(n=60)
+    rare = torch.stack([(torch.arange(60) < 6).long(), labels % 2], 1)
+    found = semi_supervised.evaluate_multilabel_codes(x[None], rare, 50, candidates=[25], generator=seeded())
+    for row, chosen in enumerate(torch.randperm(60, generator=g)[:50] for g in [seeded()] for _ in range(5)):
+        kept = torch.ones(60, dtype=torch.bool)
+        kept[chosen] = False
+        truth, answers = rare[kept], neighbours.predict(x[chosen], rare[chosen], x[kept], [25])[0]
+        for column in range(2):
+            rates = [(answers[truth[:, column] == v, column] == v).double().mean() for v in (0, 1)]
+            expected = float(sum(rates)) / 2
+            assert float(found.balanced[row, column]) == pytest.approx(expected, nan_ok=True)
+    known = found.balanced[:, 0][~found.balanced[:, 0].isnan()]
+    assert len(known) and torch.equal(known, torch.full_like(known, 0.5)) and found.accuracy[:, 0].mean() > 0.8
+
+
+@pytest.mark.parametrize("shape", [(10, 3), (0, 10, 3)])
+def test_codes_of_a_wrong_shape_are_refused(shape):
+    with pytest.raises(DataError, match="codes must be"):
+        semi_supervised.evaluate_codes(torch.zeros(shape), torch.arange(10) % 2, [1], means=torch.zeros(10, 3))
+
+
 def test_many_labels():
     generator = seeded()
     attributes = torch.rand(50, 2, generator=generator) < torch.tensor([0.5, 0.1])

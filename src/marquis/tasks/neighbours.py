@@ -69,6 +69,7 @@ def choose_k(
     *,
     candidates: Sequence[int] = CANDIDATES,
     folds: int = FOLDS,
+    at: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> int:
     """The k with the best cross-validated accuracy; the smallest of equals (methods.md 8.4).
@@ -80,8 +81,12 @@ def choose_k(
         labels: `[n]` or `[n, A]`.
         candidates: The k to choose from; those that exceed the codes of the smallest training fold are left out.
         folds: How many folds.
+        at: Codes `[n, K]` at which held-out data are classified, such as their means; by default all their copies.
         generator: For the folds.
     """
+    if at is not None and at.shape != copies.shape[1:]:
+        raise DataError(f"at must be [n, K] for copies [S, n, K]; got {list(at.shape)}, {list(copies.shape)}.")
+    judged = copies if at is None else at[None]
     fold = grouped_folds(labels, folds, generator)
     smallest = min(int((fold != part).sum()) for part in range(folds)) * len(copies)
     ks = [k for k in candidates if 1 <= k <= smallest]
@@ -92,8 +97,8 @@ def choose_k(
     right = torch.zeros(len(ks), dtype=torch.float64)
     for part in range(folds):
         held = fold == part
-        answers = predict(*flat(copies[:, ~held], labels[~held.to(labels.device)]), copies[:, held].flatten(0, 1), ks)
-        truth = flat(copies[:, held], labels[held.to(labels.device)])[1].cpu()
+        answers = predict(*flat(copies[:, ~held], labels[~held.to(labels.device)]), judged[:, held].flatten(0, 1), ks)
+        truth = flat(judged[:, held], labels[held.to(labels.device)])[1].cpu()
         right += (answers == truth).double().flatten(1).sum(1)
     return ks[int(right.argmax())]
 

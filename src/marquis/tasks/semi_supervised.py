@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, batches, require
+from marquis.tasks.batches import SameDraws
+from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
 
+Count = Literal["codes", "data"]
 PER_CLASS = (1, 2, 4, 6, 8, 10, 15, 25, 50, 100)
 
 
@@ -51,6 +53,8 @@ class MultiLabelResult:
     Attributes:
         names: Names of the attributes.
         accuracy: `[repetitions, A]`, on the data without labels.
+        balanced: Mean of the accuracies among those that have the attribute and those that do not, of the same shape;
+            0.5 for one who always says the same. NaN where all evaluated data are alike.
         majority: Accuracy of always giving the commoner answer of the evaluated data, `[repetitions, A]`. Beat this:
             "98 % right about baldness" is what one gets for always saying no.
         neighbours: The k that cross-validation chose, per repetition.
@@ -60,6 +64,7 @@ class MultiLabelResult:
 
     names: tuple[str, ...]
     accuracy: Tensor
+    balanced: Tensor
     majority: Tensor
     neighbours: tuple[int, ...]
     labelled: int
@@ -102,7 +107,9 @@ def embed(
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
-    return _embed(model, x, samples, copies, SameDraws(model, generator), batch_size, progress)
+    wanted, same = torch.full((len(x),), copies), SameDraws(model, generator)
+    means, kept = means_and_copies(model, x, wanted, samples, same, batch_size, progress)
+    return kept if copies else means
 
 
 def evaluate(
@@ -114,6 +121,7 @@ def evaluate(
     repetitions: int = 5,
     copies: int = 100,
     candidates: Sequence[int] = CANDIDATES,
+    count: Count = "codes",
     generator: torch.Generator | None = None,
     batch_size: int = 256,
     progress: bool = True,
@@ -122,8 +130,9 @@ def evaluate(
 
     For each number of labels and each repetition: that many data of every class are drawn and embedded by `copies`
     draws of the model, k is chosen by two-fold cross-validation in which copies stay together (k = 1 for one label per
-    class), and all other data are classified at their *mean* code.
-    Cost: `copies` encoder passes over `x` and over the labelled data of each repetition, and the neighbour searches.
+    class), and all other data are classified at their *mean* code. So is the held-out fold. Generators with the same
+    seed give every model the same labelled data and the same folds: results of two models can be compared in pairs.
+    Cost: `copies` encoder passes over `x`, and the neighbour searches.
 
     Args:
         model: Anything with `encode`.
@@ -133,38 +142,47 @@ def evaluate(
         repetitions: How often labels are drawn anew.
         copies: How many draws of the model embed each labelled datum, and make up each mean code.
         candidates: The k to choose from.
+        count: What k counts. "codes" is the published way: with 100 copies that lie close together, the ten nearest
+            codes are one datum, and every k up to ten is one neighbour. "data" multiplies the candidates by the copies.
         generator: For labels, folds and draws.
         batch_size: How many data at a time.
         progress: Show bars on a terminal.
     """
     _check(x, labels, 1, repetitions, copies)
-    counts = torch.bincount(labels)
-    counts = counts[counts > 0]
-    if (
-        not per_class
-        or min(per_class) < 1
-        or max(per_class) > int(counts.min())
-        or max(per_class) * len(counts) >= len(x)
-    ):
-        raise DataError(
-            f"per_class={list(per_class)}: at least 1, at most the {int(counts.min())} data of the smallest class, and "
-            f"some of the {len(x)} data must be left for evaluation."
-        )
     same = SameDraws(model, generator)
-    means = _embed(model, x, copies, False, same, batch_size, progress)
-    accuracy = torch.zeros(len(per_class), repetitions, dtype=torch.float64)
-    neighbours, codes = torch.zeros(len(per_class), repetitions, dtype=torch.long), means[None]
-    for row, n in enumerate(per_class):
-        for column in range(repetitions):
-            chosen = _of_each_class(labels, n, generator)
-            codes = _embed(model, x[chosen], copies, True, same, batch_size, progress)
-            known = labels[chosen]
-            k = 1 if n == 1 else choose_k(codes, known, candidates=candidates, generator=generator)
-            rest = _others(len(x), chosen)
-            answers = predict(*flat(codes, known), means[rest], [k])[0]
-            accuracy[row, column] = (answers == labels[rest].cpu()).double().mean()
-            neighbours[row, column] = k
-    return FewLabelsResult(tuple(per_class), accuracy, neighbours, len(codes))
+    sets = label_sets(labels, per_class, repetitions, generator)
+    codes = codes_of(model, x, [rows for row in sets for rows in row], copies, same, batch_size, progress)
+    return _judged(codes, labels, per_class, sets, candidates, count, generator)
+
+
+def evaluate_codes(
+    codes: Tensor,
+    labels: Tensor,
+    per_class: Sequence[int] = PER_CLASS,
+    *,
+    means: Tensor | None = None,
+    repetitions: int = 5,
+    candidates: Sequence[int] = CANDIDATES,
+    count: Count = "codes",
+    generator: torch.Generator | None = None,
+) -> FewLabelsResult:
+    """`evaluate` for codes that are there already: of `embed`, or the data themselves (`x.flatten(1)[None]`).
+
+    Args:
+        codes: Copies `[S, n, K]`; one copy for codes without uncertainty.
+        labels: Classes `[n]`, integers from 0.
+        per_class: Numbers of labels per class.
+        means: Where data without a label are classified, `[n, K]`; by default the mean of their copies.
+        repetitions: How often labels are drawn anew.
+        candidates: The k to choose from.
+        count: What k counts, see `evaluate`.
+        generator: For labels and folds; the same seed gives the same labelled data whatever the codes.
+    """
+    means = _checked_codes(codes, means)
+    _check(means, labels, 1, repetitions, len(codes))
+    sets = label_sets(labels, per_class, repetitions, generator)
+    held = Codes(means, codes, torch.arange(len(means)))
+    return _judged(held, labels, per_class, sets, candidates, count, generator)
 
 
 def evaluate_multilabel(
@@ -177,6 +195,7 @@ def evaluate_multilabel(
     repetitions: int = 5,
     copies: int = 100,
     candidates: Sequence[int] = CANDIDATES,
+    count: Count = "codes",
     generator: torch.Generator | None = None,
     batch_size: int = 256,
     progress: bool = True,
@@ -194,66 +213,103 @@ def evaluate_multilabel(
         repetitions: How often the labelled data are drawn anew.
         copies: How many draws of the model embed each labelled datum, and make up each mean code.
         candidates: The k to choose from.
+        count: What k counts, see `evaluate`.
         generator: For labels, folds and draws.
         batch_size: How many data at a time.
         progress: Show bars on a terminal.
     """
-    attributes = attributes.long() if attributes.dtype == torch.bool else attributes
-    _check(x, attributes, 2, repetitions, copies)
-    names = tuple(names) if names is not None else tuple(f"attribute {i}" for i in range(attributes.shape[1]))
-    if bool((attributes > 1).any()) or len(names) != attributes.shape[1]:
-        raise DataError(
-            f"attributes are yes or no, each with a name: got {len(names)} names, {attributes.shape[1]} columns."
-        )
-    if not 1 <= labelled < len(x):
-        raise DataError(f"labelled={labelled}: at least 1, and some of the {len(x)} data must be left for evaluation.")
+    attributes, names = _checked_attributes(x, attributes, names, labelled, repetitions, copies)
     same = SameDraws(model, generator)
-    means = _embed(model, x, copies, False, same, batch_size, progress)
-    accuracy, majority, ks, codes = [], [], [], means[None]
-    for _ in range(repetitions):
-        chosen = _permutation(len(x), generator)[:labelled]
-        codes = _embed(model, x[chosen], copies, True, same, batch_size, progress)
-        known = attributes[chosen]
-        ks.append(1 if labelled == 1 else choose_k(codes, known, candidates=candidates, generator=generator))
-        rest = _others(len(x), chosen)
-        truth = attributes[rest].cpu()
-        accuracy.append((predict(*flat(codes, known), means[rest], ks[-1:])[0] == truth).double().mean(0))
-        share = truth.double().mean(0)
+    sets = [permutation(len(x), generator)[:labelled] for _ in range(repetitions)]
+    codes = codes_of(model, x, sets, copies, same, batch_size, progress)
+    return _judged_multilabel(codes, attributes, names, sets, candidates, count, generator)
+
+
+def evaluate_multilabel_codes(
+    codes: Tensor,
+    attributes: Tensor,
+    labelled: int = 10,
+    *,
+    means: Tensor | None = None,
+    names: Sequence[str] | None = None,
+    repetitions: int = 5,
+    candidates: Sequence[int] = CANDIDATES,
+    count: Count = "codes",
+    generator: torch.Generator | None = None,
+) -> MultiLabelResult:
+    """`evaluate_multilabel` for codes that are there already; arguments as of it and of `evaluate_codes`."""
+    means = _checked_codes(codes, means)
+    attributes, names = _checked_attributes(means, attributes, names, labelled, repetitions, len(codes))
+    sets = [permutation(len(means), generator)[:labelled] for _ in range(repetitions)]
+    held = Codes(means, codes, torch.arange(len(means)))
+    return _judged_multilabel(held, attributes, names, sets, candidates, count, generator)
+
+
+def _answers(
+    codes: Codes, chosen: Tensor, known: Tensor, candidates: Sequence[int], count: Count, one: bool, generator: Any
+) -> tuple[Tensor, Tensor, int]:
+    """Answers for the data that are not `chosen`, their rows, and the k that cross-validation chose.
+
+    Args:
+        codes: Of all data.
+        chosen: Rows with a label.
+        known: Their labels.
+        candidates: The k to choose from.
+        count: What k counts.
+        one: Whether there is nothing to choose: one datum of each class.
+        generator: For the folds.
+    """
+    copies = codes.copies_of(chosen)
+    each = len(copies) if count == "data" else 1
+    k, ks = each, [each * k for k in candidates]
+    if not one:
+        k = choose_k(copies, known, candidates=ks, at=codes.means[chosen], generator=generator)
+    rest = others(len(codes.means), chosen)
+    return predict(*flat(copies, known), codes.means[rest], [k])[0], rest, k
+
+
+def _judged(
+    codes: Codes,
+    labels: Tensor,
+    per_class: Sequence[int],
+    sets: list[list[Tensor]],
+    candidates: Sequence[int],
+    count: Count,
+    generator: torch.Generator | None,
+) -> FewLabelsResult:
+    _check_count(count)
+    accuracy = torch.zeros(len(sets), len(sets[0]), dtype=torch.float64)
+    neighbours = torch.zeros(accuracy.shape, dtype=torch.long)
+    for row, n in enumerate(per_class):
+        for column, chosen in enumerate(sets[row]):
+            answers, rest, k = _answers(codes, chosen, labels[chosen], candidates, count, n == 1, generator)
+            accuracy[row, column] = (answers == labels[rest].cpu()).double().mean()
+            neighbours[row, column] = k
+    return FewLabelsResult(tuple(per_class), accuracy, neighbours, len(codes.copies))
+
+
+def _judged_multilabel(
+    codes: Codes,
+    attributes: Tensor,
+    names: tuple[str, ...],
+    sets: list[Tensor],
+    candidates: Sequence[int],
+    count: Count,
+    generator: torch.Generator | None,
+) -> MultiLabelResult:
+    _check_count(count)
+    accuracy, balanced, majority, ks, copies = [], [], [], [], len(codes.copies)
+    for chosen in sets:
+        answers, rest, k = _answers(codes, chosen, attributes[chosen], candidates, count, len(chosen) == 1, generator)
+        truth, ks = attributes[rest].cpu(), [*ks, k]
+        right, share = (answers == truth).double(), truth.double().mean(0)
+        accuracy.append(right.mean(0))
+        rates = [(right * (truth == value)).sum(0) / (truth == value).sum(0) for value in (0, 1)]
+        balanced.append((rates[0] + rates[1]) / 2)
         majority.append(torch.maximum(share, 1 - share))
-    return MultiLabelResult(names, torch.stack(accuracy), torch.stack(majority), tuple(ks), labelled, len(codes))
-
-
-@torch.no_grad()
-def _embed(
-    model: Any, x: Tensor, samples: int, copies: bool, same: SameDraws, batch_size: int, progress: bool
-) -> Tensor:
-    require(model, "encode")
-    found = []
-    for batch in batches(model, x, batch_size, "codes", progress):
-        said = model.encode(batch, samples, generator=same.again(), keep=copies)
-        codes = said.samples if copies else said.mean
-        if codes is None or len(codes if not copies else codes[0]) != len(batch):
-            raise DataError("encode(x, keep=True) must give samples [S, n, K].")
-        found.append(codes.flatten(2 if copies else 1).cpu())
-    return torch.cat(found, 1 if copies else 0)
-
-
-def _of_each_class(labels: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Indices of n random data of each class."""
-    order = _permutation(len(labels), generator)
-    shuffled = labels.cpu()[order]
-    return torch.cat([order[shuffled == c][:n] for c in shuffled.unique().tolist()])
-
-
-def _permutation(n: int, generator: torch.Generator | None) -> Tensor:
-    place = "cpu" if generator is None else generator.device
-    return torch.randperm(n, generator=generator, device=place).cpu()
-
-
-def _others(n: int, chosen: Tensor) -> Tensor:
-    kept = torch.ones(n, dtype=torch.bool)
-    kept[chosen] = False
-    return kept.nonzero().squeeze(1)
+    return MultiLabelResult(
+        names, torch.stack(accuracy), torch.stack(balanced), torch.stack(majority), tuple(ks), len(sets[0]), copies
+    )
 
 
 def _check(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> None:
@@ -264,3 +320,33 @@ def _check(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -
         raise DataError(f"labels must be integers from 0, got {labels.dtype}.")
     if repetitions < 1 or copies < 1:
         raise DataError(f"repetitions={repetitions} and copies={copies} must be at least 1.")
+
+
+def _checked_codes(codes: Tensor, means: Tensor | None) -> Tensor:
+    means = codes.mean(0) if means is None else means
+    if codes.dim() != 3 or means.shape != codes.shape[1:] or len(codes) == 0:
+        raise DataError(
+            f"codes must be [S, n, K] with at least one copy, and means [n, K]; got {list(codes.shape)}, "
+            f"{list(means.shape)}."
+        )
+    return means
+
+
+def _checked_attributes(
+    x: Tensor, attributes: Tensor, names: Sequence[str] | None, labelled: int, repetitions: int, copies: int
+) -> tuple[Tensor, tuple[str, ...]]:
+    attributes = attributes.long() if attributes.dtype == torch.bool else attributes
+    _check(x, attributes, 2, repetitions, copies)
+    names = tuple(names) if names is not None else tuple(f"attribute {i}" for i in range(attributes.shape[1]))
+    if bool((attributes > 1).any()) or len(names) != attributes.shape[1]:
+        raise DataError(
+            f"attributes are yes or no, each with a name: got {len(names)} names, {attributes.shape[1]} columns."
+        )
+    if not 1 <= labelled < len(x):
+        raise DataError(f"labelled={labelled}: at least 1, and some of the {len(x)} data must be left for evaluation.")
+    return attributes, names
+
+
+def _check_count(count: str) -> None:
+    if count not in ("codes", "data"):
+        raise DataError(f"count={count!r}: k counts 'codes' or 'data'.")
