@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,9 @@ from evidence_oracle import F64, Regression, batches, build, generator, randn
 from torch import nn
 
 from marquis.errors import DataError
-from marquis.evidence import effective_parameters, tune
+from marquis.evidence import TuningWarning, effective_parameters, tune
 from marquis.evidence.adapted import adapted
-from marquis.evidence.sampled import Noise, effective_by_samples, posterior_samples
+from marquis.evidence.expectation import Exact, Noise, effective_by_samples, posterior_samples
 from marquis.evidence.tangent import Tangent
 from marquis.likelihoods import Categorical, Gaussian
 from marquis.priors import Prior
@@ -85,6 +86,7 @@ def test_drawn_noise_has_the_covariance_of_the_curvature():
     assert bool((drawn.prior.square().mean() - 1).abs() < 0.02)
 
 
+@pytest.mark.filterwarnings("ignore::marquis.evidence.TuningWarning")
 @pytest.mark.parametrize("groups", ["scalar", "tensor"])
 def test_expectation_maximisation_ends_at_the_exact_evidence(groups, monkeypatch):
     # With the deterministic twin of the noise, the M-step is exact, and so is where it ends.
@@ -96,6 +98,7 @@ def test_expectation_maximisation_ends_at_the_exact_evidence(groups, monkeypatch
     tuned = tune(
         replace(problem, curvature=None),
         "sampled",
+        samples=1,  # not the exact expectation of few weights
         iterations=200,
         tolerance=1e-9,
         theta_tolerance=1e-18,
@@ -107,6 +110,7 @@ def test_expectation_maximisation_ends_at_the_exact_evidence(groups, monkeypatch
     assert float(tuned.likelihood.noise_precision) == pytest.approx(float(exact.likelihood.noise_precision), rel=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore::marquis.evidence.TuningWarning")
 def test_few_samples_come_close_and_the_seed_decides():
     data = Regression(n=60, outputs=2, size=30)
     problem = data.problem(Prior())
@@ -122,6 +126,7 @@ def test_few_samples_come_close_and_the_seed_decides():
     assert tuned.log_evidence is None and "sampled EM (16 samples)" in str(tuned)
 
 
+@pytest.mark.filterwarnings("ignore::marquis.evidence.TuningWarning")
 def test_g_prior_scales_with_the_jacobian(monkeypatch):
     # Measuring an input in other units must not change the model: the g-prior follows, the plain prior does not.
     units = torch.tensor([1.0, 10.0, 0.1, 1.0], dtype=F64)
@@ -138,7 +143,7 @@ def test_g_prior_scales_with_the_jacobian(monkeypatch):
                 staticmethod(lambda tangent, samples, g, problem=problem: identity_noise(problem, tangent)),
             )
             tuned = tune(
-                problem, "sampled", g_prior=g_prior, iterations=60, tolerance=1e-9, theta_tolerance=1e-16,
+                problem, "sampled", samples=1, g_prior=g_prior, iterations=60, tolerance=1e-9, theta_tolerance=1e-16,
                 solve_tolerance=1e-11, noise=False,
             )  # fmt: skip
             assert tuned.converged
@@ -150,7 +155,9 @@ def test_g_prior_scales_with_the_jacobian(monkeypatch):
 
 def test_g_prior_gives_one_precision_per_weight():
     problem = class_problem("scalar")
-    tuned = tune(problem, "sampled", g_prior=True, iterations=3, generator=generator(0))
+    with pytest.warns(TuningWarning, match="still change"):
+        tuned = tune(problem, "sampled", g_prior=True, iterations=3, generator=generator(0))
+    assert not tuned.converged
     assert tuned.prior.precision.shape == (problem.layout.total,) and tuned.effective_parameters.shape == (1,)
     assert any("g-prior" in note for note in tuned.notes)
     assert any("still change" in note for note in tuned.notes) == (not tuned.converged)
@@ -160,8 +167,41 @@ def test_nothing_is_changed_and_bad_numbers_are_refused():
     problem = class_problem()
     before = {name: p.clone() for name, p in problem.model.named_parameters()}
     state = torch.random.get_rng_state()
-    tune(problem, "sampled", samples=2, iterations=1, generator=generator(0))
+    with pytest.warns(TuningWarning):
+        tune(problem, "sampled", samples=2, iterations=1, generator=generator(0))
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(p, before[name]) for name, p in problem.model.named_parameters())
     with pytest.raises(DataError, match="at least 1"):
         tune(problem, "sampled", samples=0)
+
+
+@pytest.mark.parametrize("groups", ["scalar", "layer", "tensor"])
+def test_few_weights_have_their_effective_parameters_exactly(groups):
+    problem = class_problem(groups)
+    prior = problem.grouped_prior
+    gamma, error = Exact(Tangent(problem, "sampled"))(prior, prior.vector(), 1.0)
+    torch.testing.assert_close(gamma, effective_parameters(problem), rtol=1e-8, atol=0)
+    assert not bool(error.any())
+    # Where the prior decides, P - delta tr(Sigma) would have no digits left: gamma is H/delta to first order.
+    strong = prior.with_precision(torch.full_like(prior.precision, 1e8))
+    tiny, _ = Exact(Tangent(problem, "sampled"))(strong, strong.vector(), 1.0)
+    expected = torch.zeros_like(tiny).index_add(0, prior.index, problem.curvature.diagonal() / 1e8)
+    torch.testing.assert_close(tiny, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("groups", ["scalar", "tensor"])
+def test_tiny_problems_are_safe_by_default(groups):
+    # Twelve data, eight weights: eight samples are wrong by tens of per cent, and say so; the default is exact.
+    problem = Regression(n=12, inputs=3, outputs=2, size=12).problem(Prior(groups=groups))
+    exact = adapted(problem, tolerance=1e-8, theta_tolerance=1e-16)
+    bare = replace(problem, curvature=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned = tune(bare, "sampled", tolerance=1e-7, theta_tolerance=1e-16, iterations=200)
+    assert tuned.converged and "exact" in tuned.method
+    torch.testing.assert_close(tuned.prior.precision, exact.prior.precision, rtol=1e-5, atol=0)
+    assert float(tuned.likelihood.noise_precision) == pytest.approx(float(exact.likelihood.noise_precision), rel=1e-5)
+    with pytest.warns(TuningWarning, match="leave samples= out"):
+        noisy = tune(bare, "sampled", samples=8, generator=generator(2))
+    assert float((noisy.prior.precision / exact.prior.precision - 1).abs().max()) > 0.1
+    assert any("standard error" in note for note in noisy.notes)

@@ -10,7 +10,7 @@ from marquis.evidence.log_evidence import EvidenceTerms, effective_parameters, e
 from marquis.evidence.problem import EvidenceProblem, Statistics
 from marquis.evidence.training import Epoch, Trained, number_of_updates, train
 from marquis.evidence.tune import tune
-from marquis.evidence.tuned import Step, Tuned
+from marquis.evidence.tuned import Step, Tuned, TuningWarning
 
 __all__ = [
     "Epoch",
@@ -20,6 +20,7 @@ __all__ = [
     "Step",
     "Trained",
     "Tuned",
+    "TuningWarning",
     "effective_parameters",
     "evidence_terms",
     "log_evidence",

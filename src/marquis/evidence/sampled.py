@@ -2,108 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from marquis.curvature.iterative import conjugate_gradients
 from marquis.errors import DataError
+from marquis.evidence.expectation import FEW_WEIGHTS, SAMPLES, Exact, Sampled
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.evidence.mackay import step_of
 from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tangent import Rows, Tangent
-from marquis.evidence.tuned import Step, Tuned, finish, limited
+from marquis.evidence.tangent import Tangent
+from marquis.evidence.tuned import Step, Tuned, TuningWarning, finish, limited
 from marquis.priors import BoundPrior
 
 JITTER = 1e-6
 """Added to the mean square per datum of a Jacobian column before the g-prior divides by it (methods.md 5.7)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """Random numbers of K posterior samples, drawn once so that every iteration sees the same ones.
-
-    Attributes:
-        prior: standard normal numbers `[K, P]`.
-        data: `sum_n J_n^T L_n^{1/2} e_n`, `[K, P]`, of covariance H.
-        diagonal: estimate of the diagonal of H, `[P]`.
-    """
-
-    prior: Tensor
-    data: Tensor
-    diagonal: Tensor
-
-    @staticmethod
-    def draw(tangent: Tangent, samples: int, generator: torch.Generator | None) -> Noise:
-        """One pass over the data with `samples` vector-Jacobian products."""
-        like = tangent.centre
-
-        def normal(*shape: int) -> Tensor:
-            where = like.device if generator is None else generator.device
-            return torch.randn(*shape, generator=generator, dtype=like.dtype, device=where).to(like.device)
-
-        data = like.new_zeros(samples, len(like))
-        diagonal = torch.zeros_like(like)
-        for batch in tangent.batches():
-            coefficients = normal(samples, batch.f.shape[0], *tangent.likelihood.root_shape(batch.f)).to(batch.f)
-            part = batch.pull(tangent.likelihood.apply_sqrt(batch.f, coefficients, batch.mask)).to(like)
-            data += part
-            diagonal += part.square().mean(0)
-        return Noise(normal(samples, len(like)), data, diagonal)
-
-
-def posterior_samples(
-    product: Rows,
-    precision: Tensor,
-    scale: float,
-    noise: Noise,
-    *,
-    start: Tensor | None = None,
-    tolerance: float = 1e-4,
-    max_products: int = 500,
-) -> Tensor:
-    """K draws `[K, P]` from `N(0, (scale H + Delta)^-1)` by sample-then-optimise (methods.md 5.7).
-
-    The minimiser of `1/2 |theta - theta_0|^2_Delta + scale/2 sum_n |J_n theta|^2_{L_n}` with
-    `theta_0 = Delta^{-1/2} e + Delta^{-1} sum_n J_n^T (scale L_n)^{1/2} e_n` solves `(scale H + Delta) theta =
-    Delta theta_0`: exact, up to the tolerance of conjugate gradients, whatever the network.
-
-    Args:
-        product: H times rows.
-        precision: Delta, `[P]`.
-        scale: beta/T or 1/T.
-        noise: what the draws are made of.
-        start: solutions of a similar problem.
-        tolerance: relative residual.
-        max_products: products with H at most.
-    """
-    target = precision.sqrt() * noise.prior + scale**0.5 * noise.data
-    diagonal = scale * noise.diagonal + precision
-
-    def matrix(rows: Tensor) -> Tensor:
-        return scale * product(rows) + precision * rows
-
-    known = torch.zeros_like(target) if start is None else start
-    residual = target if start is None else target - matrix(start)
-    shrunk = float((target.norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-300)).min())
-    if shrunk * tolerance >= 1:
-        return known
-    found = conjugate_gradients(
-        matrix,
-        residual,
-        tol=tolerance * shrunk,
-        max_iterations=max_products,
-        preconditioner=lambda rows: rows / diagonal,
-    )
-    return known + found.x
+NOISY = 0.1
+"""Relative standard error of an effective number of parameters, and so of a precision, from which on we warn."""
 
 
 def sampled(
     problem: EvidenceProblem,
     *,
-    samples: int = 8,
-    iterations: int = 10,
+    samples: int | None = None,
+    iterations: int = 50,
     noise: bool = True,
     g_prior: bool = False,
     simplified: bool = False,
@@ -120,9 +44,13 @@ def sampled(
     The same random numbers serve in all iterations, so the iteration settles. No log evidence comes out: that needs a
     determinant. Memory: a few times K vectors of length P. Cost per iteration: some tens of passes over the data.
 
+    K samples know `gamma_g` up to a relative error of about `sqrt(2 / (K gamma_g))`: little where the data determine
+    thousands of weights, but some tens of per cent in a tiny problem. By default tiny problems therefore need no
+    samples: their expectation is exact. Otherwise the error is measured, and warned of.
+
     Args:
         problem: with model and loader; no curvature is needed.
-        samples: K.
+        samples: K; by default 8, and none for up to 512 weights, whose expectation is exact.
         iterations: of expectation and maximisation, at most.
         noise: whether the noise precision is tuned too.
         g_prior: give weight p the precision `lambda_g H_pp / N`, so that weights whose Jacobian columns are large are
@@ -134,23 +62,29 @@ def sampled(
         solve_tolerance: relative residual of the samples.
         max_products: products with the curvature per solve at most.
         generator: of the random numbers.
+
+    Warns:
+        TuningWarning: the precisions had not settled after so many iterations, or the samples were too few.
     """
-    if samples < 1 or iterations < 1:
+    if (samples is not None and samples < 1) or iterations < 1:
         raise DataError(f"samples={samples} and iterations={iterations} have to be at least 1.")
     prior = problem.grouped_prior
     tangent = Tangent(problem, "sampled", simplified=simplified)
-    drawn = Noise.draw(tangent, samples, generator)
+    if samples is None and len(tangent.centre) <= FEW_WEIGHTS:
+        expectation = Exact(tangent)
+    else:
+        expectation = Sampled(tangent, samples or SAMPLES, solve_tolerance, max_products, generator)
     theta = problem.mean.detach()
     weights = torch.ones_like(theta)
     if g_prior:
-        weights = drawn.diagonal / problem.statistics.n + JITTER
-    here, draws, gamma = problem, None, None
+        weights = expectation.diagonal / problem.statistics.n + JITTER
+    here = problem
     history: list[Step] = []
     change = float("inf")
     while True:
         delta = here.grouped_prior.vector().to(theta) * weights
         scale = float(here.scale())
-        diagonal = scale * drawn.diagonal + delta
+        diagonal = scale * expectation.diagonal + delta
         found = tangent.optimum(
             delta,
             prior.mean.to(theta),
@@ -161,10 +95,7 @@ def sampled(
             max_products=max_products,
         )
         theta = found.theta
-        draws = posterior_samples(
-            tangent.product, delta, scale, drawn, start=draws, tolerance=solve_tolerance, max_products=max_products
-        )
-        gamma = effective_by_samples(here.grouped_prior, draws, scale * tangent.product(draws))
+        gamma, error = expectation(here.grouped_prior, delta, scale)
         history.append(step_of(here, None, gamma))
         if change <= tolerance or len(history) > iterations:
             break
@@ -177,9 +108,11 @@ def sampled(
             beta = limited(free.clamp_min(0) / found.statistics.sse.double())
             change = max(change, abs(float(beta) / float(here.noise) - 1))
         here = here.with_hyper(precision, beta)
-    notes = [f"effective numbers of parameters are means over {samples} samples."]
-    if change > tolerance:
-        notes.append(f"after {iterations} iterations the precisions still change by {change:.2g}, relatively.")
+    notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
+    for doubt in notes:
+        warnings.warn(f"tune('sampled'): {doubt}", TuningWarning, stacklevel=3)
+    if isinstance(expectation, Sampled):
+        notes.append(f"effective numbers of parameters are means over {expectation}.")
     before = problem
     if g_prior:
         lambdas = ", ".join(f"{float(v):.4g}" for v in here.grouped_prior.precision[:6])
@@ -189,7 +122,7 @@ def sampled(
     return finish(
         before,
         here,
-        method=f"sampled EM ({samples} samples)",
+        method=f"sampled EM ({expectation})",
         log_evidence=None,
         gamma=gamma,
         history=history,
@@ -199,13 +132,33 @@ def sampled(
     )
 
 
-def effective_by_samples(prior: BoundPrior, draws: Tensor, images: Tensor) -> Tensor:
-    """`gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H at its scale times them.
-
-    Unbiased for each group, since `H Sigma = I - Delta Sigma`; kept between 0 and the size of the group.
-    """
-    gamma = sum_by_group(prior, (draws * images).mean(0))
-    return torch.minimum(gamma.clamp_min(0), prior.sizes.to(gamma))
+def doubts(
+    expectation: Exact | Sampled,
+    gamma: Tensor,
+    error: Tensor,
+    prior: BoundPrior,
+    iterations: int,
+    change: float,
+    tolerance: float,
+) -> list[str]:
+    """Sentences on why the precisions should not be trusted, with what to do; none if they can be."""
+    found = []
+    if change > tolerance:
+        found.append(
+            f"after {iterations} iterations the precisions still change by {change:.2g}, relatively; raise iterations=."
+        )
+    relative = torch.where(error > 0, error / gamma.clamp_min(1e-300), torch.zeros_like(error))
+    if isinstance(expectation, Sampled) and bool((relative > NOISY).any()):
+        worst = int(relative.argmax())
+        where = prior.names[worst] if prior.group_names is not None else f"group {worst}"
+        advice = "raise samples="
+        if len(prior.index) <= FEW_WEIGHTS:
+            advice = "leave samples= out: the expectation of so few weights can be exact"
+        found.append(
+            f"{expectation} leave a standard error of {100 * float(relative[worst]):.0f} % in the precision of "
+            f"{where}; {advice}."
+        )
+    return found
 
 
 def per_weight(prior: BoundPrior, weights: Tensor) -> BoundPrior:

@@ -18,6 +18,10 @@ SHOWN = 12
 """Groups that the table lists one by one; of more, it shows the range."""
 
 
+class TuningWarning(UserWarning):
+    """What tuning gave should not be trusted as it is; the message says why and what to do."""
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One iteration of tuning.

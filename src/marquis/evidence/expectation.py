@@ -1,0 +1,174 @@
+"""The expectation of `tune("sampled")`: effective numbers of parameters from posterior samples, or exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.iterative import Estimate, conjugate_gradients
+from marquis.evidence.log_evidence import sum_by_group
+from marquis.evidence.tangent import Rows, Tangent
+from marquis.priors import BoundPrior
+
+FEW_WEIGHTS = 512
+"""Up to so many weights, their curvature is a small matrix, and the expectation needs no samples."""
+SAMPLES = 8
+"""Posterior samples of larger networks: thousands of effective parameters average the noise out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Random numbers of K posterior samples, drawn once so that every iteration sees the same ones.
+
+    Attributes:
+        prior: standard normal numbers `[K, P]`.
+        data: `sum_n J_n^T L_n^{1/2} e_n`, `[K, P]`, of covariance H.
+        diagonal: estimate of the diagonal of H, `[P]`.
+    """
+
+    prior: Tensor
+    data: Tensor
+    diagonal: Tensor
+
+    @staticmethod
+    def draw(tangent: Tangent, samples: int, generator: torch.Generator | None) -> Noise:
+        """One pass over the data with `samples` vector-Jacobian products."""
+        like = tangent.centre
+
+        def normal(*shape: int) -> Tensor:
+            where = like.device if generator is None else generator.device
+            return torch.randn(*shape, generator=generator, dtype=like.dtype, device=where).to(like.device)
+
+        data = like.new_zeros(samples, len(like))
+        diagonal = torch.zeros_like(like)
+        for batch in tangent.batches():
+            coefficients = normal(samples, batch.f.shape[0], *tangent.likelihood.root_shape(batch.f)).to(batch.f)
+            part = batch.pull(tangent.likelihood.apply_sqrt(batch.f, coefficients, batch.mask)).to(like)
+            data += part
+            diagonal += part.square().mean(0)
+        return Noise(normal(samples, len(like)), data, diagonal)
+
+
+def posterior_samples(
+    product: Rows,
+    precision: Tensor,
+    scale: float,
+    noise: Noise,
+    *,
+    start: Tensor | None = None,
+    tolerance: float = 1e-4,
+    max_products: int = 500,
+) -> Tensor:
+    """K draws `[K, P]` from `N(0, (scale H + Delta)^-1)` by sample-then-optimise (methods.md 5.7).
+
+    The minimiser of `1/2 |theta - theta_0|^2_Delta + scale/2 sum_n |J_n theta|^2_{L_n}` with
+    `theta_0 = Delta^{-1/2} e + Delta^{-1} sum_n J_n^T (scale L_n)^{1/2} e_n` solves `(scale H + Delta) theta =
+    Delta theta_0`: exact, up to the tolerance of conjugate gradients, whatever the network.
+
+    Args:
+        product: H times rows.
+        precision: Delta, `[P]`.
+        scale: beta/T or 1/T.
+        noise: what the draws are made of.
+        start: solutions of a similar problem.
+        tolerance: relative residual.
+        max_products: products with H at most.
+    """
+    target = precision.sqrt() * noise.prior + scale**0.5 * noise.data
+    diagonal = scale * noise.diagonal + precision
+
+    def matrix(rows: Tensor) -> Tensor:
+        return scale * product(rows) + precision * rows
+
+    known = torch.zeros_like(target) if start is None else start
+    residual = target if start is None else target - matrix(start)
+    shrunk = float((target.norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-300)).min())
+    if shrunk * tolerance >= 1:
+        return known
+    found = conjugate_gradients(
+        matrix,
+        residual,
+        tol=tolerance * shrunk,
+        max_iterations=max_products,
+        preconditioner=lambda rows: rows / diagonal,
+    )
+    return known + found.x
+
+
+def effective_by_samples(prior: BoundPrior, draws: Tensor, images: Tensor) -> Tensor:
+    """`gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H at its scale times them.
+
+    Unbiased for each group, since `H Sigma = I - Delta Sigma`; kept between 0 and the size of the group.
+    """
+    gamma = sum_by_group(prior, (draws * images).mean(0))
+    return torch.minimum(gamma.clamp_min(0), prior.sizes.to(gamma))
+
+
+class Exact:
+    """Effective parameters `tr_g(H Sigma)` by a factorisation: P products once, then P^3 per call.
+
+    Args:
+        tangent: the linear model.
+    """
+
+    def __init__(self, tangent: Tangent) -> None:
+        eye = torch.eye(len(tangent.centre), dtype=tangent.centre.dtype, device=tangent.centre.device)
+        matrix = tangent.product(eye).double()
+        self._matrix = (matrix + matrix.mT) / 2
+        self.diagonal = self._matrix.diagonal().to(tangent.centre)
+
+    def __str__(self) -> str:
+        """For the report."""
+        return "exact"
+
+    def __call__(self, prior: BoundPrior, precision: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Per group `[G]`, and their standard errors: none.
+
+        Not as `P - delta tr(Sigma)`, which loses all digits where the prior decides.
+        """
+        curvature = scale * self._matrix
+        root = torch.linalg.cholesky(curvature + torch.diag(precision.double()))
+        shares = (curvature * torch.cholesky_inverse(root)).sum(1)
+        gamma = sum_by_group(prior, shares).clamp_min(0).to(self.diagonal)
+        return gamma, torch.zeros_like(gamma)
+
+
+class Sampled:
+    """Effective parameters from K posterior samples, the same random numbers in every call.
+
+    Args:
+        tangent: the linear model.
+        samples: K.
+        tolerance: relative residual of the samples.
+        max_products: products with the curvature per call at most.
+        generator: of the random numbers.
+    """
+
+    def __init__(
+        self, tangent: Tangent, samples: int, tolerance: float, max_products: int, generator: torch.Generator | None
+    ) -> None:
+        self._product, self._noise = tangent.product, Noise.draw(tangent, samples, generator)
+        self._tolerance, self._max_products = tolerance, max_products
+        self._draws: Tensor | None = None
+        self.samples, self.diagonal = samples, self._noise.diagonal
+
+    def __str__(self) -> str:
+        """For the report."""
+        return f"{self.samples} samples"
+
+    def __call__(self, prior: BoundPrior, precision: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Per group `[G]`, and their standard errors over samples (infinite for a single one)."""
+        self._draws = posterior_samples(
+            self._product,
+            precision,
+            scale,
+            self._noise,
+            start=self._draws,
+            tolerance=self._tolerance,
+            max_products=self._max_products,
+        )
+        images = scale * self._product(self._draws)
+        spread = Estimate.from_samples(sum_by_group(prior, self._draws * images)).standard_error
+        return effective_by_samples(prior, self._draws, images), spread.nan_to_num(nan=float("inf"))
