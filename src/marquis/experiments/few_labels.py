@@ -1,0 +1,206 @@
+"""`few-labels`: nearest neighbours on codes, 1 to 100 labels per class (LAE Figure 12; methods.md 8.4).
+
+MNIST, dense 784-512-256-2 and back. Labelled and evaluated images come from the last 5000 training rows, on which no
+model was trained. Every model meets the same labelled images. A labelled image is embedded by many draws of a model
+with uncertainty; three ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that
+copies do not forbid a vote of several images) and `mean` (no copies: the mean code only).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.autoencoders import (
+    EnsembleAutoencoder,
+    LaplacianAutoencoder,
+    VariationalAutoencoder,
+    from_posterior,
+)
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.posthoc import PosteriorAutoencoder
+from marquis.data import Data
+from marquis.data import load as load_data
+from marquis.errors import DataError
+from marquis.experiments.cells import cell, write_json
+from marquis.experiments.few_labels_report import accuracies, write_report
+from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
+from marquis.experiments.trained import shared_networks
+from marquis.posterior import Posterior
+from marquis.tasks.semi_supervised import PER_CLASS, embed, evaluate_codes
+
+PIXELS = "pixels"
+MODELS = (
+    *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
+    *("online-sketched", "online-sketched-paper-code", "online-sketched-paper"),
+)
+WIDENED = "online-sketched-x"
+"""Start of the names of rows with the default's finished posterior, its covariance multiplied."""
+LABELS_SEED, DRAWS_SEED = 1000, 2000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How large the experiment is.
+
+    Attributes:
+        recipe: Of the models.
+        seeds: Of models, labels and draws.
+        first: First of the training rows that give labelled and evaluated images.
+        held: How many.
+        per_class: Numbers of labels per class.
+        repetitions: How often labels are drawn anew, per seed.
+        copies: Draws of the model for each image.
+        data_copies: How many of them are used where k counts images: k grows with them, and time with k.
+        widened: Factors on the default's covariance.
+    """
+
+    recipe: Recipe
+    seeds: int = 3
+    first: int = 55_000
+    held: int = 5_000
+    per_class: tuple[int, ...] = PER_CLASS
+    repetitions: int = 10
+    copies: int = 100
+    data_copies: int = 20
+    widened: tuple[float, ...] = (10.0, 100.0)
+
+
+SETTINGS = {
+    "quick": Settings(TASK_RECIPES["quick"], 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,)),
+    "default": Settings(TASK_RECIPES["default"]),
+    "full": Settings(TASK_RECIPES["full"], seeds=5, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
+}
+
+
+def run(
+    size: str = "default",
+    out: str | Path = "runs/few-labels",
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Run what is missing and write the page; models are kept, and shared with other experiments."""
+    settings = SETTINGS[size]
+    folder, shared = Path(out) / size, shared_networks(out)
+    images = Images.load(settings.recipe, data_dir)
+    held = held_out(settings, data_dir)
+    rows: list[dict[str, Any]] = []
+    started = time.time()
+
+    def timed(text: str) -> None:
+        say(f"[{time.time() - started:5.0f} s] {text}")
+
+    results = {"size": size, "settings": asdict(settings), "rows": rows}
+    try:
+        for seed in range(settings.seeds):
+            for name in names(settings):
+                row = one_row(folder, shared, settings, images, held, name, seed, timed)
+                rows.append(row)
+                timed(
+                    f"{name}, seed {seed}: " + (row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels")
+                )
+                write_json(folder / "results.json", results)
+    finally:  # a run that is stopped shows what it has
+        page = write_report(folder, results)
+    return page
+
+
+def names(settings: Settings) -> list[str]:
+    """Rows of the tables."""
+    return [PIXELS, *MODELS, *(f"{WIDENED}{factor:g}" for factor in settings.widened)]
+
+
+def held_out(settings: Settings, data_dir: str | Path | None) -> Data:
+    """Images with labels that no model was trained on."""
+    last = settings.first + settings.held
+    rows = load_data(settings.recipe.data, "train", data_dir, limit=last)[settings.first :]
+    if len(rows) < settings.held or settings.recipe.images > settings.first:
+        raise DataError(
+            f"{settings.recipe.data}: rows {settings.first} to {last} of the training images are wanted for labels, "
+            f"after the {settings.recipe.images} that models are trained on; there are {len(rows)}."
+        )
+    return rows
+
+
+def one_row(
+    folder: Path,
+    shared: Path,
+    settings: Settings,
+    images: Images,
+    held: Data,
+    name: str,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """One row of the tables for one seed, from the folder if it is there."""
+    kept = {key: value for key, value in asdict(settings).items() if key not in ("seeds", "widened")}
+
+    def compute() -> dict[str, Any]:
+        before = time.process_time()
+        if name == PIXELS:
+            return {"failed": None, **measured(held.x.flatten(1)[None], None, held, settings, seed)}
+        key, _, factor = name.partition(WIDENED) if name.startswith(WIDENED) else (name, "", "")
+        outcome = model(shared, key or WIDENED.removesuffix("-x"), seed, settings.recipe, images, say)
+        if outcome.model is None:
+            return {"failed": outcome.failed}
+        own = widened(outcome.model, float(factor)) if factor else outcome.model
+        found = measured(*codes_of(own, held.x, settings.copies, seed), held, settings, seed)
+        return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
+
+    return cell(folder, f"{name}-s{seed}", {"name": name, "seed": seed, **kept}, compute)
+
+
+def widened(own: BaseAutoencoder, factor: float) -> PosteriorAutoencoder:
+    """The same mean with the covariance of the finished posterior multiplied by `factor`; nothing is trained again."""
+    if not isinstance(own, LaplacianAutoencoder):
+        raise DataError(f"only a Laplacian autoencoder's posterior can be widened, not {type(own).__name__}.")
+    found = own.posterior()
+    wide = Posterior(found.layout, found.mean, found.precision * (1 / factor), found.index)
+    return from_posterior(own.encoder, own.decoder, wide, own.likelihood)
+
+
+def codes_of(own: BaseAutoencoder, x: Tensor, copies: int, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Copies `[S, n, K]`, and the mean codes where they are not the mean of the copies.
+
+    The members of an ensemble do not share a code: their codes are put side by side, one copy of `[n, 5 K]`. A
+    variational autoencoder knows its mean exactly.
+    """
+    source = torch.Generator().manual_seed(DRAWS_SEED + seed)
+    codes = embed(own, x, copies, copies=True, generator=source, progress=False)
+    if isinstance(own, EnsembleAutoencoder):
+        return codes.transpose(0, 1).flatten(1)[None], None
+    means = embed(own, x, 1, generator=source, progress=False) if isinstance(own, VariationalAutoencoder) else None
+    return codes, means
+
+
+def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:
+    """Accuracies `[numbers of labels][repetitions]` for each way to use the copies; the same labels for each."""
+    assert held.y is not None
+    means = codes.mean(0) if means is None else means
+
+    def accuracy(own: Tensor, count: Any) -> dict[str, Any]:
+        labels = torch.Generator().manual_seed(LABELS_SEED + seed)
+        options = {"means": means, "repetitions": settings.repetitions, "count": count, "generator": labels}
+        found = evaluate_codes(own, held.y.long(), settings.per_class, **options)  # pyright: ignore[reportOptionalMemberAccess]
+        return {"accuracy": found.accuracy.tolist(), "neighbours": found.neighbours.tolist()}
+
+    ways = {"mean": accuracy(means[None], "codes")}
+    if len(codes) > 1:
+        ways["codes"] = accuracy(codes, "codes")
+        ways["data"] = accuracy(codes[: settings.data_copies], "data")
+    return {"ways": ways, "width": width(codes, means), "copies": len(codes), "numbers": codes.shape[2]}
+
+
+def width(codes: Tensor, means: Tensor) -> float:
+    """How wide the draws are: root of (variance over copies of one image / variance of mean codes over images)."""
+    if len(codes) < 2:
+        return 0.0
+    within = (codes.double() - means.double()).square().sum(-1).mean()
+    between = means.double().var(0, correction=0).sum()
+    return float((within / between).sqrt())
