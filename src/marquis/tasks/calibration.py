@@ -53,7 +53,7 @@ class Reliability:
 
     @property
     def _weight(self) -> Tensor:
-        return self.count / self.count.sum()
+        return self.count.double() / self.count.sum()  # integers alone would divide in single precision
 
     def __str__(self) -> str:
         lines = ["confidence        count   mean   right"]
