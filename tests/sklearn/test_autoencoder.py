@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import marquis as mq
-from marquis.sklearn import LaplacianAutoencoder, table_training
+from marquis.sklearn import LaplacianAutoencoder, table_training, unseen
 
 SMALL = {"hidden_sizes": (8,), "epochs": 6, "samples": 5, "random_state": 0}
 
@@ -143,7 +144,8 @@ def test_imputation_leaves_observed_entries_alone(fitted, holes):
     assert np.isfinite(found.mean).all() and np.isfinite(found.samples).all()
     assert (found.std[seen] == 0).all()
     noise = np.broadcast_to(fitted.hole_std_, holes.shape)
-    assert (fitted.hole_std_ >= fitted.noise_std_).all()
+    relative = fitted.hole_std_ / fitted.scaler_.scale_
+    assert (relative**2).mean() ** 0.5 >= (fitted.noise_std_ / fitted.scaler_.scale_)[0]
     assert (found.std[~seen] >= noise[~seen]).all()  # the noise, and what is not known besides
 
 
@@ -152,6 +154,7 @@ def test_a_row_does_not_depend_on_its_neighbours(fitted, holes, monkeypatch):
     np.testing.assert_allclose(whole.mean[:5], fitted.impute(holes[:5], samples=3).mean, rtol=1e-10)
     expected = {name: getattr(fitted, name)(holes) for name in ("transform", "score_samples", "score")}
     monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 50)
+    monkeypatch.setattr("marquis.sklearn.unseen.ROWS", 50)
     np.testing.assert_allclose(fitted.impute(holes, samples=3).mean, whole.mean, rtol=1e-10)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(fitted, name)(holes), value, rtol=1e-10)
@@ -283,3 +286,56 @@ def test_refusals(fitted, wine):
     ]:
         with pytest.raises(mq.MarquisError, match=message):
             LaplacianAutoencoder(**{**SMALL, **settings}).fit(wine)
+
+
+def test_rounds(fitted, holes):
+    """None: what the networks say at once. Some: the paper's procedure, another answer."""
+    at_once = fitted.impute(holes, 4, rounds=0)
+    seen = ~np.isnan(holes)
+    said = fitted.model_.reconstruct(fitted._inputs(holes), 4, generator=fitted._draws(), keep=True).samples.numpy()
+    mean = fitted.scaler_.inverse_transform(said.mean(0))
+    np.testing.assert_allclose(at_once.mean, np.where(seen, holes, mean), rtol=1e-10)
+    std = np.sqrt((said.std(0, ddof=1) * fitted.scaler_.scale_) ** 2 + fitted.hole_std_**2)
+    np.testing.assert_allclose(at_once.std, np.where(seen, 0, std), rtol=1e-10)
+    corrected = fitted.impute(holes, 4, rounds=2)
+    np.testing.assert_array_equal(corrected.mean[seen], holes[seen])
+    assert (corrected.mean[~seen] != at_once.mean[~seen]).all()
+    with pytest.raises(mq.DataError, match="rounds=-1: at least 0"):
+        fitted.impute(holes, rounds=-1)
+
+
+def test_deviations_are_larger_where_a_column_does_not_follow_from_the_others():
+    source = np.random.RandomState(0)
+    common = source.normal(size=(240, 1))
+    X = np.concatenate([common + 0.2 * source.normal(size=(240, 3)), source.normal(size=(240, 1))], 1)
+    model = LaplacianAutoencoder(2, epochs=60, hidden_sizes=(16,), random_state=0).fit(X[:160])
+    assert model.hole_std_[3] > 2 * model.hole_std_[:3].max()
+    for j in range(4):  # and so are the errors
+        rows = X[160:].copy()
+        rows[:, j] = np.nan
+        found = model.impute(rows)
+        covered = abs(found.mean[:, j] - X[160:, j]) < 1.645 * found.std[:, j]
+        assert 0.8 < covered.mean() < 0.99
+
+
+def test_unseen_deviation_of_a_network_that_says_zero():
+    """A model that always says the mean leaves the columns' own deviations; rows apart can only make them larger."""
+
+    class Zero:
+        def reconstruct(self, x, samples, *, generator, keep):
+            return SimpleNamespace(samples=torch.zeros(samples, *x.shape, dtype=x.dtype))
+
+    x = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, torch.nan]], dtype=torch.float64)
+    own = np.array([3.0, 8.0]), np.array([3.0, 2.0])
+    common = 11.0 / 5.0
+    expected = (own[0] + unseen.COMMON_ENTRIES * common) / (own[1] + unseen.COMMON_ENTRIES)
+    found = unseen.unseen_deviation(Zero(), x, x[:0], 3, 0, noise=0.1)
+    np.testing.assert_allclose(found, np.sqrt(expected), rtol=1e-10)
+    near, far = (torch.full((4, 2), value, dtype=torch.float64) for value in (0.1, 3.0))
+    factor = np.mean(9.0 / expected)
+    np.testing.assert_allclose(
+        unseen.unseen_deviation(Zero(), x, far, 3, 0, noise=0.1), np.sqrt(expected * factor), rtol=1e-10
+    )
+    np.testing.assert_allclose(unseen.unseen_deviation(Zero(), x, near, 3, 0, noise=0.1), found, rtol=1e-10)
+    quiet = unseen.unseen_deviation(Zero(), 0 * x.nan_to_num(), x[:0], 3, 0, noise=0.1)
+    assert (quiet > 0).all() and (quiet <= 0.1).all()  # constant columns: little, but not nothing

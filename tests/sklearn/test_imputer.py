@@ -140,7 +140,7 @@ def test_refusals(fitted, holes):
         LaplacianImputer(SMALL).fit(np.full((5, 3), np.nan))
     with pytest.raises(mq.DataError, match="estimator= is a SimpleImputer"):
         LaplacianImputer(SimpleImputer()).fit(holes)  # type: ignore[arg-type]
-    with pytest.raises(mq.DataError, match="rounds=0"):
-        LaplacianImputer(SMALL, rounds=0).fit(holes)
+    with pytest.raises(mq.DataError, match="rounds=-1: at least 0"):
+        LaplacianImputer(SMALL, rounds=-1).fit(holes)
     with pytest.raises(mq.DataError, match="n_samples=0"):
         fitted.sample(holes, 0)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sklearn.preprocessing import StandardScaler
+
+    from marquis.autoencoders import UncertainAutoencoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,3 +31,66 @@ class ImputedTable:
     std: Any
     samples: np.ndarray
     missing: np.ndarray
+
+
+def empty_answers(given: np.ndarray, samples: int) -> ImputedTable:
+    """A table with its holes still there, to be written into."""
+    return ImputedTable(given.copy(), np.zeros_like(given), np.repeat(given[None], samples, 0), np.isnan(given))
+
+
+def answers(model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, generator: torch.Generator) -> Tensor:
+    """What networks say about rows with holes, `[samples, rows, columns]`; each corrected `rounds` times by another.
+
+    Args:
+        model: Of standardised rows.
+        x: `[rows, columns]`, standardised; NaN where entries are missing.
+        samples: How many networks.
+        rounds: How often the observed entries are put back.
+        generator: Of the networks.
+    """
+    from marquis.tasks.imputation import impute
+
+    if rounds == 0:
+        said = model.reconstruct(x, samples, generator=generator, keep=True).samples
+        assert said is not None
+        return said
+    return impute(
+        model,
+        x,
+        samples=samples,
+        averaged=1,
+        rounds=rounds,
+        fill=0.0,
+        generator=generator,
+        batch_size=len(x),
+        progress=False,
+    ).samples
+
+
+def write_answers(
+    into: ImputedTable,
+    rows: np.ndarray,
+    drawn: Tensor,
+    deviation: Tensor,
+    scaler: StandardScaler,
+    generator: torch.Generator,
+) -> None:
+    """Put what networks said at the holes of some rows: its mean, its deviation with the noise, and noisy draws.
+
+    Args:
+        into: The whole table, in its own units.
+        rows: Numbers of the rows.
+        drawn: What the networks say, `[samples, rows, columns]`, standardised.
+        deviation: Of a missing entry around that, `[columns]`, standardised.
+        scaler: What standardised the columns.
+        generator: Of the noise.
+    """
+    missing = into.missing[rows]
+    noise = torch.randn(drawn.shape, dtype=drawn.dtype, generator=generator) * deviation
+    noisy: Any = scaler.inverse_transform((drawn + noise).flatten(0, 1).numpy())
+    filled: Any = scaler.inverse_transform(drawn.mean(0).numpy())
+    between = drawn.var(0) if len(drawn) > 1 else torch.zeros_like(drawn[0])
+    total = (between + deviation.square()).sqrt().numpy() * scaler.scale_
+    into.mean[rows] = np.where(missing, filled, into.mean[rows])
+    into.std[rows] = np.where(missing, total, 0.0)
+    into.samples[:, rows] = np.where(missing, noisy.reshape(noise.shape), into.samples[:, rows])

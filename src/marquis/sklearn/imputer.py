@@ -25,7 +25,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             half as many numbers as there are columns (at least 2, at most 10), as holes need more of it than pictures.
         missing_values: What marks a missing entry: NaN or a number.
         samples: Draws of which the mean is filled in.
-        rounds: How often a draw is corrected by another network.
+        rounds: How often a draw is corrected by another network; see `LaplacianAutoencoder.impute`.
         add_indicator: Whether to append a column of 0 and 1 for each column that had missing entries in `fit`.
         keep_empty_features: Whether columns without any value in `fit` are filled with 0, or dropped.
         random_state: Of training and draws; None: that of the `estimator`.
@@ -44,7 +44,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         *,
         missing_values: float = np.nan,
         samples: int = 25,
-        rounds: int = 1,
+        rounds: int = 0,
         add_indicator: bool = False,
         keep_empty_features: bool = False,
         random_state: Random = None,
@@ -61,9 +61,9 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> LaplacianImputer:
         """Learn from the observed entries of `X [N, columns]`; returns itself. `y` is ignored."""
-        for name in ("samples", "rounds"):
-            if getattr(self, name) < 1:
-                raise DataError(f"{name}={getattr(self, name)!r}: at least 1.")
+        for name, least in (("samples", 1), ("rounds", 0)):
+            if getattr(self, name) < least:
+                raise DataError(f"{name}={getattr(self, name)!r}: at least {least}.")
         table, missing = self._with_nan(X, reset=True)
         self._known = ~missing.all(0)
         if not self._known.any():
