@@ -32,6 +32,8 @@ EXPERIMENTS = {
     "claims": ("marquis.experiments.claims", "Laplacian autoencoders: the default's ablation, claims without a table"),
     "vae-variance": ("marquis.experiments.vae_variance", "Where a decoder's variance should be large, and where it is"),
     "scaling": ("marquis.experiments.scaling", "Time and memory of curvature against the resolution of images"),
+    "ood": ("marquis.experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
+    "tabular": ("marquis.experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""

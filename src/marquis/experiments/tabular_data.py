@@ -1,0 +1,150 @@
+"""Tables of the experiment `tabular`: rows for training and for testing, holes by a rule, outliers by a rule."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from marquis.data import load
+from marquis.errors import DataError
+
+PATTERNS = {
+    "10 %": "a tenth of the entries, completely at random",
+    "30 %": "three tenths, completely at random",
+    "50 %": "half, completely at random",
+    "large": "45 % of the entries above their column's median and 15 % of the others: not at random",
+}
+"""Which entries of the test rows are hidden."""
+TRAINED_ON = {"30 %": ("10 %", "30 %", "50 %"), "large": ("large",)}
+"""Which entries of the training rows are hidden, and how the test rows are then asked about: one fit for each key."""
+IN_SCIKIT_LEARN = ("wine", "breast cancer", "diabetes", "iris", "digits")
+MEANS = "breast cancer, means"
+"""The first ten columns of breast cancer: means of cell nuclei, without their errors and extremes."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenTable:
+    """Rows for training and for testing, of both of which some entries are hidden; standardised by the former.
+
+    Attributes:
+        train: `[N, d]`, NaN where hidden.
+        truth: `[M, d]`, the test rows as they are.
+        tests: The test rows with NaN where hidden, by pattern.
+    """
+
+    train: np.ndarray
+    truth: np.ndarray
+    tests: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class OutlierTable:
+    """Ordinary rows for training; ordinary and strange ones for testing; standardised by the former."""
+
+    train: np.ndarray
+    inside: np.ndarray
+    outside: np.ndarray
+
+
+def random_source(*words: str | int) -> np.random.Generator:
+    """The same numbers for the same words, on every machine."""
+    return np.random.default_rng([zlib.crc32(str(word).encode()) for word in words])
+
+
+def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """All rows `[N, d]` of a table, without constant columns, and their classes `[N]` (zeros if there are none).
+
+    Args:
+        name: Of `IN_SCIKIT_LEARN`, `MEANS`, or "uci/NAME", whose features are the columns.
+        data_dir: Where the UCI sets lie.
+    """
+    if name.startswith("uci/"):
+        parts = [load(name, split, data_dir, fold=0).x.double().numpy() for split in ("train", "test")]
+        x = np.concatenate(parts)
+        y = np.zeros(len(x), dtype=int)
+    else:
+        from sklearn import datasets
+
+        known = name.removesuffix(", means") if name == MEANS else name
+        if known not in IN_SCIKIT_LEARN:
+            raise DataError(f"no table is called {name!r}; there are {', '.join(IN_SCIKIT_LEARN)} and uci/NAME.")
+        x, y = getattr(datasets, f"load_{known.replace(' ', '_')}")(return_X_y=True)
+        x = x[:, :10] if name == MEANS else x
+    return np.ascontiguousarray(x[:, x.std(0) > 1e-12]), y
+
+
+def hidden_table(
+    name: str, trained_on: str, repetition: int, max_train: int, max_test: int, data_dir: str | Path | None = None
+) -> HiddenTable:
+    """A fresh split with fresh holes; 70 % of the rows are for training, up to the caps.
+
+    The unit of a column is its deviation over the training rows before anything was hidden, so that an error means the
+    same whatever was hidden; all methods see columns in that unit.
+    """
+    x, _ = columns(name, data_dir)
+    source = random_source("holes", name, trained_on, repetition)
+    train, test = split(x, source, max_train, max_test)
+    train, test = in_units_of(train, train, test)
+    middle = np.median(train, 0)
+    holes = np.where(hide(train, trained_on, middle, source), np.nan, train)
+    tests = {p: np.where(hide(test, p, middle, source), np.nan, test) for p in TRAINED_ON[trained_on]}
+    return HiddenTable(holes, test, tests)
+
+
+def in_units_of(rows: np.ndarray, *tables: np.ndarray) -> list[np.ndarray]:
+    """Tables whose columns are standardised by those of `rows`."""
+    return [(table - rows.mean(0)) / rows.std(0) for table in tables]
+
+
+def hide(x: np.ndarray, pattern: str, middle: np.ndarray, source: np.random.Generator) -> np.ndarray:
+    """True where an entry is to be hidden; every row keeps one entry at least.
+
+    Args:
+        x: `[N, d]`.
+        pattern: Of `PATTERNS`.
+        middle: `[d]`, the columns' medians.
+        source: Of the randomness.
+    """
+    if pattern not in PATTERNS:
+        raise DataError(f"no pattern is called {pattern!r}; there are {', '.join(PATTERNS)}.")
+    share = np.where(x > middle, 0.45, 0.15) if pattern == "large" else float(pattern.removesuffix(" %")) / 100
+    hidden = source.random(x.shape) < share
+    kept = source.integers(x.shape[1], size=len(x))
+    hidden[np.arange(len(x)), kept] &= ~hidden.all(1)
+    return hidden
+
+
+def outlier_table(
+    name: str, outliers: int | str, repetition: int, max_train: int, max_test: int, data_dir: str | Path | None = None
+) -> OutlierTable:
+    """A fresh split; outliers are a class of the table, or made of other rows ("permuted").
+
+    Then each column is shuffled on its own: that keeps the columns, and destroys what they have to do with each other.
+    """
+    x, y = columns(name, data_dir)
+    source = random_source("outliers", name, outliers, repetition)
+    if outliers == "permuted":
+        train, test = split(x, source, max_train, 2 * max_test)
+        inside, other = np.array_split(test, 2)
+        outside = np.stack([source.permutation(column) for column in other.T], 1)
+        return OutlierTable(*in_units_of(train, train, inside, outside))
+    train, inside = split(x[y != outliers], source, max_train, max_test)
+    outside = source.permutation(x[y == outliers])[:max_test]
+    return OutlierTable(*in_units_of(train, train, inside, outside))
+
+
+def split(x: np.ndarray, source: np.random.Generator, max_train: int, max_test: int) -> tuple[np.ndarray, np.ndarray]:
+    """70 % of the rows and the rest, shuffled, and no more than the caps.
+
+    A column that is constant in the training rows would have no unit: the shuffle is repeated until none is.
+    """
+    count = round(0.7 * len(x))
+    for _ in range(100):
+        order = source.permutation(len(x))
+        train = x[order[:count][:max_train]]
+        if (train.std(0) > 1e-12).all():
+            return train, x[order[count:][:max_test]]
+    raise DataError(f"a column is constant in {max_train} rows drawn at random, again and again.")
