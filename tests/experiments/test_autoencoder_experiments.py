@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,19 @@ def test_report_says_how_much_of_the_distance_is_the_noise(tmp_path):
     rows = [a_row(name, 0, nlp) for name, nlp in names.items()]
     text = report(tmp_path, rows, [(name, 0) for name in names])
     assert "110.0 with the noise fixed at 1, 40.0 with it learnt, 30.0 online. Learning the noise closes 88%" in text
+
+
+def test_the_learning_rate_falls_to_zero_over_the_last_share(images):
+    recipe = Recipe(decay=0.5)
+    assert [recipe.rate(step, 10) for step in (0, 5, 6, 8, 10)] == pytest.approx([1, 1, 0.8, 0.4, 0])
+    assert Recipe().rate(9, 10) == 1 and "decay" not in Recipe().described()
+    for refused in ({"decay": 0.0}, {"decay": 1.5}, {"decay": 0.5, "validation": 10}):
+        with pytest.raises(DataError, match="decay"):
+            Recipe(**refused)
+    falling = replace(TINY, decay=1.0)
+    models = [shared_autoencoders._built(shared_autoencoders.spec_of("ae", TINY, images), 0, 96) for _ in range(2)]
+    for own, chosen in zip(models, (TINY, falling), strict=True):
+        losses = list(shared_autoencoders._steps(own, images.train.x, chosen, 0))
+        assert len(losses) == 3
+    constant, fallen = (next(iter(own.parameters())) for own in models)
+    assert not torch.equal(constant, fallen)

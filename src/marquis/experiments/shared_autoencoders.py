@@ -1,9 +1,10 @@
 """Autoencoders of images, trained once and shared by all experiments that want the same one.
 
 `model(folder, key, seed, recipe, images)` trains the model of that key, or reads it from the folder. The small recipes
-use a plain loop of a fixed number of epochs at a fixed learning rate, without validation data: comparisons between
-rows of a table are at equal numbers of steps, and no row is at the end of its training. The full recipe is the paper's
-protocol (55000 images, 5000 for validation, learning rate halved on a plateau, early stopping) by `autoencoders.fit`.
+use a plain loop of a fixed number of epochs without validation data: comparisons between rows of a table are at equal
+numbers of steps, and no row is at the end of its training. Their learning rate is fixed, or falls to zero at the end.
+The full recipe is the paper's protocol (55000 images, 5000 for validation, learning rate halved on a plateau, early
+stopping) by `autoencoders.fit`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, ModelSpec, fit_posthoc, load, save
 from marquis.autoencoders.base import BaseAutoencoder, adam
@@ -32,6 +34,16 @@ EVERY = 10
 ESTIMATORS = ("exact", "approximate", "sketched")
 PRESETS: dict[str, str | None] = {"": None, "-paper-code": "paper-code", "-paper": "paper"}
 """Ends of the keys of online models: our default has none."""
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "-temperature-0.001": {"temperature": 1e-3},
+    "-temperature-0.1": {"temperature": 0.1},
+    "-temperature-1": {"temperature": 1.0},
+    "-unit-noise": {"noise_precision": 1.0},
+    "-learnt-prior": {"prior_precision": "learnt"},
+}
+"""Ends of the keys of online models with one setting of the default changed, for ablations."""
 
 
 def _online(estimator: str, preset: str | None) -> tuple[str, dict[str, Any]]:
@@ -52,6 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "posthoc-kronecker": ("lae-posthoc", {"structure": "kronecker", "estimator": "sketched"}),
     **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
     **{f"online-{name}{end}": _online(name, preset) for name in ESTIMATORS for end, preset in PRESETS.items()},
+    **{f"online-sketched{end}": ("lae", {"estimator": "sketched", **changed}) for end, changed in VARIANTS.items()},
 }
 """Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed."""
 
@@ -71,6 +84,8 @@ class Recipe:
         validation: Images held out for early stopping, not counted in `images`; 0 for a fixed number of epochs.
         patience: Of early stopping.
         latent: Numbers in the code.
+        decay: Share of the steps at the end over which the learning rate falls to zero in a straight line; None for a
+            constant rate. Not with early stopping, which has its own schedule.
     """
 
     data: str = "mnist"
@@ -83,6 +98,20 @@ class Recipe:
     validation: int = 0
     patience: int = 8
     latent: int = 2
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.decay is not None and not (0 < self.decay <= 1 and self.validation == 0):
+            raise DataError(f"decay={self.decay}: a share in (0, 1], and only for a fixed number of epochs.")
+
+    def described(self) -> dict[str, Any]:
+        """What is set, for file names: a setting that is new here does not make old models strangers."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step (from 0 on) as a multiple of `lr`."""
+        return 1.0 if self.decay is None else min(1.0, (1 - step / steps) / self.decay)
 
 
 RECIPES = {
@@ -166,7 +195,7 @@ def model(
         say: Prints progress.
     """
     spec = spec_of(key, recipe, images)
-    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **asdict(recipe)}
+    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **recipe.described()}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     name = f"{recipe.data}-{key}-s{seed}-{digest}"
     path = folder / f"{name}.safetensors"
@@ -230,12 +259,15 @@ def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> 
     optimiser = adam(untrained.parameter_groups(), recipe.lr)
     order = torch.Generator().manual_seed(seed)
     untrained.train()
+    steps = recipe.epochs * -(-len(x) // recipe.batch)
+    schedule = LambdaLR(optimiser, lambda step: recipe.rate(step, steps))
     for _ in range(recipe.epochs):
         for rows in torch.randperm(len(x), generator=order).split(recipe.batch):
             loss = untrained.loss(x[rows], None)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            schedule.step()
             yield loss.detach()
 
 
