@@ -20,7 +20,7 @@ from marquis.data import load
 from marquis.errors import DataError
 from marquis.experiments import few_labels, few_labels_report
 from marquis.experiments.few_labels import SETTINGS, codes_of, held_out, measured, widened, width
-from marquis.experiments.few_labels_report import Rows, over_seeds, points, verdict
+from marquis.experiments.few_labels_report import Rows, mean_and_error, points, verdict
 
 
 def pair():
@@ -92,7 +92,7 @@ def test_differences_are_taken_within_seeds():
     mean, error = rows.difference("vae", "ae")
     assert mean == pytest.approx([0.1, 0.1], rel=1e-12) and error == pytest.approx([0, 0], abs=1e-12)
     alone = rows.accuracy("ae")
-    assert alone[0] == pytest.approx([0.5, 0.7]) and alone[1] == pytest.approx([0.3, 0.2])  # seeds .2/.8 and .5/.9
+    assert alone[0] == pytest.approx([0.5, 0.7]) and alone[1] == pytest.approx([0.3, 0.2])  # .2 and .8, .5 and .9
     assert (rows.few, rows.many) == ([0], [1])
 
 
@@ -103,14 +103,20 @@ def test_differences_of_other_seeds_are_left_out():
     assert mean == pytest.approx([0.7, 0.7]) and np.isnan(error).all()
 
 
-def test_standard_error_over_seeds():
-    mean, error = over_seeds([np.array([1.0]), np.array([2.0]), np.array([6.0])])
+def test_the_larger_standard_error_counts():
+    seeds = [np.array([[1.0, 1.0]]), np.array([[2.0, 2.0]]), np.array([[6.0, 6.0]])]
+    mean, error = mean_and_error(seeds)
     assert mean[0] == pytest.approx(3.0) and error[0] == pytest.approx((7.0 / 3) ** 0.5, rel=1e-12)
+    lucky = [np.array([[1.0, 3.0]]), np.array([[0.0, 4.0]])]  # equal means, though each is made of spread numbers
+    mean, error = mean_and_error(lucky)
+    assert mean[0] == 2 and error[0] == pytest.approx(((2 + 8) / 2 / 4) ** 0.5, rel=1e-12)
+    mean, error = mean_and_error(lucky[:1])
+    assert mean[0] == 2 and error[0] == pytest.approx(1.0, rel=1e-12)
 
 
 def test_words():
     assert verdict(0.03, 0.01) == "**ahead**" and verdict(-0.03, 0.01) == "**behind**"
-    assert verdict(0.01, 0.01) == verdict(-0.01, 0.01) == "not told apart by these seeds"
+    assert verdict(0.01, 0.01) == verdict(-0.01, 0.01) == "not told apart"
     assert "decides nothing" in verdict(0.5, float("nan"))
     assert points(0.1234, 0.01) == "12.3 ± 1.0" and points(0.1234, float("nan"), sign=True) == "+12.3"
 

@@ -58,25 +58,25 @@ class Rows:
         self.many = [place for place, n in enumerate(self.per_class) if n > FEW]
 
     def seeds(self, name: str, way: str = "codes") -> dict[int, np.ndarray]:
-        """Accuracy for each number of labels, mean over repetitions, by seed."""
-        return {seed: accuracies(row, way).mean(1) for seed, row in self.by_name[name].items()}
+        """Accuracies `[numbers of labels, repetitions]` by seed."""
+        return {seed: accuracies(row, way) for seed, row in self.by_name[name].items()}
 
     def accuracy(self, name: str, way: str = "codes") -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard error for each number of labels."""
-        return over_seeds(list(self.seeds(name, way).values()))
+        return mean_and_error(list(self.seeds(name, way).values()))
 
     def difference(
         self, name: str, other: str, way: str = "codes", other_way: str = "codes"
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of two rows on the same labelled images, mean and standard error for each number of labels."""
-        return over_seeds(self._differences(name, other, way, other_way))
+        return mean_and_error(self._differences(name, other, way, other_way))
 
     def mean_difference(
         self, places: list[int], name: str, other: str, way: str = "codes", other_way: str = "codes"
     ) -> tuple[float, float]:
         """Likewise, averaged over some of the numbers of labels before the error is taken."""
-        each = [values[places].mean(keepdims=True) for values in self._differences(name, other, way, other_way)]
-        mean, error = over_seeds(each)
+        each = [values[places].mean(0, keepdims=True) for values in self._differences(name, other, way, other_way)]
+        mean, error = mean_and_error(each)
         return float(mean[0]), float(error[0])
 
     def _differences(self, name: str, other: str, way: str, other_way: str) -> list[np.ndarray]:
@@ -84,15 +84,21 @@ class Rows:
         return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
 
 
-def over_seeds(values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean, and its standard error `s / sqrt(seeds)`; NaN for a single seed, which has no spread.
+def mean_and_error(seeds: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over seeds and repetitions of `[rows, repetitions]`, and the larger of two standard errors.
 
-    Seeds differ in weights, labelled images and draws, so their means are independent; repetitions of one seed are not.
+    One is over the seeds' means, which differ in weights, labelled images and draws, and are independent; with two or
+    three of them it may come out small by chance. The other is over all draws of labels, as if a seed's were
+    independent; for a single seed it is the only one, and says nothing about weights. NaN for a single number.
     """
-    each = np.stack(values)
-    if len(each) < 2:
-        return each[0], np.full(each.shape[1], np.nan)
-    return each.mean(0), each.std(0, ddof=1) / len(each) ** 0.5
+    each = np.stack(seeds)  # [seeds, rows, repetitions]
+    count, repetitions = len(each), each.shape[2]
+    errors = np.full((2, each.shape[1]), np.nan)
+    if count > 1:
+        errors[0] = each.mean(2).std(0, ddof=1) / count**0.5
+    if repetitions > 1:
+        errors[1] = (each.var(2, ddof=1).mean(0) / (count * repetitions)) ** 0.5
+    return each.mean((0, 2)), np.fmax(*errors)
 
 
 def points(mean: float, error: float, sign: bool = False) -> str:
@@ -104,7 +110,7 @@ def points(mean: float, error: float, sign: bool = False) -> str:
 def write_report(folder: Path, results: dict[str, Any]) -> Path:
     """The page, with the picture where there is something to draw."""
     rows = Rows(results)
-    settings, recipe = rows.settings, rows.settings["recipe"]
+    recipe = rows.settings["recipe"]
     shown = [name for name in LABELS if name in rows.by_name]
     pieces = ["# Few labels", introduction(results)]
     if "ae" in rows.by_name:
@@ -135,7 +141,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
     )
     pieces += [
         "## What is not the paper's",
-        f"{cut} Models of {settings['seeds']} seed(s); the paper has one checkpoint each. Cross-validation never "
+        f"{cut} Cross-validation never "
         "separates copies of an image (the published code does, and then finds each copy's twin); held-out and "
         "evaluated images are classified at their mean code (the published code uses whichever network was drawn "
         "last). Nothing on this page was tuned: models and settings were fixed before labels were looked at.",
@@ -147,6 +153,7 @@ def introduction(results: dict[str, Any]) -> str:
     """What was done."""
     settings = results["settings"]
     recipe = settings["recipe"]
+    seeds = len({row["seed"] for row in results["rows"]})
     last = settings["first"] + settings["held"]
     return (
         f"Written by {command('few-labels', results['size'])} from its results (LAE Figure 12, which has no table). "
@@ -156,7 +163,8 @@ def introduction(results: dict[str, Any]) -> str:
         f"embed each by {settings['copies']} draws of the model, choose k from 1 to 10 by two-fold cross-validation, "
         "and classify all other images at their mean code by the k nearest codes. Models without draws have one code "
         "per image. Codes have two numbers, except for the ensemble, whose members do not share a code (ten numbers). "
-        "Errors are standard errors over seeds, which differ in weights, labelled images and draws."
+        f"Models of {seeds} seed(s). Errors are standard errors: the larger of that over seeds (other weights, "
+        "labelled images and draws) and that over all draws of labels."
     )
 
 
@@ -202,9 +210,9 @@ def claim(rows: Rows) -> str:
 def verdict(mean: float, error: float) -> str:
     """In words; two standard errors decide."""
     if np.isnan(error):
-        return "one seed, which decides nothing"
+        return "a single number, which decides nothing"
     if abs(mean) <= 2 * error:
-        return "not told apart by these seeds"
+        return "not told apart"
     return "**ahead**" if mean > 0 else "**behind**"
 
 
