@@ -24,15 +24,21 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 class UncertainAutoencoder(Protocol):
     """What the tasks need of a model; any object with these three methods will do."""
 
-    def encode(self, x: Tensor, samples: int = ...) -> Estimate:
+    def encode(
+        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Estimate:
         """The code of `x [B, ...]`."""
         ...
 
-    def decode(self, z: Tensor, samples: int = ...) -> Estimate:
+    def decode(
+        self, z: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Estimate:
         """The data that belong to the code `z [B, K]`."""
         ...
 
-    def reconstruct(self, x: Tensor, samples: int = ...) -> Reconstruction:
+    def reconstruct(
+        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Reconstruction:
         """`x` through encoder and decoder."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -222,7 +222,7 @@ def _row(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def _scores(
-    model: Any,
+    model: UncertainAutoencoder,
     data: Data,
     samples: int,
     same: SameDraws,
