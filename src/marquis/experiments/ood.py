@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,16 @@ class Training:
         recipe: Of the models; its data are the inside.
         outside: Names of the data sets outside.
         seeds: How many trainings of every model.
+        once: Models that are trained once only, whatever `seeds` says.
+        extra: Further models.
         ablation: Of the default's settings, or None.
     """
 
     recipe: Recipe
     outside: tuple[str, ...]
     seeds: int
+    once: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
     ablation: Recipe | None = None
 
 
@@ -68,27 +72,36 @@ class Settings:
     """
 
     trainings: tuple[Training, ...]
-    rows: int = 1000
-    train: int = 500
-    samples: int = 50
+    rows: int = 500
+    train: int = 300
+    samples: int = 100
     layer_samples: int = 20
     layer_rows: int = 300
 
 
-FASHION = Recipe("fashion-mnist", 20_000, 15, "fashion-conv", 0.25)
+FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
+WARM = "online-sketched-temperature-0.1"
+DEAR = ("ae-variance", "ensemble", "online-sketched-paper")
+"""Left out of further seeds at the default size."""
 SETTINGS = {
     "quick": Settings(
-        (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, TASK_RECIPES["quick"]),), 60, 50, 8, layer_samples=4
+        (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), 60, 50, 8, layer_samples=4
     ),
     "default": Settings(
         (
-            Training(FASHION, ("mnist",), 2, Recipe("fashion-mnist", 10_000, 10, "fashion-conv", 0.25)),
+            Training(FASHION, ("mnist",), 2, DEAR, (WARM,), replace(FASHION, epochs=10)),
             Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 3),
         )
     ),
     "full": Settings(
         (
-            Training(Recipe("fashion-mnist", 55_000, 200, "fashion-conv", validation=5_000), ("mnist",), 5, FASHION),
+            Training(
+                Recipe("fashion-mnist", 55_000, 200, "fashion-conv", validation=5_000),
+                ("mnist",),
+                5,
+                extra=(WARM,),
+                ablation=FASHION,
+            ),
             Training(TASK_RECIPES["full"], ("kmnist", "fashion-mnist"), 5),
         ),
         rows=5000,
@@ -132,19 +145,22 @@ def run(
 
 def jobs(training: Training) -> list[tuple[str, Recipe, str, int]]:
     """Part of the page, recipe, model and seed: all models with one seed first, the ablation last."""
-    wanted = [("main", training.recipe, key, seed) for seed in range(training.seeds) for key in MODELS]
-    if training.ablation is not None:
-        smaller = [f"online-sketched{end}" for end in ("", *VARIANTS)] + ["online-approximate"]
-        wanted += [("ablation", training.ablation, key, 0) for key in smaller]
-        wanted += [("width", _at_width(training.ablation, factor), "online-sketched", 0) for factor in (0.5, 2.0)]
-        if training.ablation.architecture != "dense":
-            dense = Recipe(**{**asdict(training.ablation), "architecture": "dense", "width": 1.0})
-            wanted.append(("width", dense, "online-sketched", 0))
+    keys = (*MODELS, *training.extra)
+    wanted = [
+        ("main", training.recipe, key, seed)
+        for seed in range(training.seeds)
+        for key in keys
+        if seed == 0 or key not in training.once
+    ]
+    small = training.ablation
+    if small is not None:
+        changed = [f"online-sketched{end}" for end in ("", *VARIANTS)] + ["online-approximate"]
+        wanted += [("ablation", small, key, 0) for key in changed]
+        others = [replace(small, decay=0.5), *(replace(small, width=factor * small.width) for factor in (0.5, 2.0))]
+        if small.architecture != "dense":
+            others.append(replace(small, architecture="dense", width=1.0))
+        wanted += [("network", other, "online-sketched", 0) for other in others]
     return wanted
-
-
-def _at_width(recipe: Recipe, factor: float) -> Recipe:
-    return Recipe(**{**asdict(recipe), "width": recipe.width * factor})
 
 
 @dataclass(frozen=True)

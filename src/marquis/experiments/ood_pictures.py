@@ -15,6 +15,7 @@ STYLES = {
     "ensemble": ("#b8860b", "-."),
     "posthoc-sketched": (ORANGE, "-"),
     "online-sketched": (BLUE, "-"),
+    "online-sketched-temperature-0.1": (BLUE, "--"),
     "online-sketched-paper-code": (GREEN, "-"),
     "online-sketched-paper": ("black", ":"),
 }
