@@ -34,6 +34,8 @@ EXPERIMENTS = {
     "scaling": ("marquis.experiments.scaling", "Time and memory of curvature against the resolution of images"),
     "ood": ("marquis.experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
     "tabular": ("marquis.experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),
+    "few-labels": ("marquis.experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),
+    "celeba": ("marquis.experiments.celeba", "Forty attributes of faces from ten labelled images"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""

@@ -37,7 +37,7 @@ MODELS = ("ae", "vae", "dropout", "online-sketched", "online-sketched-paper-code
 SHOWN = ("Arched_Eyebrows", "Attractive", "Bald", "Wearing_Lipstick", "Heavy_Makeup")
 PATCHES = "patches"
 LABELS_SEED = 1000
-EDGE = 64
+EDGE, BATCH = 64, 250
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Settings:
         copies: Draws of the model for each image.
         faces: Generated faces, and averaged groups, in the picture.
         averaged: Images in each averaged group; the data have five of each person.
+        models: Rows with a model.
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class Settings:
     copies: int = 50
     faces: int = 4
     averaged: int = 300
+    models: tuple[str, ...] = MODELS
 
 
 SETTINGS = {
@@ -95,7 +97,7 @@ def run(
     results = {"size": size, "settings": asdict(settings), "shown": shown(images.test), "rows": rows}
     try:
         for seed in range(settings.seeds):
-            for name in (LABELS_ONLY, PIXELS, *MODELS):
+            for name in (LABELS_ONLY, PIXELS, *settings.models):
                 row = one_row(folder, shared, settings, images, name, seed, timed)
                 rows.append(row)
                 timed(f"{name}, seed {seed}: " + (row["failed"] or f"overall {np.mean(best_known(row)):.3f}"))
@@ -158,7 +160,9 @@ def one_row(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """One row of the tables for one seed, from the folder if it is there."""
-    kept = {key: value for key, value in asdict(settings).items() if key not in ("seeds", "faces", "averaged")}
+    kept = {
+        key: value for key, value in asdict(settings).items() if key not in ("seeds", "faces", "averaged", "models")
+    }
     test = images.test
 
     def compute() -> dict[str, Any]:
@@ -172,7 +176,7 @@ def one_row(
             return {"failed": outcome.failed}
         own = outcome.model
         error = squared_error(own, test.x[:200])
-        found = measured(*codes_of(own, test.x, settings.copies, seed), test, settings, seed)
+        found = measured(*codes_of(own, test.x, settings.copies, seed, BATCH), test, settings, seed)
         cost = {"train_seconds": outcome.cpu_seconds, "cpu_seconds": time.process_time() - before}
         return {"failed": None, **found, "squared_error": error, **cost}
 

@@ -38,7 +38,7 @@ def draw_faces(path: Path, shared: Path, settings: Settings, images: Images, say
     groups = averaged_groups(images, columns, settings.averaged, people=recipe.data == "celeba")
     rows: list[tuple[str, list[Tensor], bool]] = []
     for key, label in DRAWN.items():
-        own = model(shared, key, 0, recipe, images, say).model
+        own = model(shared, key, 0, recipe, images, say).model if key in settings.models else None
         if own is None:
             continue
         source = torch.Generator().manual_seed(0)

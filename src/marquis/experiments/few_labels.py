@@ -66,7 +66,7 @@ class Settings:
     first: int = 55_000
     held: int = 5_000
     per_class: tuple[int, ...] = PER_CLASS
-    repetitions: int = 10
+    repetitions: int = 5
     copies: int = 100
     data_copies: int = 20
     widened: tuple[float, ...] = (10.0, 100.0)
@@ -75,7 +75,7 @@ class Settings:
 SETTINGS = {
     "quick": Settings(TASK_RECIPES["quick"], 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,)),
     "default": Settings(TASK_RECIPES["default"]),
-    "full": Settings(TASK_RECIPES["full"], seeds=5, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
+    "full": Settings(TASK_RECIPES["full"], seeds=5, repetitions=20, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
 }
 
 
@@ -165,17 +165,21 @@ def widened(own: BaseAutoencoder, factor: float) -> PosteriorAutoencoder:
     return from_posterior(own.encoder, own.decoder, wide, own.likelihood)
 
 
-def codes_of(own: BaseAutoencoder, x: Tensor, copies: int, seed: int) -> tuple[Tensor, Tensor | None]:
+def codes_of(
+    own: BaseAutoencoder, x: Tensor, copies: int, seed: int, batch: int | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Copies `[S, n, K]`, and the mean codes where they are not the mean of the copies.
 
     The members of an ensemble do not share a code: their codes are put side by side, one copy of `[n, 5 K]`. A
-    variational autoencoder knows its mean exactly.
+    variational autoencoder knows its mean exactly. All images are one batch unless `batch` is given, because weights
+    are drawn again for every batch, which costs as much as a thousand images of the dense network.
     """
     source = torch.Generator().manual_seed(DRAWS_SEED + seed)
-    codes = embed(own, x, copies, copies=True, generator=source, progress=False)
+    options: dict[str, Any] = {"generator": source, "batch_size": batch or len(x), "progress": False}
+    codes = embed(own, x, copies, copies=True, **options)
     if isinstance(own, EnsembleAutoencoder):
         return codes.transpose(0, 1).flatten(1)[None], None
-    means = embed(own, x, 1, generator=source, progress=False) if isinstance(own, VariationalAutoencoder) else None
+    means = embed(own, x, 1, **options) if isinstance(own, VariationalAutoencoder) else None
     return codes, means
 
 
