@@ -1,6 +1,6 @@
 """`tabular`: outliers and missing values of real tables, against scikit-learn's own estimators.
 
-Everybody is fitted to the same fresh split of the rows with default settings, so that differences are paired.
+Everybody is fitted to the same rows with default settings, so that differences are paired.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis.experiments.cells import cell, write_json
-from marquis.experiments.tabular_data import MEANS, TRAINED_ON, hidden_table, outlier_table
+from marquis.experiments.tabular_data import MEANS, PATTERNS, hidden_table, outlier_table
 from marquis.experiments.tabular_methods import DETECTORS, IMPUTERS, imputation_scores, outlier_scores
 from marquis.experiments.tabular_report import write_report
 
@@ -26,27 +26,29 @@ class Settings:
     Attributes:
         outliers: Tables with what is strange in them: a class, or "permuted".
         imputed: Tables whose holes are filled.
-        trained_on: Patterns of holes of the training rows; see `tabular_data.TRAINED_ON`.
-        repetitions: Fresh splits of each.
-        max_train: Training rows at most.
+        patterns: Of holes; see `tabular_data.PATTERNS`.
+        repetitions: Fresh splits and holes of each.
+        max_train: Training rows at most, for outliers.
         max_test: Test rows at most, ordinary and strange ones each.
+        max_rows: Rows at most of a table with holes.
     """
 
     outliers: tuple[tuple[str, int | str], ...]
     imputed: tuple[str, ...]
-    trained_on: tuple[str, ...] = tuple(TRAINED_ON)
+    patterns: tuple[str, ...] = tuple(PATTERNS)
     repetitions: int = 5
     max_train: int = 250
     max_test: int = 150
+    max_rows: int = 150
 
 
 BREAST_CANCER = (("breast cancer", 0),)
 WINE = (("wine", 0), ("wine", 1), ("wine", 2))
 SETTINGS = {
-    "quick": Settings((("wine", 1),), ("wine",), ("30 %",), repetitions=1, max_train=60, max_test=40),
+    "quick": Settings((("wine", 1),), ("wine",), ("30 %",), repetitions=1, max_train=60, max_test=40, max_rows=80),
     "default": Settings(
         (*BREAST_CANCER, *WINE, ("uci/concrete", PERMUTED), ("uci/wine", PERMUTED)),
-        ("wine", "diabetes", MEANS, "uci/concrete"),
+        ("diabetes", MEANS, "uci/concrete"),
     ),
     "full": Settings(
         (*BREAST_CANCER, *WINE, *((f"uci/{name}", PERMUTED) for name in ("concrete", "energy", "protein", "wine"))),
@@ -54,6 +56,7 @@ SETTINGS = {
         repetitions=20,
         max_train=5000,
         max_test=1000,
+        max_rows=5000,
     ),
 }
 
@@ -74,7 +77,7 @@ def run(
             results["outliers"] += detected(folder, settings, name, strange, repetition, data_dir)
             say(f"[{time.time() - started:5.0f} s] split {repetition}: outliers of {name} ({strange})")
         for name in settings.imputed:
-            for pattern in settings.trained_on:
+            for pattern in settings.patterns:
                 results["imputation"] += filled(folder, settings, name, pattern, repetition, data_dir)
                 say(f"[{time.time() - started:5.0f} s] split {repetition}: holes of {name} ({pattern})")
         write_json(folder / "results.json", results)
@@ -102,19 +105,19 @@ def detected(
 
 
 def filled(
-    folder: Path, settings: Settings, name: str, trained_on: str, repetition: int, data_dir: str | Path | None
+    folder: Path, settings: Settings, name: str, pattern: str, repetition: int, data_dir: str | Path | None
 ) -> list[dict[str, Any]]:
-    """One split of one table with one pattern of holes to learn from: a row for each method."""
-    where: dict[str, Any] = {"table": name, "trained_on": trained_on, "repetition": repetition}
-    where |= {"max_train": settings.max_train, "max_test": settings.max_test}
-    table = hidden_table(name, trained_on, repetition, settings.max_train, settings.max_test, data_dir)
+    """One choice of rows of one table, with one pattern of holes: a row for each method."""
+    where: dict[str, Any] = {"table": name, "pattern": pattern, "repetition": repetition}
+    where |= {"max_rows": settings.max_rows}
+    table = hidden_table(name, pattern, repetition, settings.max_rows, data_dir)
     rows = []
     for method in IMPUTERS:
-        key = f"holes-{name}-{trained_on}-{method}-r{repetition}"
+        key = f"holes-{name}-{pattern}-{method}-r{repetition}"
         row = cell(folder / "cells", _file(key), where | {"method": method} | _ours(method), lambda m=method: {
-            "scores": imputation_scores(m, table, repetition),
-            "rows": [len(table.train), len(table.truth)],
-            "columns": table.train.shape[1],
+            **imputation_scores(m, table, repetition),
+            "rows": len(table.truth),
+            "columns": table.truth.shape[1],
         })  # fmt: skip
         rows.append(row)
     return rows

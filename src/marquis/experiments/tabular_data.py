@@ -17,9 +17,7 @@ PATTERNS = {
     "50 %": "half, completely at random",
     "large": "45 % of the entries above their column's median and 15 % of the others: not at random",
 }
-"""Which entries of the test rows are hidden."""
-TRAINED_ON = {"30 %": ("10 %", "30 %", "50 %"), "large": ("large",)}
-"""Which entries of the training rows are hidden, and how the test rows are then asked about: one fit for each key."""
+"""Which entries of a table are hidden."""
 IN_SCIKIT_LEARN = ("wine", "breast cancer", "diabetes", "iris", "digits")
 MEANS = "breast cancer, means"
 """The first ten columns of breast cancer: means of cell nuclei, without their errors and extremes."""
@@ -27,17 +25,15 @@ MEANS = "breast cancer, means"
 
 @dataclass(frozen=True, eq=False)
 class HiddenTable:
-    """Rows for training and for testing, of both of which some entries are hidden; standardised by the former.
+    """A table of which some entries are hidden.
 
     Attributes:
-        train: `[N, d]`, NaN where hidden.
-        truth: `[M, d]`, the test rows as they are.
-        tests: The test rows with NaN where hidden, by pattern.
+        holes: `[N, d]`, NaN where hidden.
+        truth: `[N, d]`, as it is.
     """
 
-    train: np.ndarray
+    holes: np.ndarray
     truth: np.ndarray
-    tests: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +73,18 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
 
 
 def hidden_table(
-    name: str, trained_on: str, repetition: int, max_train: int, max_test: int, data_dir: str | Path | None = None
+    name: str, pattern: str, repetition: int, max_rows: int, data_dir: str | Path | None = None
 ) -> HiddenTable:
-    """A fresh split with fresh holes; 70 % of the rows are for training, up to the caps.
+    """Rows drawn at random, with fresh holes.
 
-    The unit of a column is its deviation over the training rows before anything was hidden, so that an error means the
-    same whatever was hidden; all methods see columns in that unit.
+    The unit of a column is its deviation over these rows before anything was hidden, so that an error means the same
+    whatever was hidden; all methods see columns in that unit.
     """
     x, _ = columns(name, data_dir)
-    source = random_source("holes", name, trained_on, repetition)
-    train, test = split(x, source, max_train, max_test)
-    train, test = in_units_of(train, train, test)
-    middle = np.median(train, 0)
-    holes = np.where(hide(train, trained_on, middle, source), np.nan, train)
-    tests = {p: np.where(hide(test, p, middle, source), np.nan, test) for p in TRAINED_ON[trained_on]}
-    return HiddenTable(holes, test, tests)
+    source = random_source("holes", name, pattern, repetition)
+    rows = drawn(x, source, max_rows)[0]
+    (truth,) = in_units_of(rows, rows)
+    return HiddenTable(np.where(hide(truth, pattern, np.median(truth, 0), source), np.nan, truth), truth)
 
 
 def in_units_of(rows: np.ndarray, *tables: np.ndarray) -> list[np.ndarray]:
@@ -137,14 +130,20 @@ def outlier_table(
 
 
 def split(x: np.ndarray, source: np.random.Generator, max_train: int, max_test: int) -> tuple[np.ndarray, np.ndarray]:
-    """70 % of the rows and the rest, shuffled, and no more than the caps.
-
-    A column that is constant in the training rows would have no unit: the shuffle is repeated until none is.
-    """
+    """70 % of the rows and the rest, shuffled, and no more than the caps."""
     count = round(0.7 * len(x))
+    train, order = drawn(x, source, min(count, max_train))
+    return train, x[order[count:][:max_test]]
+
+
+def drawn(x: np.ndarray, source: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """So many rows at random, and the order of all of which they are the first.
+
+    A column that is constant in these rows would have no unit: the shuffle is repeated until none is.
+    """
     for _ in range(100):
         order = source.permutation(len(x))
-        train = x[order[:count][:max_train]]
-        if (train.std(0) > 1e-12).all():
-            return train, x[order[count:][:max_test]]
-    raise DataError(f"a column is constant in {max_train} rows drawn at random, again and again.")
+        rows = x[order[:count]]
+        if (rows.std(0) > 1e-12).all():
+            return rows, order
+    raise DataError(f"a column is constant in {count} rows drawn at random, again and again.")

@@ -24,26 +24,20 @@ EXPLAINED = 0.9
 
 Filled = tuple[np.ndarray, np.ndarray | None]
 """Middles and half widths of the intervals of all entries; no widths from those who have none."""
-Filler = Callable[[np.ndarray], Filled]
 
 
 # --- missing values --------------------------------------------------------------------------------------
 
 
-def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, dict[str, float]]:
-    """By pattern: RMSE over the hidden test entries; coverage, width and score of the 90 % intervals, if any."""
-    scores = {}
+def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, float]:
+    """RMSE over the hidden entries; coverage, width and score of the 90 % intervals, if any."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\\[IterativeImputer\\] Early stopping")
-        fill = IMPUTERS[method](table.train, seed)
-        for pattern, test in table.tests.items():
-            middle, half = fill(test)
-            hidden = np.isnan(test)
-            away = (table.truth - middle)[hidden]
-            scores[pattern] = {"rmse": float(np.sqrt((away**2).mean()))}
-            if half is not None:
-                scores[pattern] |= interval_scores(away, half[hidden])
-    return scores
+        middle, half = IMPUTERS[method](table.holes, seed)
+    hidden = np.isnan(table.holes)
+    away = (table.truth - middle)[hidden]
+    scores = {"rmse": float(np.sqrt((away**2).mean()))}
+    return scores if half is None else scores | interval_scores(away, half[hidden])
 
 
 def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
@@ -64,24 +58,23 @@ def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
     }
 
 
-def mean_of_column(train: np.ndarray, seed: int) -> Filler:
+def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
     """`SimpleImputer`, with the column's deviation as that of a missing value."""
     from sklearn.impute import SimpleImputer
 
-    fitted: Any = SimpleImputer().fit(train)
-    half = NORMAL_QUANTILE * np.nanstd(train, 0)
-    return lambda test: (fitted.transform(test), np.broadcast_to(half, test.shape))
+    filled: Any = SimpleImputer().fit_transform(holes)
+    return filled, np.broadcast_to(NORMAL_QUANTILE * np.nanstd(holes, 0), holes.shape)
 
 
-def neighbours(train: np.ndarray, seed: int) -> Filler:
+def neighbours(holes: np.ndarray, seed: int) -> Filled:
     """`KNNImputer`; it has no deviations."""
     from sklearn.impute import KNNImputer
 
-    fitted: Any = KNNImputer().fit(train)
-    return lambda test: (fitted.transform(test), None)
+    filled: Any = KNNImputer().fit_transform(holes)
+    return filled, None
 
 
-def in_turns(train: np.ndarray, seed: int) -> Filler:
+def in_turns(holes: np.ndarray, seed: int) -> Filled:
     """`IterativeImputer`: means of its default, deviations over `DRAWS` of one with `sample_posterior`.
 
     Rows are drawn independently, so the draws are made at once, of a table with `DRAWS` copies of each row.
@@ -89,25 +82,21 @@ def in_turns(train: np.ndarray, seed: int) -> Filler:
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from sklearn.impute import IterativeImputer
 
-    fitted: Any = IterativeImputer(random_state=seed).fit(train)
-    drawing: Any = IterativeImputer(sample_posterior=True, random_state=seed).fit(train)
-
-    def fill(test: np.ndarray) -> Filled:
-        drawn = drawing.transform(np.tile(test, (DRAWS, 1))).reshape(DRAWS, *test.shape)
-        return fitted.transform(test), NORMAL_QUANTILE * drawn.std(0, ddof=1)
-
-    return fill
+    filled: Any = IterativeImputer(random_state=seed).fit_transform(holes)
+    drawing: Any = IterativeImputer(sample_posterior=True, random_state=seed).fit(holes)
+    drawn = drawing.transform(np.tile(holes, (DRAWS, 1))).reshape(DRAWS, *holes.shape)
+    return filled, NORMAL_QUANTILE * drawn.std(0, ddof=1)
 
 
-def autoencoder(train: np.ndarray, seed: int) -> Filler:
+def autoencoder(holes: np.ndarray, seed: int) -> Filled:
     """`LaplacianImputer`."""
     from marquis.sklearn import LaplacianImputer
 
-    model = LaplacianImputer(random_state=seed).fit(train)
-    return lambda test: (model.transform(test), NORMAL_QUANTILE * model.estimator_.impute(test, model.samples).std)
+    model = LaplacianImputer(random_state=seed).fit(holes)
+    return model.transform(holes), NORMAL_QUANTILE * model.estimator_.impute(holes, model.samples).std
 
 
-IMPUTERS: dict[str, Callable[[np.ndarray, int], Filler]] = {
+IMPUTERS: dict[str, Callable[[np.ndarray, int], Filled]] = {
     IMPUTER: autoencoder,
     ITERATIVE: in_turns,
     "KNNImputer": neighbours,

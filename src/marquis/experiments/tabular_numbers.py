@@ -10,15 +10,6 @@ SURE = 2.0
 """A mean difference counts as one if it is so many of its standard errors from zero."""
 
 
-def by_pattern(rows: list[Row]) -> list[Row]:
-    """One row per table, pattern of the test rows, split and method."""
-    return [
-        {"table": row["table"], "pattern": pattern, "repetition": row["repetition"], "method": row["method"], **scores}
-        for row in rows
-        for pattern, scores in row["scores"].items()
-    ]
-
-
 def task(row: Row) -> str:
     """What is strange in which table, in words."""
     return f"{short(row['table'])}, {'columns permuted' if row['strange'] == 'permuted' else named(row)}"

@@ -46,7 +46,7 @@ def draw_outliers(path: Path, outliers: list[Row]) -> None:
 def draw_errors(path: Path, holes: list[Row]) -> None:
     """A panel per table: RMSE over that of the column mean, pattern by pattern."""
     tables, methods = unique(holes, "table"), [m for m in unique(holes, "method") if m != MEAN]
-    picture = Picture(len(tables), min(2, len(tables)), width=4.0, height=2.8, share=True)
+    picture = Picture(len(tables), min(3, len(tables)), width=3.2, height=3.0, share=True)
     for axis, name in zip(picture.axes, tables, strict=True):
         patterns = unique([row for row in holes if row["table"] == name], "pattern")
         for i, method in enumerate(methods):
@@ -54,7 +54,7 @@ def draw_errors(path: Path, holes: list[Row]) -> None:
             for pattern in patterns:
                 pair = [numbers(holes, "rmse", table=name, pattern=pattern, method=m) for m in (method, MEAN)]
                 ratios.append([a / b for a, b in zip(*pair, strict=True)])
-            x = [k + 0.14 * (i - (len(methods) - 1) / 2) for k in range(len(patterns))]
+            x = [k + 0.18 * (i - (len(methods) - 1) / 2) for k in range(len(patterns))]
             axis.errorbar(
                 x, [mean(r) for r in ratios], yerr=[error(r) for r in ratios], fmt=MARKERS[method],
                 color=COLOURS[method], label=method, ms=5, lw=1.2,
@@ -62,35 +62,41 @@ def draw_errors(path: Path, holes: list[Row]) -> None:
         axis.axhline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
         axis.set_xticks(range(len(patterns)), patterns)
         axis.set_title(short(name), fontsize=10)
+        axis.set_xlabel("hidden entries")
         axis.grid(axis="y", alpha=0.3)
-    for axis in picture.axes[:: min(2, len(tables))]:
-        axis.set_ylabel("RMSE / that of the mean")
-    picture.axes[0].legend(fontsize=8)
+    picture.axes[0].set_ylabel("RMSE / that of the column mean")
+    handles, labels = picture.axes[0].get_legend_handles_labels()
+    picture.figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
     picture.save(path)
 
 
 def draw_intervals(path: Path, holes: list[Row]) -> None:
-    """A panel per table: coverage against mean width, a point per pattern and method."""
+    """A panel per table: coverage against mean width; colours are methods, shapes are patterns."""
     rows = [row for row in holes if "coverage" in row]
-    tables, methods = unique(rows, "table"), unique(rows, "method")
-    picture = Picture(len(tables), min(2, len(tables)), width=4.0, height=2.8, share=True)
+    tables, methods, patterns = unique(rows, "table"), unique(rows, "method"), unique(rows, "pattern")
+    picture = Picture(len(tables), min(3, len(tables)), width=3.2, height=3.2, share=True)
     for axis, name in zip(picture.axes, tables, strict=True):
-        patterns = unique([row for row in rows if row["table"] == name], "pattern")
         for method in methods:
-            pairs = [
-                [mean(numbers(rows, score, table=name, pattern=p, method=method)) for score in ("width", "coverage")]
-                for p in patterns
-            ]
-            x, y = zip(*pairs, strict=True)
-            axis.plot(x, y, MARKERS[method], color=COLOURS[method], label=method, ms=5)
-            for pattern, (a, b) in zip(patterns, pairs, strict=True):
-                axis.annotate(pattern, (a, b), xytext=(3, 3), textcoords="offset points", fontsize=7)
+            for pattern, shape in zip(patterns, "osD^", strict=False):
+                width, coverage = (
+                    numbers(rows, score, table=name, pattern=pattern, method=method) for score in ("width", "coverage")
+                )
+                axis.errorbar(
+                    mean(width), mean(coverage), xerr=error(width), yerr=error(coverage), fmt=shape,
+                    color=COLOURS[method], ms=5, lw=1,
+                )  # fmt: skip
         axis.axhline(0.9, color="black", lw=1, ls="--")
-        axis.margins(x=0.2, y=0.1)
+        axis.margins(x=0.1, y=0.1)
         axis.set_title(short(name), fontsize=10)
-        axis.set_xlabel("mean width, column's deviations")
+        axis.set_xlabel("mean width, deviations of the column")
         axis.grid(alpha=0.3)
-    for axis in picture.axes[:: min(2, len(tables))]:
-        axis.set_ylabel("coverage (90 % promised)")
-    picture.axes[0].legend(fontsize=8, loc="lower right")
+    axis = picture.axes[0]
+    axis.set_ylabel("coverage (90 % promised)")
+    keys = [axis.plot([], [], "o", color=COLOURS[method], label=method)[0] for method in methods]
+    keys += [
+        axis.plot([], [], shape, color="black", mfc="none", label=f"{pattern} hidden")[0]
+        for pattern, shape in zip(patterns, "osD^", strict=False)
+    ]
+    columns = len(methods) if len(tables) > 2 else 2
+    picture.figure.legend(handles=keys, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
     picture.save(path)
