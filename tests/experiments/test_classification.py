@@ -13,11 +13,12 @@ from torch import nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.experiments import classifiers, evidence_training, fashion_classification, weight_decay
-from marquis.experiments.classifiers import Labelled, Recipe, Shuffled, cnn, fitted_temperature, mlp, train_map
+from marquis.experiments import classifiers, evidence_training, fashion_classification, fashion_scores, weight_decay
+from marquis.experiments.classifiers import Labelled, Recipe, Shuffled, fitted_temperature, train_map
 from marquis.experiments.evidence_training_report import write_report as write_evidence_report
-from marquis.experiments.fashion_classification import linked, scored, with_multiple
 from marquis.experiments.fashion_classification_report import LABELS
+from marquis.experiments.fashion_scores import linked, scored, with_multiple
+from marquis.experiments.image_networks import cnn, mlp
 from marquis.experiments.stack_covariance import StackCovariance
 from marquis.laplace import Laplace
 from marquis.predictive import predict
@@ -194,7 +195,7 @@ def quick(tmp_path_factory):
             return real(name, *given, **options)
 
         patch.setattr(classifiers, "load", only_digits)
-        patch.setattr(fashion_classification, "load", only_digits)
+        patch.setattr(fashion_scores, "load", only_digits)
         said: list[str] = []
         pages = {
             "fashion": fashion_classification.run("quick", out / "fashion-classification", None, said.append),

@@ -26,6 +26,13 @@ TITLES = {
     "fashion-mnist-mlp": "Fashion-MNIST, MLP",
     "fashion-mnist-cnn": "Fashion-MNIST, CNN",
 }
+BURN_IN = (
+    " A first run had its burn-in last half of the epochs everywhere: precisions start at 1, far below what validation "
+    "chooses, so the weights grew while the learning rate was large, and the right precisions came when it had nearly "
+    "gone. Updates from the first epoch on brought the *validation* NLL of the MLP on MNIST from 0.0557 to 0.0544 and "
+    "were taken for that; the studies with a late burn-in have not been run again."
+)
+"""What the page owes its readers about the updates."""
 COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8a5aa8", "#b8912f")
 
 
@@ -121,6 +128,12 @@ def choices(done: dict[str, Any]) -> str:
             f"{study['evidence_validation']['nll']:.4f}, for comparison only. Temperature {study['temperature']:.3f}, "
             "on validation rows."
         )
+    if done:
+        schedule = "; ".join(
+            f"{TITLES[name]}: from epoch {study['study']['burn_in']} on, every {study['study']['every']}"
+            for name, study in done.items()
+        )
+        lines.append(f"- Updates of the precisions ({schedule}).{BURN_IN if 'mnist-mlp' in done else ''}")
     lines.append(
         "- Architecture, learning rate and epochs: by hand, from a few trial runs scored on validation rows, and by "
         "the time they take; the same for both ways. Test rows chose nothing."

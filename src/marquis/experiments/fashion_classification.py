@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.data import load
 from marquis.errors import DataError
 from marquis.experiments.cells import cell, write_json
-from marquis.experiments.classifiers import ImageData, Labelled, ensemble_probs, entropy, fitted_temperature, logits
+from marquis.experiments.classifiers import Labelled, ensemble_probs, fitted_temperature, logits
 from marquis.experiments.fashion_classification_report import write_report
+from marquis.experiments.fashion_dense import DenseLayers
+from marquis.experiments.fashion_scores import LINKS, MONTE_CARLO, PROBIT, linked, outliers, scored, with_multiple
 from marquis.experiments.metrics import classification_scores
 from marquis.experiments.stack_covariance import StackCovariance
 from marquis.experiments.trained import shared_networks
@@ -32,14 +33,12 @@ from marquis.experiments.weight_decay import ensemble as ensemble_of
 from marquis.laplace import Laplace
 from marquis.laplace import load as load_laplace
 from marquis.persistence import load_tensors, save_tensors
-from marquis.posterior import Posterior
 from marquis.predictive import predict_loader
 from marquis.priors import Prior
-from marquis.tasks.calibration import reliability
-from marquis.tasks.ranking import auroc, roc_curve
 
 _KIND = "class-probabilities"
-LINKS = PROBIT, MONTE_CARLO = "probit", "mc"
+STAND_IN = "kmnist"
+"""Outliers that choose; those of the table are MNIST's."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Settings:
         multiples: of them, for the linearised network.
         draws: of the logits, for the Monte-Carlo link.
         sampled_multiples: of them, for sampled networks.
+        stand_in: stand-in outliers, and as many validation rows, that choose the dense layers' precisions.
     """
 
     outside: int = 10_000
@@ -61,10 +61,11 @@ class Settings:
     multiples: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
     sampled_multiples: tuple[float, ...] = (1.0, 10.0, 100.0, 1_000.0)
     draws: int = 200
+    stand_in: int = 2_500
 
 
 SETTINGS = {
-    "quick": Settings(64, 4, 32, (0.3, 1.0, 3.0), (1.0, 100.0)),
+    "quick": Settings(64, 4, 32, (0.3, 1.0, 3.0), (1.0, 100.0), stand_in=32),
     "default": Settings(),
     "full": Settings(samples=100, validation=5_000),
 }
@@ -84,6 +85,7 @@ def run(
         "settings": asdict(SETTINGS[size]),
         "study": asdict(study),
         **experiment.named,
+        "stand_in_data": experiment.stand_in_name,
         "weights": sum(weight.numel() for weight in experiment.chosen.network.parameters()),
         "grid": experiment.chosen.grid,
         "precision": experiment.chosen.precision,
@@ -116,7 +118,9 @@ class Experiment:
         self.study, self.settings, self.say = study, settings, say
         self.folder, self.shared = out / size, shared_networks(out)
         self.data = study.load(data_dir, or_digits=size == "quick")
-        self.outside, self.outside_name = outliers(self.data, settings.outside, data_dir, or_negatives=size == "quick")
+        test, held_back = (part.x if size == "quick" else None for part in (self.data.test, self.data.validation))
+        self.outside, self.outside_name = outliers(self.data, "mnist", settings.outside, data_dir, test)
+        self.stand_in, self.stand_in_name = outliers(self.data, STAND_IN, settings.stand_in, data_dir, held_back)
         self.started = time.time()
 
     @property
@@ -138,6 +142,9 @@ class Experiment:
             "ensemble": lambda: self.row("ensemble", lambda x: ensemble_probs(self.members, x)),
             "evidence-linearised": lambda: self.linearised_row("laplace_by_evidence", PROBIT),
             "evidence-linearised-mc": lambda: self.linearised_row("laplace_by_evidence", MONTE_CARLO),
+            "dense": lambda: self.dense.row(self.seeds[0]),
+            "dense-evidence": lambda: self.dense.row("evidence"),
+            "dense-ensemble": lambda: self.dense.mixture_row(*self.seeds),
         }
 
     # --- networks and posteriors -------------------------------------------------------------------------
@@ -210,7 +217,8 @@ class Experiment:
     def described(self) -> dict[str, Any]:
         """All that the probabilities depend on."""
         study = {**asdict(self.study), "recipe": self.study.recipe.described()}
-        return json.loads(json.dumps({**study, **asdict(self.settings), **self.named}))
+        settings = {key: value for key, value in asdict(self.settings).items() if key != "stand_in"}
+        return json.loads(json.dumps({**study, **settings, **self.named}))
 
     def temperature(self) -> dict[str, Any]:
         """MAP with its logits divided by what validation rows say."""
@@ -297,79 +305,20 @@ class Experiment:
                     pieces.setdefault(f"-{link}-{multiple:g}", []).append(probs)
         return {key: torch.cat(parts) for key, parts in pieces.items()}
 
+    # --- dense layers alone ------------------------------------------------------------------------------
 
-def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
-    """Class probabilities from Gaussian logits: probit with variances alone, and averages over draws.
+    @property
+    def seeds(self) -> list[str]:
+        """Keys of the validated network and of the others of its ensemble."""
+        return [f"decay-s{seed}" for seed in range(self.study.members)]
 
-    Args:
-        mean: `[n, C]`.
-        covariance: `[n, C, C]`.
-        draws: of the logits; the same standard normal numbers for every image.
-    """
-    variance = covariance.diagonal(dim1=1, dim2=2)
-    probit = (mean / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp(min=0).sqrt().unsqueeze(1)
-    z = torch.randn(draws, mean.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
-    averaged = (mean.unsqueeze(1) + z @ root.mT).softmax(-1).mean(1)
-    return {PROBIT: probit, MONTE_CARLO: averaged}
+    def network(self, key: str) -> nn.Module:
+        """One of those whose dense layers get a posterior of their own."""
+        return self.by_evidence if key == "evidence" else self.members[self.seeds.index(key)]
 
-
-def with_multiple(laplace: Laplace, multiple: float) -> Posterior:
-    """The posterior with prior precisions times a number; the curvature stays."""
-    if multiple == 1.0:
-        return laplace.posterior
-    prior = laplace.problem().grouped_prior
-    changed = prior.with_precision(prior.precision * multiple)
-    return Posterior(
-        laplace.fitted.layout, laplace.fitted.mean, changed.add_to(laplace.curvature * (1 / laplace.temperature))
-    )
-
-
-def outliers(data: ImageData, count: int, data_dir: str | Path | None, or_negatives: bool) -> tuple[Tensor, str]:
-    """Test images of MNIST in the units of the training images, and what they are.
-
-    Args:
-        data: the images inside.
-        count: how many.
-        data_dir: where the data lies.
-        or_negatives: make do with the negatives of the test images if MNIST is not at hand.
-    """
-    try:
-        return data.standardised(load("mnist", "test", data_dir, download=not or_negatives)[:count].x), "mnist"
-    except DataError:
-        if not or_negatives:
-            raise
-        return data.standardised(1 - (data.test.x[:count] * data.spread + data.centre)), "negatives"
-
-
-def scored(inside: Tensor, outside: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Scores, and the curves of the pictures.
-
-    Larger means outside: `1 - max_k p_k`, and the entropy.
-    """
-    sure, surely = inside.double().max(1).values, outside.double().max(1).values
-    right = inside.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-    losses = -right.clamp_min(torch.finfo(inside.dtype).tiny).log()
-    bins = reliability(inside, labels)
-    curve = roc_curve(-sure, -surely)
-    at = torch.linspace(0, 1, 101, dtype=torch.float64)
-    place = torch.searchsorted(curve.false_positive_rate, at, right=True) - 1
-    return {
-        **classification_scores(inside, labels),
-        "nll_error": float(losses.std() / len(losses) ** 0.5),
-        "auroc": auroc(-sure, -surely),
-        "auroc_entropy": auroc(entropy(inside.double()), entropy(outside.double())),
-        "confidence_inside": float(sure.mean()),
-        "confidence_outside": float(surely.mean()),
-        "reliability": [
-            [mean, share, count]
-            for mean, share, count in zip(
-                bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist(), strict=True
-            )
-            if count
-        ],
-        "roc": curve.true_positive_rate[place].tolist(),
-        "histogram_inside": torch.histc(sure, 20, 0, 1).tolist(),
-        "histogram_outside": torch.histc(surely, 20, 0, 1).tolist(),
-    }
+    @cached_property
+    def dense(self) -> DenseLayers:
+        """Posteriors over the dense layers of those networks."""
+        settings = {**self.described(), "stand_in": self.stand_in_name}
+        folder = self.folder / "parts"
+        return DenseLayers(folder, settings, self.network, self.data, self.stand_in, self.outside, self.say)

@@ -30,8 +30,11 @@ class StackCovariance:
     posteriors.
 
     Args:
-        model: layers one after the other; weights only in `Linear` and ungrouped `Conv2d`.
-        posteriors: over all of its weights; they differ in the prior precisions alone.
+        model: layers one after the other; uncertain weights only in `Linear` and ungrouped `Conv2d`.
+        posteriors: over all weights, or over those of some layers; they differ in the prior precisions alone.
+
+    Attributes:
+        layers: names of the layers with uncertain weights.
     """
 
     def __init__(self, model: nn.Sequential, posteriors: Sequence[Posterior]) -> None:
@@ -48,13 +51,22 @@ class StackCovariance:
         self._layers = {
             name: layer
             for name, layer in model.named_modules()
-            if next(layer.parameters(recurse=False), None) is not None
+            if any(f"{name}.{own}" in found[0] for own, _ in layer.named_parameters(recurse=False))
         }
         for name, layer in self._layers.items():
             _require_plain(name, layer)
+        self.layers = tuple(self._layers)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits `[n, c]` and covariances `[p, n, c, c]`. Cost: c backward passes, and `c r s l` per convolution."""
+        mean, parts = self.by_layer(x)
+        return mean, torch.stack(list(parts.values())).sum(0)
+
+    def by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, and what every layer adds to the covariances, `[p, n, c, c]`.
+
+        Layers are independent under a Kronecker posterior, so that parts of different priors may be combined.
+        """
         entered: dict[str, Tensor] = {}
         left: dict[str, Tensor] = {}
         with torch.enable_grad():
@@ -67,15 +79,14 @@ class StackCovariance:
                     left[name] = value
         outputs = list(left.values())
         rows = [torch.autograd.grad(value[:, c].sum(), outputs, retain_graph=True) for c in range(value.shape[1])]
-        total: Tensor | float = 0.0
+        parts: dict[str, Tensor] = {}
         for index, name in enumerate(left):
             flowing = torch.stack(
                 [row[index].flatten(2) if row[index].dim() == 4 else row[index].unsqueeze(-1) for row in rows], 1
             )
-            for part in self._parts(name, flowing, self._rotated(name, entered[name])):
-                total = total + part
-        assert isinstance(total, Tensor)
-        return value.detach(), total
+            both = list(self._parts(name, flowing, self._rotated(name, entered[name])))
+            parts[name] = torch.stack(both).sum(0)
+        return value.detach(), parts
 
     def _rotated(self, name: str, a: Tensor) -> Tensor:
         """What enters the weight, `[n, l, s]`, in the eigenbasis of its right factor."""

@@ -34,7 +34,7 @@ class Study:
     Attributes:
         data: "mnist" or "fashion-mnist".
         kind: "cnn" or "mlp".
-        shape: widths; arguments of `classifiers.cnn` or `mlp`.
+        shape: widths; arguments of `image_networks.cnn` or `mlp`.
         recipe: how every network is trained.
         precisions: weight decays of the grid, as prior precisions (weight decay times number of training rows).
         members: of the deep ensemble, the validated network included.
@@ -79,11 +79,11 @@ def studies(size: str) -> dict[str, Study]:
     elif size == "default":
         mlp = {"hidden": (200, 200)}
         made = [
-            Study("mnist", "mlp", Recipe(12), (10.0, 30.0, 100.0), 3, 6, 3, mlp),
+            Study("mnist", "mlp", Recipe(12), (10.0, 30.0, 100.0), 3, 1, 1, mlp),
             Study("fashion-mnist", "mlp", Recipe(12), (3.0, 10.0, 30.0, 100.0), 3, 6, 3, mlp),
             Study("fashion-mnist", "cnn", Recipe(28, flip=True), (10.0, 30.0), 3, 14, 7, CNN),
             Study(
-                "mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 3, 3, {"channels": (24, 32, 48), "hidden": (32, 32)}
+                "mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 2, 2, {"channels": (24, 32, 48), "hidden": (32, 32)}
             ),
         ]
     else:
