@@ -95,7 +95,8 @@ def in_short(outliers: list[Row], holes: list[Row]) -> str:
     where, gaps = outlier_places(outliers), hole_places(holes)
     lines = [
         f"Counts are tables (for holes: tables times patterns) on which ours is *better / worse / not surely either*; "
-        f"sure means that the mean paired difference is more than {SURE:g} of its standard errors from zero.",
+        f"sure means that the mean paired difference is more than {SURE:g} of its standard errors from zero"
+        f"{by_chance(len(unique(outliers, 'repetition')))}.",
         f"- **Outliers** (AUROC, {len(where)} tasks), {OURS}: {tally(outliers, OURS, 'auroc', True, where)}. "
         f"With a longer code: {tally(outliers, OURS_HALF, 'auroc', True, where)}.",
         f"- **Missing values** (RMSE, {len(gaps)} cases), {IMPUTER}: {tally(holes, IMPUTER, 'rmse', False, gaps)}.",
@@ -103,6 +104,15 @@ def in_short(outliers: list[Row], holes: list[Row]) -> str:
         "\n" + advice(outliers, holes),
     ]
     return "\n".join([lines[0] + "\n", *lines[1:]])
+
+
+def by_chance(repetitions: int) -> str:
+    """How often equals would differ so much, if differences were normal."""
+    from scipy.stats import t
+
+    if repetitions < 2:
+        return ""
+    return f", which chance alone would do in {2 * t.sf(SURE, repetitions - 1):.0%} of comparisons of equals"
 
 
 def advice(outliers: list[Row], holes: list[Row]) -> str:
