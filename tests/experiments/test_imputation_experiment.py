@@ -11,7 +11,7 @@ from torch import nn
 
 from marquis.autoencoders import Autoencoder, build
 from marquis.errors import DataError
-from marquis.experiments import imputation, imputation_pictures, imputation_report
+from marquis.experiments import imputation, imputation_pictures, imputation_report, imputation_tables
 from marquis.experiments.imputation_procedures import (
     LEAST,
     TRAINING,
@@ -122,14 +122,23 @@ def test_the_procedure_is_chosen_by_the_likelihood_of_the_class():
 
 
 def test_target_lines_follow_the_numbers():
+    bins = {"count": [5, 1], "confidence": [0.5, 0.9], "accuracy": [0.6, 0.5]}
+
     def row(**scores: float) -> dict:
+        scores |= {"bins": bins}  # pyright: ignore[reportArgumentType]
         held = {"reconstructions": scores, "put_back": scores}
         return {"key": "online-sketched", "published": held, "own": held}
 
     good = imputation_report.targets([row(accuracy=0.6, ece=0.1, mce=0.15, rmsce=0.12)], {})
     assert good.count("all four reached") == 3
     bad = imputation_report.targets([row(accuracy=0.5, ece=0.1, mce=0.3, rmsce=0.12)], {})
-    assert bad.count("missed: accuracy, MCE.") == 3
+    assert bad.count("missed: accuracy, MCE (MCE over bins with at least 1 % of the images: 0.400).") == 3
+
+
+def test_worst_bin_among_those_with_enough_images():
+    bins = {"count": [0, 99, 1], "confidence": [None, 0.5, 0.9], "accuracy": [None, 0.6, 0.0]}
+    assert imputation_tables.mce_of_filled_bins(bins, 0.01) == pytest.approx(0.9)
+    assert imputation_tables.mce_of_filled_bins(bins, 0.02) == pytest.approx(0.1)
 
 
 def test_quick_run_end_to_end(tmp_path, monkeypatch):

@@ -281,7 +281,7 @@ class Bench:
         """What every cell depends on."""
         chosen = self.settings
         return {
-            "recipe": asdict(chosen.recipe),
+            "recipe": chosen.recipe.described(),
             "classifier": asdict(chosen.classifier),
             "validation": chosen.validation,
             "test": chosen.test,

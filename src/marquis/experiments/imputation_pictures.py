@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from marquis.experiments.pages import BLUE, GREY, ORANGE, Picture
@@ -41,16 +42,17 @@ def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation]
     grid = _grid(len(found), columns)
     for row, (key, imputed) in enumerate(found.items()):
         versions = imputed.samples if put_back else imputed.reconstructions
-        std = versions.std(0) if len(versions) > 1 else versions[0] * 0
+        std = versions.std(0) if len(versions) > 1 else torch.zeros_like(versions[0])
         for image, original in enumerate(originals):
             axes = grid[row][image * (len(head) + 1) :][: len(head)]
+            if row == 0:
+                for axis, title in zip(axes, head, strict=True):
+                    axis.set_title(title, fontsize=8)
             given = original.masked_fill(imputed.missing[image], 0.5)
             shown = [original, given, versions[:, image].mean(0), std[image], *versions[:VERSIONS, image]]
             for axis, picture, title in zip(axes, shown, head, strict=False):
                 top = max(float(picture.max()), 1e-12) if title == "std" else 1.0
                 axis.imshow(picture[0].clamp(0, top).numpy(), cmap="gray", vmin=0, vmax=top)
-                if row == 0:
-                    axis.set_title(title, fontsize=8)
                 if title == "std":
                     axis.set_xlabel(f"≤ {float(picture.max()):.2g}", fontsize=7, labelpad=1)
         _name_row(grid[row], key)

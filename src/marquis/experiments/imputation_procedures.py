@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.errors import DataError
-from marquis.experiments.classifiers import ImageData, Labelled, Recipe, build, load_images, train_map, trained_map
+from marquis.experiments.classifiers import (
+    CHUNK,
+    ImageData,
+    Labelled,
+    Recipe,
+    build,
+    load_images,
+    train_map,
+    trained_map,
+)
 from marquis.experiments.trained import trained
 from marquis.tasks.calibration import coverage, reliability
 from marquis.tasks.imputation import Imputation, class_probabilities, errors, impute
@@ -83,7 +92,7 @@ class Reader(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[B, 10]`."""
-        return self.network(self._data.standardised(images))
+        return torch.cat([self.network(self._data.standardised(part)) for part in images.split(CHUNK)])
 
 
 @dataclass(frozen=True)
