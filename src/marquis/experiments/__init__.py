@@ -36,6 +36,7 @@ EXPERIMENTS = {
     "tabular": ("marquis.experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),
     "few-labels": ("marquis.experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),
     "celeba": ("marquis.experiments.celeba", "Forty attributes of faces from ten labelled images"),
+    "imputation": ("marquis.experiments.imputation", "The upper half of a digit from the lower one, and from nothing"),
     "evidence-training": ("marquis.experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""

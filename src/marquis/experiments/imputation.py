@@ -162,6 +162,12 @@ def chosen(found: dict[str, Any]) -> str | None:
     return min(scores, key=lambda name: scores[name]["put_back"]["nll"]) if scores else None
 
 
+def without_bins(scores: dict[str, Any]) -> dict[str, Any]:
+    """Scores without reliability diagrams, which are drawn for test images only."""
+    read = {name: {k: v for k, v in scores[name].items() if k != "bins"} for name in ("reconstructions", "put_back")}
+    return {**scores, **read}
+
+
 def short(row: dict[str, Any]) -> str:
     """One line of progress."""
     parts = []
@@ -211,10 +217,8 @@ class Bench:
             name = f"validation-{key}-{how.start.replace(' ', '-')}-{how.versions}-{how.averaged}-{how.rounds}"
             scores = cell(self.folder / "cells", name, settings, lambda how=how: compute(how))["scores"]
             if scores is not None:
-                found["procedures"][how.name] = scores
-        if found["procedures"]:
-            best = chosen(found)
-            self.say(f"{key}: chosen on validation images: {best}")
+                found["procedures"][how.name] = without_bins(scores)
+        self.say(f"{key}: chosen on validation images: {chosen(found)}")
         return found
 
     def on_test(self, key: str, seed: int, own_procedure: str | None) -> dict[str, Any]:
