@@ -68,7 +68,10 @@ def test_summary_keeps_repetitions():
     said = summary(found, data)
     assert said["overall"] == pytest.approx(found.accuracy.mean(1).tolist(), abs=1e-6)
     assert said["attributes"]["Bright"] == pytest.approx(found.accuracy[:, 1].tolist(), abs=1e-6)
-    assert len(said["majority"]) == 4
+    assert said["means"] == pytest.approx(
+        dict(zip(found.names, found.accuracy.mean(0).tolist(), strict=True)), abs=1e-6
+    )
+    assert said["majority"]["Bright"] == pytest.approx(float(found.majority[:, 1].mean()), abs=1e-6)
 
 
 # Nobody's faces
@@ -109,7 +112,7 @@ def test_no_average_over_few_people_is_drawn():
 def results(values: dict[str, list[float]]) -> dict:
     rows = []
     for name, overall in values.items():
-        said = {"overall": overall, "balanced": overall, "majority": [0.7], "attributes": {"Bald": overall}}
+        said = {"overall": overall, "balanced": overall, "majority": {"Bald": 0.7}, "attributes": {"Bald": overall}}
         rows.append({"name": name, "seed": 0, "failed": None, "ways": {"mean": said}, "width": 0.0})
     return {"settings": {}, "shown": ["Bald"], "rows": rows}
 
@@ -117,10 +120,10 @@ def results(values: dict[str, list[float]]) -> dict:
 def test_claims_follow_the_numbers():
     low, high = [0.60, 0.62, 0.61], [0.70, 0.73, 0.71]
     won = claims(Faces(results({"ae": low, "vae": low, "online-sketched": high})))
-    assert won.count("**ahead**") == 4 and "standard errors: Bald (of 1 shown)" in won
+    assert won.count("**ahead**") == 8 and "published way: Bald (of 1 shown)" in won  # two rivals, ways and scores
     assert "beats 2 of 3" in won
     lost = claims(Faces(results({"ae": high, "vae": low, "online-sketched": low})))
-    assert lost.count("**behind**") == 2 and "standard errors: none" in lost
+    assert lost.count("**behind**") == 4 and "published way: none" in lost
     level = claims(Faces(results({"ae": low, "online-sketched": low})))
     assert "not told apart" in level and "**" not in level
 
