@@ -93,10 +93,9 @@ def draw_intervals(path: Path, holes: list[Row]) -> None:
     axis = picture.axes[0]
     axis.set_ylabel("coverage (90 % promised)")
     keys = [axis.plot([], [], "o", color=COLOURS[method], label=method)[0] for method in methods]
-    keys += [
-        axis.plot([], [], shape, color="black", mfc="none", label=f"{pattern} hidden")[0]
-        for pattern, shape in zip(patterns, "osD^", strict=False)
-    ]
+    for pattern, shape in zip(patterns, "osD^", strict=False):
+        said = "more of the large values hidden" if pattern == "large" else f"{pattern} hidden"
+        keys.append(axis.plot([], [], shape, color="black", mfc="none", label=said)[0])
     columns = len(methods) if len(tables) > 2 else 2
     picture.figure.legend(handles=keys, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
     picture.save(path)
