@@ -265,9 +265,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         Each draw is a chain of its own: a network fills the holes, then `rounds` times another one corrects them.
         Observed entries stay exactly as they were. Cost: `samples * (1 + rounds)` passes over the rows with holes.
 
-        The encoder has learnt to do without what it does not see (`hide`), so no correction is needed: on three tables of
-        100 to 300 rows rounds made most answers worse (docs, experiments/tabular), and the deviations are those of the
-        first answer. Rounds are the paper's way, of an encoder that has always seen everything (`hide=0`).
+        The encoder has learnt to do without what it does not see (`hide`), so no correction is needed: on three tables
+        of 100 to 300 rows, rounds made most answers worse (docs, experiments/tabular), and the deviations are those of
+        the first answer. Rounds are the paper's way, of an encoder that has always seen everything (`hide=0`).
 
         Args:
             X: `[N, columns]` with NaN where entries are missing.
