@@ -35,6 +35,8 @@ SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
 POINTS, BINS = 60, 40
+WIDTHS = (0.25, 0.5)
+"""Of the ablation's other networks, as factors on its own width."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Training:
         recipe: Of the models; its data are the inside.
         outside: Names of the data sets outside.
         seeds: How many trainings of every model.
-        once: Models that are trained once only, whatever `seeds` says.
+        again: Models that are trained with more than one seed; None for all.
         extra: Further models.
         ablation: Of the default's settings, or None.
     """
@@ -53,7 +55,7 @@ class Training:
     recipe: Recipe
     outside: tuple[str, ...]
     seeds: int
-    once: tuple[str, ...] = ()
+    again: tuple[str, ...] | None = None
     extra: tuple[str, ...] = ()
     ablation: Recipe | None = None
 
@@ -67,6 +69,7 @@ class Settings:
         rows: Images inside and as many outside.
         train: Training images, against which typicality and the combined score are measured.
         samples: Draws of each model.
+        ablation_samples: Likewise where settings are compared.
         layer_samples: Draws for the variances by layer.
         layer_rows: Images inside and outside for these.
     """
@@ -75,21 +78,22 @@ class Settings:
     rows: int = 500
     train: int = 300
     samples: int = 100
+    ablation_samples: int = 30
     layer_samples: int = 20
     layer_rows: int = 300
 
 
 FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
 WARM = "online-sketched-temperature-0.1"
-DEAR = ("ae-variance", "ensemble", "online-sketched-paper")
-"""Left out of further seeds at the default size."""
+AGAIN = ("ae", "posthoc-sketched", "online-sketched", WARM)
+"""What is trained with a further seed at the default size."""
 SETTINGS = {
     "quick": Settings(
-        (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), 60, 50, 8, layer_samples=4
+        (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), 60, 50, 8, 4, 4
     ),
     "default": Settings(
         (
-            Training(FASHION, ("mnist",), 2, DEAR, (WARM,), replace(FASHION, epochs=10)),
+            Training(FASHION, ("mnist",), 2, AGAIN, (WARM,), replace(FASHION, images=5_000, epochs=10)),
             Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 3),
         )
     ),
@@ -106,7 +110,7 @@ SETTINGS = {
         ),
         rows=5000,
         train=5000,
-        samples=100,
+        ablation_samples=100,
         layer_samples=100,
         layer_rows=1000,
     ),
@@ -150,13 +154,13 @@ def jobs(training: Training) -> list[tuple[str, Recipe, str, int]]:
         ("main", training.recipe, key, seed)
         for seed in range(training.seeds)
         for key in keys
-        if seed == 0 or key not in training.once
+        if seed == 0 or training.again is None or key in training.again
     ]
     small = training.ablation
     if small is not None:
         changed = [f"online-sketched{end}" for end in ("", *VARIANTS)] + ["online-approximate"]
         wanted += [("ablation", small, key, 0) for key in changed]
-        others = [replace(small, decay=0.5), *(replace(small, width=factor * small.width) for factor in (0.5, 2.0))]
+        others = [replace(small, decay=0.5), *(replace(small, width=factor * small.width) for factor in WIDTHS)]
         if small.architecture != "dense":
             others.append(replace(small, architecture="dense", width=1.0))
         wanted += [("network", other, "online-sketched", 0) for other in others]
@@ -184,7 +188,11 @@ def one_row(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """One model against one set from outside, from the folder if it is there."""
-    sizes = {name: value for name, value in asdict(settings).items() if name != "trainings"}
+    samples = settings.samples if place.part == "main" else settings.ablation_samples
+    sizes = {"rows": settings.rows, "train": settings.train, "samples": samples}
+    dissected = place.part == "main" and key in DISSECTED and seed == 0
+    if dissected:
+        sizes |= {"layer_samples": settings.layer_samples, "layer_rows": settings.layer_rows}
     described = {"part": place.part, "key": key, "seed": seed, "outside": place.outside, **recipe.described(), **sizes}
 
     def compute() -> dict[str, Any]:
@@ -197,9 +205,9 @@ def one_row(
         outside = outside_images(place.outside, images, settings.rows, place.data_dir)
         generator = torch.Generator().manual_seed(seed)
         told = {"generator": generator, "progress": False}
-        found = ood.evaluate(outcome.model, inside, outside, images.train[: settings.train].x, settings.samples, **told)
+        found = ood.evaluate(outcome.model, inside, outside, images.train[: settings.train].x, samples, **told)
         result = {**trained, **summary(found), "evaluation_seconds": time.process_time() - before}
-        if isinstance(outcome.model, LaplacianAutoencoder) and place.part == "main" and key in DISSECTED and seed == 0:
+        if dissected and isinstance(outcome.model, LaplacianAutoencoder):
             part = slice(settings.layer_rows)
             result["layers"] = by_layer(outcome.model, inside[part], outside[part], settings.layer_samples, generator)
         return result

@@ -186,7 +186,8 @@ def _reasons(rows: list[Row], training: Row) -> list[str]:
     pieces = ["## What makes the variances discriminate"]
     if ablation:
         pieces += [
-            f"One training each, smaller than above: {_trained(recipe)} Each row changes one setting of the default.",
+            f"One training each, smaller than above, and {ablation[0]['samples']} draws: {_trained(recipe)} Each row "
+            "changes one setting of the default.",
             _small_table([(LABELS[r["key"]], r) for r in ablation]),
         ]
     networks = [r for r in mine if r["part"] == "network"] + [r for r in ablation if r["key"] == "online-sketched"]
