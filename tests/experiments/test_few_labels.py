@@ -114,6 +114,13 @@ def test_the_larger_standard_error_counts():
     assert mean[0] == 2 and error[0] == pytest.approx(1.0, rel=1e-12)
 
 
+def test_rows_with_fewer_seeds_are_named():
+    one = [[0.2], [0.2]]
+    assert few_labels_report.fewer(results({("ae", 0): one, ("vae", 0): one})) == ""
+    short = few_labels_report.fewer(results({("ae", 0): one, ("ae", 1): one, ("vae", 0): one}))
+    assert "VAE: 1" in short and "autoencoder" not in short
+
+
 def test_words():
     assert verdict(0.03, 0.01) == "**ahead**" and verdict(-0.03, 0.01) == "**behind**"
     assert verdict(0.01, 0.01) == verdict(-0.01, 0.01) == "not told apart"

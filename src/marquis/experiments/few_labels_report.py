@@ -163,9 +163,18 @@ def introduction(results: dict[str, Any]) -> str:
         f"embed each by {settings['copies']} draws of the model, choose k from 1 to 10 by two-fold cross-validation, "
         "and classify all other images at their mean code by the k nearest codes. Models without draws have one code "
         "per image. Codes have two numbers, except for the ensemble, whose members do not share a code (ten numbers). "
-        f"Models of {seeds} seed(s). Errors are standard errors: the larger of that over seeds (other weights, "
-        "labelled images and draws) and that over all draws of labels."
+        f"Models of {seeds} seed(s){fewer(results)}. Errors are standard errors: the larger of that over seeds "
+        "(other weights, labelled images and draws) and that over all draws of labels."
     )
+
+
+def fewer(results: dict[str, Any]) -> str:
+    """Which rows have fewer seeds than the others, where a run was stopped."""
+    counts: dict[str, int] = {}
+    for row in results["rows"]:
+        counts[row["name"]] = counts.get(row["name"], 0) + 1
+    short = [f"{row_label(name)}: {count}" for name, count in counts.items() if count < max(counts.values())]
+    return f" (fewer where the run was stopped: {'; '.join(short)})" if short else ""
 
 
 def caption() -> str:
