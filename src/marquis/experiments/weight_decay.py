@@ -80,7 +80,7 @@ def studies(size: str) -> dict[str, Study]:
         mlp = {"hidden": (200, 200)}
         made = [
             Study("mnist", "mlp", Recipe(12), (10.0, 30.0, 100.0), 3, 1, 1, mlp),
-            Study("fashion-mnist", "mlp", Recipe(12), (3.0, 10.0, 30.0, 100.0), 3, 6, 3, mlp),
+            Study("fashion-mnist", "mlp", Recipe(12), (3.0, 10.0, 30.0, 100.0), 3, 1, 1, mlp),
             Study("fashion-mnist", "cnn", Recipe(28, flip=True), (10.0, 30.0), 3, 14, 7, CNN),
             Study(
                 "mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 2, 2, {"channels": (24, 32, 48), "hidden": (32, 32)}
