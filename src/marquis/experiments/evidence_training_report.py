@@ -195,7 +195,7 @@ def draw(path: Path, done: dict[str, Any]) -> None:
             below.plot(range(1, len(values) + 1), values, color=COLOURS[layer % len(COLOURS)], lw=1.4, label=label)
         below.axhline(study["precision"], color="black", ls="--", lw=1)
         below.set(xlabel="epoch", yscale="log", xlim=(0.5, len(history["epochs"]) + 0.5))
-        below.legend(fontsize=6, frameon=False, ncols=2, loc="lower right")
+        below.legend(fontsize=6, frameon=False, ncols=2, loc="best")
         for axis in (above, below):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if column == 0:
