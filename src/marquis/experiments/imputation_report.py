@@ -151,12 +151,29 @@ def own(rows: list[Row], keys: Sequence[str], chosen: dict[str, str | None]) -> 
         + "\n\nAnd with the procedure chosen for each model on validation images (start, versions × networks averaged, "
         "rounds):\n\n"
         + table(["model", *HEAD, "MCE, bins ≥ 1 %", "procedure"], best)
+        + f"\n\n{order_line(rows, keys, WAYS[after])}"
         + "\n\n![Versions by our own procedure](imputation-own.png)\n\n"
         "![Reliability diagrams](imputation-reliability.png)\n\nReliability in 15 bins, all trainings together; the "
         "area of a point is the share of the images in the bin. MCE is the worst bin however few images it holds, "
         "which may be one; beside it, ours, the worst of the bins with at least 1 % of the images "
         "(a column that was added after the first test scores had been seen)."
     )
+
+
+def order_line(rows: list[Row], keys: Sequence[str], way: Callable[[Row], Row]) -> str:
+    """Who is best by accuracy and by ECE, and what uncertain weights add to a plain autoencoder."""
+    found = {key: {s: mean(way(row)[s] for row in of(rows, key)) for s in ("accuracy", "ece")} for key in keys}
+    right = max(keys, key=lambda key: found[key]["accuracy"])
+    honest = min(keys, key=lambda key: found[key]["ece"])
+    line = f"Most accurate: {LABELS[right]} ({found[right]['accuracy']:.3f}); lowest ECE: {LABELS[honest]} "
+    line += f"({found[honest]['ece']:.3f})."
+    if MAIN in keys and "ae" in keys:
+        gain = found["ae"]["ece"] - found[MAIN]["ece"]
+        word = "less" if gain > 0 else "more"
+        line += (
+            f" Our default's ECE is {abs(gain):.3f} {word} than that of a plain autoencoder, whose weights are sure."
+        )
+    return line
 
 
 def reference_rows(results: dict[str, Any]) -> str:
