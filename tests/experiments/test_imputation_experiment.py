@@ -125,8 +125,8 @@ def test_target_lines_follow_the_numbers():
     bins = {"count": [5, 1], "confidence": [0.5, 0.9], "accuracy": [0.6, 0.5]}
 
     def row(**scores: float) -> dict:
-        scores |= {"bins": bins}  # pyright: ignore[reportArgumentType]
-        held = {"reconstructions": scores, "put_back": scores}
+        read = {**scores, "bins": bins}
+        held = {"reconstructions": read, "put_back": read}
         return {"key": "online-sketched", "published": held, "own": held}
 
     good = imputation_report.targets([row(accuracy=0.6, ece=0.1, mce=0.15, rmsce=0.12)], {})
