@@ -35,7 +35,7 @@ SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
 POINTS, BINS = 60, 40
-WIDTHS = (0.25, 0.5)
+WIDTHS = (0.25, 0.5, 2.0)
 """Of the ablation's other networks, as factors on its own width."""
 
 
@@ -253,7 +253,7 @@ def _histogram(found: ood.OodResult, name: str) -> dict[str, list[float]]:
     low, high = float(both.min()), float(both.max())
     edges = torch.linspace(low, max(high, low + 1e-3), BINS + 1, dtype=torch.float64)
     counts = [torch.histc(part, BINS, float(edges[0]), float(edges[-1])).tolist() for part in (inside, outside)]
-    return {"edges": edges.tolist(), "inside": counts[0], "outside": counts[1]}
+    return {"edges": [round(edge, 4) for edge in edges.tolist()], "inside": counts[0], "outside": counts[1]}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -85,15 +85,23 @@ def _pair(folder: Path, rows: list[Row], number: int, training: Row, outside: st
     draw_curves(folder / f"ood-{name}.png", mine, {key: LABELS[key] for key in shown})
     draw_histograms(folder / f"ood-{name}-histograms.png", mine, {key: LABELS[key] for key in ONLINE if key in shown})
     seeds = len({r["seed"] for r in mine})
+    all_of_them = all(len({r["seed"] for r in mine if r["key"] == key}) == seeds for key in shown)
+    times = (
+        "one training of every model"
+        if seeds == 1
+        else f"{seeds} trainings of every model"
+        if all_of_them
+        else (f"{seeds} trainings of the models with a ±, one of the others")
+    )
     pieces = [
         f"## {recipe['data']} inside, {outside} outside",
-        f"{_trained(recipe)} {seeds} training{'s' if seeds > 1 else ''} of every model"
-        f"{': mean ± standard error' if seeds > 1 else ''}."
+        f"{_trained(recipe)} {times[0].upper()}{times[1:]}{': mean ± standard error' if seeds > 1 else ''}."
         + (" In brackets the paper's (full width, all images, trained to the end)." if paper else ""),
         _auroc_table(mine, shown, paper),
         _verdict(mine, paper),
         f"![ROC curves of the variances: {name}](ood-{name}.png)",
         f"![Histograms of the variances: {name}](ood-{name}-histograms.png)",
+        "The curves are of the first training, and of variances over draws, for the VAE too.",
         "Precision-recall area and the false positive rate at 95 % of the outside found:",
         _other_table(mine, shown),
     ]
@@ -200,6 +208,7 @@ def _reasons(rows: list[Row], training: Row) -> list[str]:
                 [(f"`{r['architecture']}`, width {r['width']:g}{falling if 'decay' in r else ''}", r) for r in networks]
             ),
         ]
+    pieces += _lessons(ablation, networks)
     for row in mine:
         if "layers" in row:
             pieces += [
@@ -210,6 +219,36 @@ def _reasons(rows: list[Row], training: Row) -> list[str]:
                 _layer_words(row["layers"]),
             ]
     return pieces
+
+
+def _lessons(ablation: list[Row], networks: list[Row]) -> list[str]:
+    """What the two tables say, from their numbers; and what was found by hand on the way."""
+    said = []
+    scores = {r["key"]: r["table"]["output_variance"]["auroc"] for r in ablation}
+    if scores:
+        base = scores.get("online-sketched", 0.0)
+        ordered = sorted(((abs(value - base), key) for key, value in scores.items()), reverse=True)
+        said.append(
+            "By output variance, the settings that matter most here: "
+            + ", ".join(f"{LABELS[key]} ({scores[key] - base:+.2f})" for gap, key in ordered if gap > 0.05)
+            + ". One training each: the same training differs by some .02 from epoch to epoch."
+        )
+    wide = [r for r in networks if "decay" not in r and r["architecture"] == "fashion-conv"]
+    if len(wide) > 1:
+        steps = ", ".join(f"{r['table']['output_variance']['auroc']:.2f} at width {r['width']:g}" for r in wide)
+        said.append(f"Over-parametrisation: output variance has {steps}.")
+    if not wide:
+        return said
+    said.append(
+        "By hand, in the pilot (convolutional, width 0.25, 10,000 images, 20 epochs, default settings): with the "
+        "*same* variance for all weights the AUROCs are .41 and .40 (output, latent), with the learnt ones .88 and "
+        ".91: it is the curvature that tells. A prior precision of 10, 1, 0.1 or 0.01 put into the finished posterior "
+        "changes them by .01. So does curvature computed anew with four probes: the noise of the sketch is not the "
+        "limit. With 20 draws .88/.92, with 150 .89/.94. With 30,000 images the same number of steps gave less "
+        "(.77/.83 instead of .86/.93). A likely reason, not tested: after five epochs what is left of the start value "
+        "of the curvature still narrows the weights that see little data, which are those that tell."
+    )
+    return ["\n\n".join(said)]
 
 
 def _small_table(rows: list[tuple[str, Row]]) -> str:
