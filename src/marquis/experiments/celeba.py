@@ -25,7 +25,7 @@ from marquis.data import load as load_data
 from marquis.errors import DataError
 from marquis.experiments.celeba_faces import draw_faces
 from marquis.experiments.celeba_report import write_report
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.few_labels import codes_of, width
 from marquis.experiments.shared_autoencoders import Images, Recipe, model
 from marquis.experiments.trained import shared_networks
@@ -89,10 +89,7 @@ def run(
     folder, shared = Path(out) / size, shared_networks(out)
     images = load_images(settings, data_dir)
     rows: list[dict[str, Any]] = []
-    started = time.time()
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
+    timed = timed_from_now(say)
 
     results = {"size": size, "settings": asdict(settings), "shown": shown(images.test), "rows": rows}
     try:

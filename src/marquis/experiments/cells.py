@@ -1,8 +1,12 @@
-"""Finished cells of an experiment's tables, one JSON file each, so that an interrupted run goes on where it stopped."""
+"""Finished cells of an experiment's tables, one JSON file each, so that an interrupted run goes on where it stopped.
+
+And what a run says on the way.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,12 @@ def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, An
         return None
     wanted = json.loads(json.dumps(dict(settings)))
     return {**wanted, **known["result"]} if known.get("settings") == wanted else None
+
+
+def timed_from_now(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` with the seconds since this call in front of every text."""
+    started = time.time()
+    return lambda text: say(f"[{time.time() - started:5.0f} s] {text}")
 
 
 def write_json(path: Path, value: Any) -> None:

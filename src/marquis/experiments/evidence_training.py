@@ -7,7 +7,6 @@ precision per layer from training rows alone. Temperature scaling and a deep ens
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.experiments.cells import write_json
+from marquis.experiments.cells import timed_from_now, write_json
 from marquis.experiments.classifiers import ImageData, ensemble_probs, fitted_temperature, logits
 from marquis.experiments.evidence_training_report import write_report
 from marquis.experiments.metrics import classification_scores
@@ -32,11 +31,8 @@ def run(
 ) -> Path:
     """Run what is missing and write the page, study by study; networks are kept, and shared with other experiments."""
     folder, shared = Path(out) / size, shared_networks(out)
-    started = time.time()
+    timed = timed_from_now(say)
     results: dict[str, Any] = {"size": size, "planned": list(studies(size)), "studies": {}}
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
 
     def save(name: str, found: dict[str, Any]) -> None:
         results["studies"][name] = found

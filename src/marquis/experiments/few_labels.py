@@ -28,7 +28,7 @@ from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.few_labels_report import accuracies, write_report
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
 from marquis.experiments.trained import shared_networks
@@ -91,10 +91,7 @@ def run(
     images = Images.load(settings.recipe, data_dir)
     held = held_out(settings, data_dir)
     rows: list[dict[str, Any]] = []
-    started = time.time()
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
+    timed = timed_from_now(say)
 
     results = {"size": size, "settings": asdict(settings), "rows": rows}
     try:

@@ -23,7 +23,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.estimate import Moments
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.evidence.problem import noise_precision
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.hessians_report import write_report
 from marquis.experiments.shared_autoencoders import ESTIMATORS, PRESETS, RECIPES, Images, Recipe, model
 from marquis.experiments.trained import shared_networks
@@ -81,10 +81,7 @@ def run(
     folder, shared = Path(out) / size, shared_networks(out)
     images = Images.load(settings.recipe, data_dir)
     rows: list[dict[str, Any]] = []
-    started = time.time()
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
+    timed = timed_from_now(say)
 
     results = {"size": size, "settings": asdict(settings), "planned": jobs(settings), "rows": rows}
     try:

@@ -7,7 +7,6 @@ saw those images reads the results; its mean softmax over the versions is judged
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data, load
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.classifiers import Labelled
 from marquis.experiments.imputation_pictures import draw_generated, draw_versions
 from marquis.experiments.imputation_procedures import (
@@ -113,10 +112,7 @@ def run(
     """Run what is missing and write the page; models are kept, and shared with other experiments."""
     settings = SETTINGS[size]
     folder, shared = Path(out) / size, shared_networks(out)
-    started = time.time()
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
+    timed = timed_from_now(say)
 
     images = Images.load(settings.recipe, data_dir)
     judge = judge_of(settings, images, shared, data_dir)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marquis.autoencoders import LaplacianAutoencoder
 from marquis.data import load as load_data
-from marquis.experiments.cells import cell, write_json
+from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_report import write_report
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, VARIANTS, Images, Recipe, model
@@ -128,10 +128,7 @@ def run(
     folder, shared = Path(out) / size, shared_networks(out)
     rows: list[dict[str, Any]] = []
     results = {"size": size, "settings": asdict(settings), "rows": rows}
-    started = time.time()
-
-    def timed(text: str) -> None:
-        say(f"[{time.time() - started:5.0f} s] {text}")
+    timed = timed_from_now(say)
 
     try:
         for training in settings.trainings:
