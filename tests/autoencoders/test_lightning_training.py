@@ -224,7 +224,15 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     assert_same(whole.state_dict(), stopped.state_dict())
 
 
-def test_ctrl_c_waits_for_the_end_of_the_batch_and_twice_does_not(tmp_path):
+@pytest.fixture
+def ctrl_c_heard():
+    """Ctrl-C as on a terminal: a shell's background jobs are started with it switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_for_the_end_of_the_batch_and_twice_does_not(tmp_path, ctrl_c_heard):
     class Press(Callback):
         """Ctrl-C in the middle of a step, where a lock may be held."""
 
@@ -233,8 +241,6 @@ def test_ctrl_c_waits_for_the_end_of_the_batch_and_twice_does_not(tmp_path):
 
         def on_before_optimizer_step(self, *_: Any) -> None:
             for _ in range(self.times):
-                # To this thread: of two signals to the process the kernel may hand over the first late, as one with the
-                # second, which is a single Ctrl-C.
                 signal.raise_signal(signal.SIGINT)
             self.went_on += 1
 
