@@ -11,9 +11,10 @@ import torch
 
 from marquis.experiments import adapted_evidence, find
 from marquis.experiments.adapted_evidence import Settings, Stopped, mean_variance
-from marquis.experiments.adapted_evidence_report import verdict, with_error
+from marquis.experiments.adapted_evidence_report import verdict
 from marquis.experiments.adapted_networks import NETWORKS, SmallCNN, build, scaled
 from marquis.experiments.classifiers import Recipe
+from marquis.experiments.pages import with_error
 from marquis.normalised import normalised_groups
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

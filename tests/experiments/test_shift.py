@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marquis.experiments import find, shift
 from marquis.experiments.classifiers import Labelled
+from marquis.experiments.pages import with_error
 from marquis.experiments.shift_methods import (
     Digits,
     Moments,
@@ -23,7 +24,7 @@ from marquis.experiments.shift_methods import (
     logit_variances,
     sampled_swag,
 )
-from marquis.experiments.shift_report import against, complete, text
+from marquis.experiments.shift_report import against, complete
 from marquis.laplace import Laplace
 from marquis.subnetwork import Subnetwork
 
@@ -146,7 +147,7 @@ def test_page_compares_network_by_network():
     rows = [row("MAP", 0, 3.0), row("MAP", 1, 5.0), row("other", 0, 2.0), row("other", 1, 4.0)]
     assert against(rows, "other", [0, 90]) == "-1.00 ± 0.00"
     assert against([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"
-    assert text([1.0, 3.0]) == "2.000 ± 1.000"
+    assert with_error([1.0, 3.0]) == "2.000 ± 1.000"
 
 
 def test_page_leaves_out_networks_that_are_not_finished():

@@ -17,7 +17,7 @@ from marquis.experiments.adapted_evidence_words import (
     SCALE_NOTE,
     SCORES_NOTE,
 )
-from marquis.experiments.pages import BLUE, GREEN, GREY, ORANGE, Picture, command, table, write_page
+from marquis.experiments.pages import BLUE, GREEN, GREY, ORANGE, Picture, command, table, with_error, write_page
 
 POINT = ("MAP", "MAP, temperature")
 NAIVE, ADAPTED, MOVED = "naive", "adapted", "adapted, Hessian at theta-star"
@@ -46,13 +46,6 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
 
 
 # --- tables --------------------------------------------------------------------------------------------------
-
-
-def with_error(values: Sequence[float]) -> str:
-    """Mean and standard error over seeds; a single value has none."""
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
 
 
 def scores(results: dict[str, Any], names: Sequence[str]) -> str:

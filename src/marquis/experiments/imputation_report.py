@@ -18,10 +18,9 @@ from marquis.experiments.imputation_tables import (
     label,
     mce_of_filled_bins,
     of,
-    shown,
     why,
 )
-from marquis.experiments.pages import command, table, write_page
+from marquis.experiments.pages import command, table, with_error, write_page
 
 PAPER = {
     "vae": (0.22, 0.18, 0.34, 0.19, 104.73, 104.75),
@@ -110,14 +109,14 @@ def targets(rows: list[Row], results: dict[str, Any]) -> str:
 
 def scores_table(rows: list[Row], keys: Sequence[str], way: Callable[[Row], Row], more: Callable[[str], list[str]]):
     """Models against the four scores; `more` gives further columns."""
-    return [[label(key), *(shown([way(r)[s] for r in of(rows, key)]) for s in SCORES), *more(key)] for key in keys]
+    return [[label(key), *(with_error([way(r)[s] for r in of(rows, key)]) for s in SCORES), *more(key)] for key in keys]
 
 
 def published(rows: list[Row], keys: Sequence[str]) -> str:
     """Table 3."""
 
     def more(key: str) -> list[str]:
-        numbers = [shown([row["published"]["errors"][n] for row in of(rows, key)], 1) for n in ERRORS_C]
+        numbers = [with_error([row["published"]["errors"][n] for row in of(rows, key)], 1) for n in ERRORS_C]
         return [*numbers, " / ".join(f"{value:g}" for value in PAPER[key]) if key in PAPER else "–"]
 
     head = ["model", *HEAD, "MSE (c)", "-log p (c)", "paper: accuracy / ECE / MCE / RMSCE / MSE / -log p"]
@@ -139,7 +138,7 @@ def own(rows: list[Row], keys: Sequence[str], chosen: dict[str, str | None]) -> 
     """The procedures of our own."""
 
     def filled_bins(name: str, key: str) -> str:
-        return shown([mce_of_filled_bins(WAYS[name](row)["bins"]) for row in of(rows, key)])
+        return with_error([mce_of_filled_bins(WAYS[name](row)["bins"]) for row in of(rows, key)])
 
     before, after = "published, given half put back", "own, given half put back"
     put_back = scores_table(rows, keys, WAYS[before], lambda key: [filled_bins(before, key)])

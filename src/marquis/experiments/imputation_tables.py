@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from marquis.experiments.imputation_pictures import LABELS
 from marquis.experiments.imputation_procedures import PUBLISHED
-from marquis.experiments.pages import table
+from marquis.experiments.pages import table, with_error
 
 MAIN = "online-sketched"
 Row = dict[str, Any]
@@ -17,12 +17,6 @@ Row = dict[str, Any]
 def of(rows: list[Row], key: str) -> list[Row]:
     """Seeds of one model."""
     return [row for row in rows if row["key"] == key]
-
-
-def shown(values: Sequence[float], digits: int = 3) -> str:
-    """Mean ± standard error over seeds."""
-    error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{error}"
 
 
 def mce_of_filled_bins(bins: dict[str, Any], least: float = 0.01) -> float:
@@ -46,8 +40,8 @@ def errors(rows: list[Row], keys: Sequence[str]) -> str:
     for key in keys:
         for way, word in (("published", "published"), ("own", "own")):
             found = [row[way] for row in of(rows, key)]
-            numbers = [shown([one["errors"][name] for one in found], 1) for name in names]
-            lines.append([label(key), word, *numbers, shown([one["coverage"] for one in found], 2)])
+            numbers = [with_error([one["errors"][name] for one in found], 1) for name in names]
+            lines.append([label(key), word, *numbers, with_error([one["coverage"] for one in found], 2)])
     head = ["model", "procedure", "MSE (a)", "-log p (a)", "MSE (b)", "-log p (b)", "90 % intervals hold"]
     return (
         "## Errors against the original\n\nSquared error summed over (a) all pixels, (b) the missing ones, against the "
@@ -68,10 +62,13 @@ def why(rows: list[Row], keys: Sequence[str]) -> str:
         lines.append(
             [
                 label(key),
-                shown([row["complete"]["accuracy"] for row in found]),
-                shown([row["complete"]["error"] for row in found], 1),
-                *(shown([row[way]["spread"] for row in found]) for way in ("published", "own")),
-                *(shown([row[way]["put_back"]["several_classes"] for row in found]) for way in ("published", "own")),
+                with_error([row["complete"]["accuracy"] for row in found]),
+                with_error([row["complete"]["error"] for row in found], 1),
+                *(with_error([row[way]["spread"] for row in found]) for way in ("published", "own")),
+                *(
+                    with_error([row[way]["put_back"]["several_classes"] for row in found])
+                    for way in ("published", "own")
+                ),
             ]
         )
     head = ["model", "accuracy on reconstructions of complete images", "their error"]
@@ -150,7 +147,8 @@ def generation(rows: list[Row], results: dict[str, Any]) -> str:
         for number in rounds:
             found = [row["generated"][number] for row in of(rows, key)]
             cells += [
-                shown([one[name] for one in found], 2) for name in ("entropy_bits", "confidence", "several_classes")
+                with_error([one[name] for one in found], 2)
+                for name in ("entropy_bits", "confidence", "several_classes")
             ]
         lines.append([label(key), *cells])
     head = ["model"]

@@ -132,8 +132,10 @@ def run(
 
     try:
         for training in settings.trainings:
+            loaded: dict[tuple[str, int, int], Images] = {}
             for part, recipe, key, seed in jobs(training):
-                images = Images.load(recipe, data_dir)
+                wanted = (recipe.data, recipe.images, recipe.validation)
+                images = loaded[wanted] = loaded.get(wanted) or Images.load(recipe, data_dir)
                 for outside in training.outside:
                     place = Place(folder, shared, data_dir, outside, part)
                     rows.append(one_row(place, settings, recipe, images, key, seed, timed))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from marquis.experiments.ood_pictures import draw_curves, draw_histograms
-from marquis.experiments.pages import command, table, write_page
+from marquis.experiments.pages import command, table, with_error, write_page
 
 Row = dict[str, Any]
 
@@ -135,9 +135,7 @@ def values(rows: list[Row], key: str, score: str, measure: str = "auroc") -> lis
 def _cell(found: list[float], paper: float | None = None) -> str:
     if not found:
         return "-"
-    said = f"{mean(found):.3f}"
-    if len(found) > 1:
-        said += f" ± {stdev(found) / len(found) ** 0.5:.3f}"
+    said = with_error(found)
     return said if paper is None else f"{said} ({paper:.2f})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others are aligned to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, rule, *rows])
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; 0 for a single value, which has none."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def with_error(values: Sequence[float], digits: int = 3) -> str:
+    """Mean ± standard error; a single value stands alone."""
+    doubt = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{doubt}"
 
 
 def write_page(path: Path, pieces: Sequence[str]) -> Path:

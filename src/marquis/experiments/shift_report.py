@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from marquis.experiments.pages import Picture, command, table, write_page
+from marquis.experiments.pages import Picture, command, table, with_error, write_page
 
 Row = dict[str, Any]
 SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "accuracy"}
@@ -76,16 +76,9 @@ def values(rows: list[Row], method: str, angle: int, angles: list[int], score: s
     return [row["scores"][angles.index(angle)][score] for row in rows if row["method"] == method]
 
 
-def text(numbers: list[float], digits: int = 3) -> str:
-    """Mean and standard error over the networks."""
-    if len(numbers) < 2:
-        return f"{mean(numbers):.{digits}f}"
-    return f"{mean(numbers):.{digits}f} ± {stdev(numbers) / len(numbers) ** 0.5:.{digits}f}"
-
-
 def score_table(rows: list[Row], methods: list[str], angles: list[int], shown: list[int], score: str) -> list[str]:
     """Methods down, angles across."""
-    body = [[m, *(text(values(rows, m, angle, angles, score)) for angle in shown)] for m in methods]
+    body = [[m, *(with_error(values(rows, m, angle, angles, score)) for angle in shown)] for m in methods]
     return [f"## {SCORES[score]}", table(["method", *(f"{angle}°" for angle in shown)], body)]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from marquis.experiments.pages import standard_error
 
 Row = dict[str, Any]
 SURE = 2.0
@@ -31,22 +33,10 @@ def numbers(rows: list[Row], score: str, **where: Any) -> list[float]:
     return [row[score] for row in sorted(chosen, key=lambda row: row["repetition"])]
 
 
-def text(values: list[float], digits: int = 2) -> str:
-    """Mean and standard error."""
-    if len(values) < 2:
-        return f"{mean(values):.{digits}f}"
-    return f"{mean(values):.{digits}f} ± {error(values):.{digits}f}"
-
-
-def error(values: list[float]) -> float:
-    """Standard error of the mean; 0 of a single value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
 def compared(ours: list[float], theirs: list[float], larger_is_better: bool) -> tuple[int, float, float]:
     """1 if we are better, -1 if we are worse, 0 if the paired difference is not sure; the difference and its error."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    value, doubt = mean(differences), error(differences)
+    value, doubt = mean(differences), standard_error(differences)
     if len(differences) < 2 or abs(value) <= SURE * doubt:
         return 0, value, doubt
     return (1 if (value > 0) == larger_is_better else -1), value, doubt

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean
 
-from marquis.experiments.pages import Picture
+from marquis.experiments.pages import Picture, standard_error
 from marquis.experiments.tabular_methods import IMPUTER, ITERATIVE, MEAN, OURS, OURS_HALF
-from marquis.experiments.tabular_numbers import Row, error, numbers, outlier_places, short, task, unique
+from marquis.experiments.tabular_numbers import Row, numbers, outlier_places, short, task, unique
 
 COLOURS = {
     OURS: "#2f6fab",
@@ -32,7 +32,7 @@ def draw_outliers(path: Path, outliers: list[Row]) -> None:
         values = [numbers(outliers, "auroc", method=method, **place) for place in places]
         y = [-k + 0.13 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
         axis.errorbar(
-            [mean(v) for v in values], y, xerr=[error(v) for v in values], fmt=MARKERS[method],
+            [mean(v) for v in values], y, xerr=[standard_error(v) for v in values], fmt=MARKERS[method],
             color=COLOURS[method], label=method, ms=5, lw=1.2,
         )  # fmt: skip
     labels = [task(next(r for r in outliers if all(r[k] == v for k, v in place.items()))) for place in places]
@@ -56,7 +56,7 @@ def draw_errors(path: Path, holes: list[Row]) -> None:
                 ratios.append([a / b for a, b in zip(*pair, strict=True)])
             x = [k + 0.18 * (i - (len(methods) - 1) / 2) for k in range(len(patterns))]
             axis.errorbar(
-                x, [mean(r) for r in ratios], yerr=[error(r) for r in ratios], fmt=MARKERS[method],
+                x, [mean(r) for r in ratios], yerr=[standard_error(r) for r in ratios], fmt=MARKERS[method],
                 color=COLOURS[method], label=method, ms=5, lw=1.2,
             )  # fmt: skip
         axis.axhline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
@@ -82,7 +82,7 @@ def draw_intervals(path: Path, holes: list[Row]) -> None:
                     numbers(rows, score, table=name, pattern=pattern, method=method) for score in ("width", "coverage")
                 )
                 axis.errorbar(
-                    mean(width), mean(coverage), xerr=error(width), yerr=error(coverage), fmt=shape,
+                    mean(width), mean(coverage), xerr=standard_error(width), yerr=standard_error(coverage), fmt=shape,
                     color=COLOURS[method], ms=5, lw=1,
                 )  # fmt: skip
         axis.axhline(0.9, color="black", lw=1, ls="--")

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from marquis.experiments.pages import command, table, write_page
+from marquis.experiments.pages import command, table, with_error, write_page
 from marquis.experiments.tabular_data import PATTERNS
 from marquis.experiments.tabular_methods import DRAWS, EXPLAINED, IMPUTER, ITERATIVE, MEAN, OURS, OURS_HALF
 from marquis.experiments.tabular_numbers import (
@@ -18,7 +18,6 @@ from marquis.experiments.tabular_numbers import (
     outlier_places,
     short,
     task,
-    text,
     unique,
 )
 from marquis.experiments.tabular_pictures import draw_errors, draw_intervals, draw_outliers
@@ -141,7 +140,7 @@ def outlier_section(outliers: list[Row]) -> list[str]:
         values = {m: numbers(outliers, "auroc", method=m, **place) for m in methods}
         best = max(methods, key=lambda m: mean(values[m]))
         row = next(r for r in outliers if all(r[k] == v for k, v in place.items()))
-        cells = [f"**{text(values[m], 3)}**" if m == best else text(values[m], 3) for m in methods]
+        cells = [f"**{with_error(values[m], 3)}**" if m == best else with_error(values[m], 3) for m in methods]
         body.append([task(row), f"{row['rows'][0]} x {row['columns']}", *cells])
     return [
         "## Outliers",
@@ -160,7 +159,7 @@ def error_section(holes: list[Row]) -> list[str]:
     for place in hole_places(holes):
         values = {m: numbers(holes, "rmse", method=m, **place) for m in methods}
         best = min(methods, key=lambda m: mean(values[m]))
-        cells = [f"**{text(values[m])}**" if m == best else text(values[m]) for m in methods]
+        cells = [f"**{with_error(values[m], 2)}**" if m == best else with_error(values[m], 2) for m in methods]
         paired = [compared(values[IMPUTER], values[m], False)[1:] for m in others]
         body.append(
             [f"{short(place['table'])}, {place['pattern']}", *cells, *(f"{v:+.3f} ± {e:.3f}" for v, e in paired)]
@@ -184,7 +183,7 @@ def interval_section(holes: list[Row]) -> list[str]:
         for method in methods:
             values = [mean(numbers(rows, score, method=method, **place)) for score in ("coverage", "width")]
             line.append(f"{values[0]:.2f}, {values[1]:.2f}")
-        line += [text(numbers(rows, "interval_score", method=m, **place)) for m in methods]
+        line += [with_error(numbers(rows, "interval_score", method=m, **place), 2) for m in methods]
         body.append(line)
     away = {m: mean(abs(row["coverage"] - 0.9) for row in rows if row["method"] == m) for m in methods}
     distances = ", ".join(f"{m} {value:.3f}" for m, value in sorted(away.items(), key=lambda pair: pair[1]))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from marquis.experiments.pages import BLUE, GREY, ORANGE, Picture, command, table, write_page
+from marquis.experiments.pages import BLUE, GREY, ORANGE, Picture, command, standard_error, table, write_page
 
 Row = dict[str, Any]
 METHODS = {
@@ -80,17 +80,12 @@ def of(rows: list[Row], kind: str, name: str) -> list[Row]:
     return sorted((row for row in rows if row["kind"] == kind and row["name"] == name), key=lambda row: row["fold"])
 
 
-def error(values: list[float]) -> float:
-    """Standard error of the mean; 0 for one value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
 def shown(values: list[float]) -> str:
     """Mean ± standard error."""
     digits = 2 if abs(mean(values)) < 1000 else 0
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
-    return f"{mean(values):.{digits}f} ± {error(values):.{digits}f}"
+    return f"{mean(values):.{digits}f} ± {standard_error(values):.{digits}f}"
 
 
 def scores_table(rows: list[Row], kind: str, names: list[str]) -> str:
@@ -141,7 +136,7 @@ def holds(gains: list[float]) -> str:
     said = "yes" if mean(gains) >= 0 else "no"
     if len(gains) == 1:
         return f"{said} (one split only)"
-    notes = ["within one standard error"] if abs(mean(gains)) < error(gains) else []
+    notes = ["within one standard error"] if abs(mean(gains)) < standard_error(gains) else []
     against = sum(gain < 0 for gain in gains)
     notes += [f"worse on {against} of {len(gains)} splits"] if against else []
     return said + (f" ({', '.join(notes)})" if notes else "")
@@ -187,7 +182,7 @@ def draw(path: Path, rows: list[Row], names: list[str]) -> None:
                 axis.errorbar(
                     [place + shift],
                     [max(value, floor)],
-                    yerr=None if below else [error(own)],
+                    yerr=None if below else [standard_error(own)],
                     fmt="v" if below else "o",
                     color=COLOURS[method],
                     ms=6,
