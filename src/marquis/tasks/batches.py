@@ -76,6 +76,13 @@ def require(model: Any, method: str) -> None:
         )
 
 
+def at_least_one(**counts: int) -> None:
+    """Refuse counts below one, by their name."""
+    for name, count in counts.items():
+        if count < 1:
+            raise DataError(f"{name}={count} must be at least 1.")
+
+
 def device_of(model: Any) -> torch.device | None:
     """Where the model's parameters are; None where there is nothing to tell."""
     first = _first_tensor(model)

@@ -1,0 +1,144 @@
+"""What an imputation gives back, and how far it is from the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Imputation:
+    """What may have been there: several complete versions of each datum, and what they agree on.
+
+    Attributes:
+        samples: `[S1, B, ...]`, different answers with the observed entries exactly as they were. Their *average* need
+            not be a likely answer (half a 3 and half an 8): look at them one by one.
+        reconstructions: `[S1, B, ...]`, the same before the observed entries were put back; what the paper measures.
+        missing: True where an entry was to be filled, `[B, ...]`.
+        filled: What the procedure started from: the data with the initial fill, `[B, ...]`.
+        within_variance: Variance over the S2 networks that each sample averages, averaged over the samples; 0 where
+            observed.
+        noise_variance: Variance of the data around the networks' answers, where the model claims one; 0 where observed.
+        averaged: S2, how many networks each sample averages.
+    """
+
+    samples: Tensor
+    reconstructions: Tensor
+    missing: Tensor
+    filled: Tensor
+    within_variance: Tensor
+    noise_variance: Tensor
+    averaged: int
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the samples `[B, ...]`, with the observed entries exactly as they were."""
+        return torch.where(self.missing, self.samples.mean(0), self.filled)
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased variance between the samples; 0 where observed, and everywhere if there is a single one."""
+        # rounding gives n equal numbers a variance that is not quite zero
+        return (
+            torch.where(self.missing, self.samples.var(0), 0)
+            if len(self.samples) > 1
+            else torch.zeros_like(self.filled)
+        )
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation between the samples."""
+        return self.variance.sqrt()
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of the missing value itself: between samples, within them, and the noise; for intervals.
+
+        Each sample is a mean over S2 networks, whose variance holds `within/S2` already (nested random effects).
+        """
+        return self.variance + self.within_variance * (1 - 1 / self.averaged) + self.noise_variance
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedImputation(Imputation):
+    """An imputation out of weighted candidates (`condition`). Its samples were drawn by weight and count alike.
+
+    `mean`, `variance` and what is made of them use *all* candidates with their weights, not only the samples.
+
+    Attributes:
+        expected: Weighted mean of the candidates `[B, ...]`.
+        between: Weighted variance of the candidates `[B, ...]`.
+        effective: How many candidates count, `1 / Σ_j w_j²`, for each datum `[B]`: from 1 (one has all the weight, and
+            mean and variance mean little) to their number (nothing was observed).
+        candidates: How many there were.
+    """
+
+    expected: Tensor
+    between: Tensor
+    effective: Tensor
+    candidates: int
+
+    @property
+    def mean(self) -> Tensor:
+        """Weighted mean of the candidates, with the observed entries exactly as they were."""
+        return torch.where(self.missing, self.expected, self.filled)
+
+    @property
+    def variance(self) -> Tensor:
+        """Weighted variance of the candidates; 0 where observed."""
+        return torch.where(self.missing, self.between, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ImputationErrors:
+    """Squared errors per datum `[B]`, summed over entries, by three definitions (methods.md 8.2).
+
+    Those named `..._of_mean` are of the mean reconstruction ("MSE" in the paper); the others average the error over the
+    S1 reconstructions ("-log p" in the paper).
+
+    Attributes:
+        all: (a) all entries against the original.
+        missing: (b) the entries that were missing against the original.
+        published: (c) all entries against the *masked, noise-filled* input, as the paper's tables have it. Mostly the
+            energy of the noise; for comparison with the paper only.
+        all_of_mean: (a) of the mean.
+        missing_of_mean: (b) of the mean.
+        published_of_mean: (c) of the mean.
+    """
+
+    all: Tensor
+    missing: Tensor
+    published: Tensor
+    all_of_mean: Tensor
+    missing_of_mean: Tensor
+    published_of_mean: Tensor
+
+    def summary(self) -> dict[str, float]:
+        """Mean over the data of each."""
+        return {name: float(value.double().mean()) for name, value in vars(self).items()}
+
+
+def errors(found: Imputation, original: Tensor) -> ImputationErrors:
+    """Squared errors by the three definitions, of the reconstructions as they are before observed entries go back.
+
+    Args:
+        found: An imputation.
+        original: The data before anything was hidden `[B, ...]`, without NaN.
+    """
+    if original.shape != found.filled.shape:
+        raise DataError(f"the original has shape {list(original.shape)}, the imputation {list(found.filled.shape)}.")
+    if not bool(original.isfinite().all()):
+        raise DataError(
+            "the original must be complete: errors are measured against it, not against what was filled in."
+        )
+    both = []
+    for answers in (found.reconstructions, found.reconstructions.mean(0, keepdim=True)):
+        away = (answers - original).square()
+        published = (answers - found.filled).square()
+        for squares in (away, away * found.missing, published):
+            both.append(squares.flatten(2).sum(2).mean(0))
+    return ImputationErrors(*both)

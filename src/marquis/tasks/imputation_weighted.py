@@ -1,0 +1,173 @@
+"""Missing entries by Bayes' rule: codes of other data as the prior, weighted by the likelihood of what was observed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.tasks.batches import SameDraws, at_least_one, batches, require
+from marquis.tasks.imputation_results import WeightedImputation
+from marquis.tasks.masks import as_mask
+
+if TYPE_CHECKING:
+    from marquis.autoencoders import UncertainAutoencoder
+
+
+@torch.no_grad()
+def condition(
+    model: UncertainAutoencoder,
+    x: Tensor,
+    donors: Tensor,
+    missing: Tensor | None = None,
+    *,
+    exponent: float = 1.0,
+    networks: int = 10,
+    samples: int = 10,
+    generator: torch.Generator | None = None,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> WeightedImputation:
+    """Fill the missing entries with what the model says about codes that explain the observed ones (our own).
+
+    The codes of other, complete data (`donors`) stand for the prior of the code. Each of L networks reconstructs each
+    of N donors: candidates `m_j` with noise variance `v_j`, alike before anything is observed. Afterwards
+
+    `w_j ∝ exp(exponent Σ_{d observed} log N(x_d | m_jd, v_jd))`, normalised over the L N candidates:
+
+    self-normalised importance sampling from the prior. Samples are drawn by systematic resampling (a candidate comes
+    `⌊S w⌋` or `⌈S w⌉` times). With nothing observed the weights are equal, and the samples are new data: generation.
+
+    The Gaussian log-likelihood takes entries as independent given the code. Errors of neighbouring pixels are not: as
+    independent witnesses they say too much together, and a few candidates get all the weight. An `exponent` below 1
+    makes up for that; choose it on data whose missing entries you know. 0 ignores what was observed.
+    Cost: `L N` passes of the network, then `O(B L N D)` for the weights and the averages; memory of `L N` data.
+
+    Args:
+        model: Anything with `reconstruct`, whose answer has a noise variance.
+        x: Data `[B, ...]`. What stands at the missing entries does not matter; it may be NaN.
+        donors: Complete data `[N, ...]` of the same kind, such as a thousand of the training data.
+        missing: Boolean, True where missing; of the shape of `x` or of one datum. None: where `x` is NaN.
+        exponent: On the likelihood; 1 is Bayes' rule as the model has it.
+        networks: L; a model with fewer draws (an ensemble, a plain autoencoder) gives as many as it has.
+        samples: S, how many versions to draw for each datum.
+        generator: For networks and resampling.
+        batch_size: How many data at a time, of donors and of `x`.
+        progress: Show a bar on a terminal.
+    """
+    require(model, "reconstruct")
+    at_least_one(networks=networks, samples=samples)
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise DataError(f"exponent={exponent} must be a number from 0 on.")
+    missing = as_mask(x, missing)
+    _check_donors(donors, x)
+    means, noise = _candidates(model, donors, SameDraws(model, generator), networks, batch_size, progress)
+    prior = means.mean(0)
+    seen = ~missing.flatten(1)
+    density = _Density(means, noise, seen.any(0).to(means.device))
+    parts: list[tuple[Tensor, ...]] = []
+    start = 0
+    for given in batches(model, torch.where(missing, 0, x), batch_size, "imputation", progress):
+        observed = seen[start : start + len(given)].to(given.device)
+        start += len(given)
+        weights = (exponent * density.log(given.flatten(1), observed)).softmax(1)  # by log-sum-exp
+        rows, effective = systematic(weights, samples, generator), 1 / weights.square().sum(1)
+        weights = weights.to(means.dtype)
+        centred = means - prior  # against cancellation in the variance
+        away = weights @ centred
+        between = (weights @ centred.square() - away.square()).clamp_min(0)
+        around = noise if len(noise) == 1 else weights @ noise.repeat(len(means) // len(noise), 1)
+        found = (means[rows.T], prior + away, between, around.expand_as(away), effective)
+        parts.append(tuple(t.to(x.device) for t in found))
+    versions = torch.cat([part[0] for part in parts], 1).unflatten(2, x.shape[1:])
+    expected, between, around = (torch.cat([part[i] for part in parts]).view_as(x) for i in (1, 2, 3))
+    return WeightedImputation(
+        samples=torch.where(missing, versions, x),
+        reconstructions=versions,
+        missing=missing,
+        filled=torch.where(missing, prior.to(x.device).view(x.shape[1:]), x),
+        within_variance=torch.zeros_like(x),
+        noise_variance=torch.where(missing, around, 0),
+        averaged=1,
+        expected=expected,
+        between=between,
+        effective=torch.cat([part[4] for part in parts]),
+        candidates=len(means),
+    )
+
+
+def systematic(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """Rows `[B, S]` of candidates by systematic resampling: one uniform number per datum, then equal steps.
+
+    Args:
+        weights: `[B, M]`, from 0, each row with sum 1.
+        samples: S.
+        generator: For the uniform numbers.
+    """
+    place = weights.device if generator is None else generator.device
+    first = torch.rand(len(weights), 1, dtype=weights.dtype, device=place, generator=generator).to(weights.device)
+    steps = (first + torch.arange(samples, dtype=weights.dtype, device=weights.device)) / samples
+    ends = weights.cumsum(1)
+    # rounding may leave the last end below 1, and the last step above it
+    return torch.searchsorted(ends / ends[:, -1:], steps, right=True).clamp_max(weights.shape[1] - 1)
+
+
+class _Density:
+    """Log-densities of observed entries under every candidate, up to a number per datum, by matrix products.
+
+    In double precision whatever the data are: squares are multiplied out, and their differences decide.
+    """
+
+    def __init__(self, means: Tensor, noise: Tensor, used: Tensor) -> None:
+        """`means [M, D]`, `noise [M or a divisor, D]` with the networks outermost; `used [D]`: observed anywhere."""
+        self.used = used
+        m, v = means[:, used].double(), noise[:, used].double()
+        self.same = len(v) == 1  # then x²/v is the same for all candidates
+        v = v.repeat(len(m) // len(v), 1)
+        self.linear, self.constant = (m / v).T, (m.square() / v + v.log()).T
+        self.square = None if self.same else v.reciprocal().T
+
+    def log(self, x: Tensor, observed: Tensor) -> Tensor:
+        """`[B, M]` for `x [B, D]` that is 0 where it was not observed."""
+        x, observed = x[:, self.used].double(), observed[:, self.used]
+        found = x @ self.linear - 0.5 * (observed.double() @ self.constant)
+        if self.square is not None:
+            found = found - 0.5 * (x.square() @ self.square)
+        if not bool(found.isfinite().all()):
+            raise NumericalError("the likelihood of some observed entries is not finite: are data and model in scale?")
+        return found
+
+
+def _candidates(
+    model: Any, donors: Tensor, same: SameDraws, networks: int, batch_size: int, progress: bool
+) -> tuple[Tensor, Tensor]:
+    """Answers `[L N, D]`, networks outermost, and noise variances `[N, D]`, or `[1, D]` if all are alike."""
+    answers, noises = [], []
+    for batch in batches(model, donors, batch_size, "donors", progress):
+        said = model.reconstruct(batch, networks, generator=same.again(), keep=True)
+        if said.samples is None or said.samples.shape[1:] != batch.shape:
+            got = None if said.samples is None else list(said.samples.shape)
+            raise DataError(
+                f"reconstruct(x, keep=True) of x {list(batch.shape)} must give samples [S, *x.shape], got {got}."
+            )
+        if said.noise_variance is None:
+            raise UnsupportedOperationError(
+                f"{type(model).__name__} claims no noise variance, so observed entries have no likelihood to weigh "
+                "candidates by; use `impute`."
+            )
+        answers.append(said.samples.flatten(2))
+        noises.append(said.noise_variance.expand_as(batch).flatten(1))
+    means, noise = torch.cat(answers, 1).flatten(0, 1), torch.cat(noises)
+    if not bool(((noise > 0) & noise.isfinite()).all()):
+        raise NumericalError("the noise variance of the model must be positive and finite to weigh candidates by.")
+    return means, noise[:1] if bool((noise == noise[:1]).all()) else noise
+
+
+def _check_donors(donors: Tensor, x: Tensor) -> None:
+    if donors.dim() != x.dim() or donors.shape[1:] != x.shape[1:] or len(donors) == 0:
+        raise DataError(f"donors are complete data [N, ...] like x {list(x.shape)}; got {list(donors.shape)}.")
+    if not bool(donors.isfinite().all()):
+        raise DataError("donors must be complete: leave out those with NaN, or `impute` them first.")
