@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from marquis import Laplace
-from marquis.autoencoders import EncoderDecoder, build, for_data
+from marquis.autoencoders import EncoderDecoder, LaplacianAutoencoder, build, for_data
 from marquis.errors import DataError, UnsupportedOperationError
 
 
@@ -148,3 +148,24 @@ def test_refusals():
         for_data((), 2)
     with pytest.raises(UnsupportedOperationError, match="kind='deep'"):
         for_data((3,), 2, kind="deep")
+
+
+def test_convolutions_are_channels_last_and_draws_stay_so():
+    encoder, decoder = for_data((1, 16, 16), 2, 0.25, seed=0)
+    autoencoder = EncoderDecoder(encoder, decoder).double().eval()
+    own = dict(autoencoder.named_parameters())
+    convolutions = [name for name, value in own.items() if value.dim() == 4]
+    assert all(own[name].is_contiguous(memory_format=torch.channels_last) for name in convolutions)
+    assert any(not own[name].is_contiguous() for name in convolutions)
+
+    made = LaplacianAutoencoder(encoder, decoder, num_data=10, temperature=1e-30).online
+    drawn = made.draw(torch.Generator().manual_seed(0))
+    for name, value in drawn.items():
+        assert value.stride() == own[name].stride(), name
+        torch.testing.assert_close(value, own[name].detach())
+
+    x = torch.rand(3, 1, 16, 16, dtype=torch.float64)
+    here = decoder(encoder(x))
+    rows_first = [network.to(memory_format=torch.contiguous_format) for network in (encoder, decoder)]
+    assert all(p.is_contiguous() for network in rows_first for p in network.parameters())
+    torch.testing.assert_close(rows_first[1](rows_first[0](x)), here, rtol=1e-12, atol=1e-14)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
+from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
@@ -96,6 +97,7 @@ class BaseAutoencoder(LightningModule):
 
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
         """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
+        params = {name: laid_out_like(value, self.get_parameter(name)) for name, value in params.items()}
         codes = {name[8:]: value for name, value in params.items() if name.startswith("encoder.")}
         images = {name[8:]: value for name, value in params.items() if name.startswith("decoder.")}
         return Draw(

@@ -145,6 +145,15 @@ def call(model: Model, params: Mapping[str, Tensor], buffers: Mapping[str, Tenso
     return torch.func.functional_call(model, state, (x,))
 
 
+def laid_out_like(value: Tensor, own: Tensor) -> Tensor:
+    """`value` in the memory layout of the parameter whose place it takes.
+
+    Convolutions choose their kernels by it: on a CPU a network whose weights are channels-last takes half the time,
+    and would lose that again if weights cut out of a flat vector took their place.
+    """
+    return value if value.stride() == own.stride() else torch.empty_like(own).copy_(value)
+
+
 def describe(model: Model) -> str:
     """A short name of the model for messages."""
     if isinstance(model, nn.Module):

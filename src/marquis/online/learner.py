@@ -9,7 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model, batch_size, buffers_of, call, describe, parameters_of, select
+from marquis.curvature.call import (
+    Model,
+    batch_size,
+    buffers_of,
+    call,
+    describe,
+    laid_out_like,
+    parameters_of,
+    select,
+)
 from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
 from marquis.curvature.processes import group_is_up
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
@@ -311,7 +320,7 @@ class OnlineLaplace:
             )
         drawn, means = self.layout.unflatten(out), self.means()
         torch._foreach_add_(list(drawn.values()), [means[name].detach() for name in drawn])
-        return drawn
+        return {name: laid_out_like(value, means[name]) for name, value in drawn.items()}
 
     def posterior(self) -> Posterior:
         """What has been learnt, as an ordinary posterior: it samples, saves and loads like the others."""
