@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -18,9 +19,11 @@ from marquis.autoencoders import (
 )
 from marquis.data import load
 from marquis.errors import DataError
-from marquis.experiments import few_labels, few_labels_report
-from marquis.experiments.few_labels import SETTINGS, codes_of, held_out, measured, widened, width
-from marquis.experiments.few_labels_report import Rows, mean_and_error, points, verdict
+from marquis.experiments import few_labels, few_labels_report, few_labels_widths
+from marquis.experiments.few_labels import SETTINGS, codes_of, held_out, measured, width
+from marquis.experiments.few_labels_rows import LABELS, Rows, accuracies, mean_and_error, points, verdict
+from marquis.experiments.few_labels_widths import best_cloud, by_chosen_width, clouds, widened
+from marquis.tasks.semi_supervised import evaluate_codes
 
 
 def pair():
@@ -61,6 +64,9 @@ def test_widened_covariance_is_multiplied_and_nothing_else():
     z = before.noise(1, torch.Generator().manual_seed(1))
     narrow, broad = before.deviations_from(z), wide.posterior.deviations_from(z)
     assert all(torch.allclose(broad[name], 3 * narrow[name], rtol=1e-5) for name in narrow)
+    again = widened(widened(own, 3.0), 3.0)  # of a finished posterior, too
+    for name, variance in before.variance().items():
+        assert torch.allclose(again.posterior.variance()[name], 9 * variance, rtol=1e-5)
     with pytest.raises(DataError, match="only a Laplacian"):
         widened(Autoencoder(*pair()), 9.0)
 
@@ -72,6 +78,52 @@ def test_width_is_spread_of_copies_over_spread_of_images():
     assert width(codes, means) == pytest.approx(0.5, rel=1e-12)
     assert width(2 * codes, 2 * means) == pytest.approx(0.5, rel=1e-12)
     assert width(means[None], means) == 0.0
+
+
+# Clouds of several widths
+
+
+def test_clouds_have_the_widths_they_say():
+    plain = Autoencoder(*pair())
+    found = clouds(plain, images(400), 50, 0)
+    for wanted, (codes, means) in found.items():
+        assert torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
+        assert width(codes, means) == pytest.approx(wanted, rel=0.02)
+    own = LaplacianAutoencoder(*pair(), num_data=12)
+    own.loss(images(), None)
+    wide = clouds(widened(own, 1e-8), images(), 50, 0)  # narrow enough for codes to be straight lines in the weights
+    spread = [width(*wide[factor]) for factor in few_labels_widths.FACTORS]
+    assert list(wide) == [1, 10, 100, 1000] and all(2.5 < b / a < 4 for a, b in itertools.pairwise(spread))
+
+
+def two_classes() -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight codes on a line, their classes taking turns in pairs."""
+    return torch.tensor([[0.0], [1], [4], [5], [8], [9], [12], [13]]), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
+
+
+def test_the_labels_choose_the_width():
+    codes, labels = two_classes()
+    fold = torch.tensor([0, 1] * 4)  # the neighbour of a pair is in the other fold
+    good = torch.stack([codes, codes])
+    blurred = torch.stack([codes + 4, codes - 4])  # copies lie on the other class
+    means = {1.0: codes, 10.0: codes}
+    assert best_cloud({1.0: good, 10.0: blurred}, means, labels, fold, [2, 4]) == (1.0, 2)
+    assert best_cloud({1.0: blurred, 10.0: good}, means, labels, fold, [2, 4]) == (10.0, 2)
+    assert best_cloud({1.0: good, 10.0: good}, means, labels, fold, [2, 4]) == (1.0, 2)  # of equals the first
+
+
+def test_one_width_is_the_way_that_counts_images():
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(60, 2, generator=generator)
+    labels = (means[:, 0] > 0).long()
+    codes = means + 0.3 * torch.randn(4, 60, 2, generator=generator)
+    found = by_chosen_width({1.0: (codes, means)}, labels, (1, 4, 8), 3, torch.Generator().manual_seed(5))
+    options = {"means": means, "repetitions": 3, "count": "data", "generator": torch.Generator().manual_seed(5)}
+    assert found["accuracy"] == evaluate_codes(codes, labels, (1, 4, 8), **options).accuracy.tolist()
+    assert found["chosen"] == [[1.0] * 3] * 3
+    both = {1.0: (-means.repeat(4, 1, 1), means), 10.0: (codes, means)}  # the first ones lie on the wrong side
+    again = by_chosen_width(both, labels, (1, 8), 3, torch.Generator().manual_seed(5))
+    assert again["chosen"] == [[1.0] * 3, [10.0] * 3]  # one label per class leaves nothing to choose by
 
 
 # Pairs
@@ -164,14 +216,15 @@ def test_quick(tmp_path):
     said: list[str] = []
     page = few_labels.run("quick", tmp_path / "few-labels", None, said.append)
     text = page.read_text()
-    for label in few_labels_report.LABELS.values():
-        assert f"| {label} |" in text
+    for key, label in LABELS.items():
+        assert (f"| {label} |" in text) == (key == "pixels" or key in SETTINGS["quick"].models)
+    assert "| autoencoder, round clouds |" in text and "clouds as wide as the labels want them (below)" in text
     assert "covariance times 100" in text and "rows 1,000 to 1,400" in text
     assert (page.parent / "few-labels.png").stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
     assert len(found["rows"]) == 10 and not any(row["failed"] for row in found["rows"])
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
-    assert np.mean(few_labels_report.accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
+    assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
     said.clear()
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
     few_labels.run("quick", tmp_path / "few-labels", None, said.append)

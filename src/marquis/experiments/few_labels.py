@@ -2,8 +2,9 @@
 
 MNIST, dense 784-512-256-2 and back. Labelled and evaluated images come from the last 5000 training rows, on which no
 model was trained. Every model meets the same labelled images. A labelled image is embedded by many draws of a model
-with uncertainty; three ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that
-copies do not forbid a vote of several images) and `mean` (no copies: the mean code only).
+with uncertainty; four ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that
+copies do not forbid a vote of several images), `mean` (no copies: the mean code only), and for some models `widths` (k
+counts images, and the labelled images choose how wide the clouds are: `few_labels_widths`).
 """
 
 from __future__ import annotations
@@ -17,32 +18,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import (
-    EnsembleAutoencoder,
-    LaplacianAutoencoder,
-    VariationalAutoencoder,
-    from_posterior,
-)
+from marquis.autoencoders import EnsembleAutoencoder, VariationalAutoencoder
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
 from marquis.experiments.cells import cell, timed_from_now, write_json
-from marquis.experiments.few_labels_report import accuracies, write_report
+from marquis.experiments.few_labels_report import write_report
+from marquis.experiments.few_labels_rows import accuracies
+from marquis.experiments.few_labels_widths import FACTORS, ROUND, by_chosen_width, clouds, widened
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
 from marquis.experiments.trained import shared_networks
-from marquis.posterior import Posterior
 from marquis.tasks.semi_supervised import PER_CLASS, embed, evaluate_codes
 
 PIXELS = "pixels"
 MODELS = (
     *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
-    *("online-sketched", "online-sketched-paper-code", "online-sketched-paper"),
+    *("online-sketched", "online-sketched-temperature-0.1", "online-sketched-paper-code", "online-sketched-paper"),
 )
+CLOUDED = (
+    *("ae", "posthoc-sketched"),
+    *("online-sketched", "online-sketched-temperature-0.1", "online-sketched-paper-code"),
+)
+"""Rows whose clouds may be of several widths."""
+QUICK = tuple(key for key in MODELS if "temperature" not in key)
 WIDENED = "online-sketched-x"
 """Start of the names of rows with the default's finished posterior, its covariance multiplied."""
-LABELS_SEED, DRAWS_SEED = 1000, 2000
+LABELS_SEED, DRAWS_SEED, CLOUDS_SEED = 1000, 2000, 3000
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Settings:
         copies: Draws of the model for each image.
         data_copies: How many of them are used where k counts images: k grows with them, and time with k.
         widened: Factors on the default's covariance.
+        models: Keys of the autoencoders.
     """
 
     recipe: Recipe
@@ -70,10 +73,11 @@ class Settings:
     copies: int = 100
     data_copies: int = 20
     widened: tuple[float, ...] = (10.0, 100.0)
+    models: tuple[str, ...] = MODELS
 
 
 SETTINGS = {
-    "quick": Settings(TASK_RECIPES["quick"], 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,)),
+    "quick": Settings(TASK_RECIPES["quick"], 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,), QUICK),
     "default": Settings(TASK_RECIPES["default"]),
     "full": Settings(TASK_RECIPES["full"], seeds=5, repetitions=20, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
 }
@@ -110,7 +114,7 @@ def run(
 
 def names(settings: Settings) -> list[str]:
     """Rows of the tables."""
-    return [PIXELS, *MODELS, *(f"{WIDENED}{factor:g}" for factor in settings.widened)]
+    return [PIXELS, *settings.models, *(f"{WIDENED}{factor:g}" for factor in settings.widened)]
 
 
 def held_out(settings: Settings, data_dir: str | Path | None) -> Data:
@@ -136,7 +140,7 @@ def one_row(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """One row of the tables for one seed, from the folder if it is there."""
-    kept = {key: value for key, value in asdict(settings).items() if key not in ("seeds", "widened")}
+    kept = {key: value for key, value in asdict(settings).items() if key not in ("seeds", "widened", "models")}
 
     def compute() -> dict[str, Any]:
         before = time.process_time()
@@ -150,16 +154,23 @@ def one_row(
         found = measured(*codes_of(own, held.x, settings.copies, seed), held, settings, seed)
         return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
 
-    return cell(folder, f"{name}-s{seed}", {"name": name, "seed": seed, **kept}, compute)
+    described = {"name": name, "seed": seed, **kept}
+    row = cell(folder, f"{name}-s{seed}", described, compute)
+    if row["failed"] or name not in CLOUDED:
+        return row
 
+    def compute_clouds() -> dict[str, Any]:
+        before = time.process_time()
+        own = model(shared, name, seed, settings.recipe, images, say).require()
+        found = clouds(own, held.x, settings.data_copies, CLOUDS_SEED + seed)
+        labels = torch.Generator().manual_seed(LABELS_SEED + seed)
+        assert held.y is not None
+        ways = by_chosen_width(found, held.y.long(), settings.per_class, settings.repetitions, labels)
+        widths = {f"{key:g}": width(*codes) for key, codes in found.items()}
+        return {**ways, "widths": widths, "cpu_seconds": time.process_time() - before}
 
-def widened(own: BaseAutoencoder, factor: float) -> PosteriorAutoencoder:
-    """The same mean with the covariance of the finished posterior multiplied by `factor`; nothing is trained again."""
-    if not isinstance(own, LaplacianAutoencoder):
-        raise DataError(f"only a Laplacian autoencoder's posterior can be widened, not {type(own).__name__}.")
-    found = own.posterior()
-    wide = Posterior(found.layout, found.mean, found.precision * (1 / factor), found.index)
-    return from_posterior(own.encoder, own.decoder, wide, own.likelihood)
+    found = cell(folder, f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND]}, compute_clouds)
+    return {**row, "ways": row["ways"] | {"widths": {key: found[key] for key in ("accuracy", "chosen", "widths")}}}
 
 
 def codes_of(

@@ -1,14 +1,16 @@
 """`imputation`: the upper half of a digit from the lower one, and digits from nothing (LAE Table 3, Figure 11).
 
-Every model fills in the missing half by the published procedure (noise, 5 x 5 networks, one round), and by the best of
-a list of our own, chosen for each model on validation images by the likelihood of the class. A classifier that never
-saw those images reads the results; its mean softmax over the versions is judged for accuracy and calibration.
+Every model fills in the missing half by the published procedure (two stages: noise, 5 x 5 networks, one round), by the
+best of other starts and numbers of the same two stages, and by codes of training images weighted by how well they
+explain the given half. What there is to choose is chosen for each model on validation images by the likelihood of the
+class. A classifier that never saw those images reads the results; its mean softmax over the versions is judged for
+accuracy and calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,88 +21,14 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data, load
 from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.classifiers import Labelled
+from marquis.experiments.imputation_judging import class_shares, classified, judged, judged_in_parts, references
 from marquis.experiments.imputation_pictures import draw_generated, draw_versions
-from marquis.experiments.imputation_procedures import (
-    PUBLISHED,
-    TRAINING,
-    ClassifierSettings,
-    Judge,
-    Procedure,
-    class_shares,
-    classified,
-    filled_in,
-    judged,
-    readers,
-    references,
-)
+from marquis.experiments.imputation_procedures import PUBLISHED, WEIGHTED, Judge, Procedure, filled_in, readers
 from marquis.experiments.imputation_report import write_report
-from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
+from marquis.experiments.imputation_settings import SETTINGS, WAYS, Settings
+from marquis.experiments.shared_autoencoders import Images, model
 from marquis.experiments.trained import shared_networks
 from marquis.tasks.imputation import generate
-
-KEYS = (
-    *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
-    *("online-sketched", "online-sketched-paper-code", "online-sketched-paper"),
-)
-OPTIONS = (
-    PUBLISHED,
-    *(Procedure(rounds=rounds) for rounds in (2, 5, 10)),
-    Procedure("mean image"),
-    Procedure("black"),
-    Procedure("noise", 10, 1),
-    *(Procedure(TRAINING, 10, 1, rounds) for rounds in (1, 2, 5)),
-)
-"""What is tried on validation images, for every model."""
-
-
-CLASSIFIER = ClassifierSettings()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How large the experiment is.
-
-    Attributes:
-        recipe: Of the autoencoders.
-        classifier: Of the classifiers.
-        keys: Which autoencoders.
-        options: Procedures to choose from.
-        seeds: Trainings of every autoencoder.
-        validation: Images that the procedure is chosen on; right after the classifier's training rows.
-        test: Images that are reported.
-        generated: Starts of the fully masked case.
-        rounds: Of the fully masked case.
-        neighbours: Of the reference without a network.
-    """
-
-    recipe: Recipe
-    classifier: ClassifierSettings = CLASSIFIER
-    keys: tuple[str, ...] = KEYS
-    options: tuple[Procedure, ...] = OPTIONS
-    seeds: int = 3
-    validation: int = 400
-    test: int = 2000
-    generated: int = 100
-    rounds: tuple[int, ...] = (1, 10)
-    neighbours: int = 10
-
-
-SETTINGS = {
-    "quick": Settings(
-        TASK_RECIPES["quick"],
-        ClassifierSettings(800, 8, (8, 8, 16), (32, 32), 200, 2, batch=32),
-        ("ae", "vae", "online-sketched"),
-        (PUBLISHED, Procedure(rounds=2), Procedure(TRAINING, 4, 1, 1)),
-        seeds=1,
-        validation=60,
-        test=80,
-        generated=8,
-        rounds=(1, 2),
-        neighbours=4,
-    ),
-    "default": Settings(TASK_RECIPES["default"]),
-    "full": Settings(TASK_RECIPES["full"], seeds=5, validation=5000, test=10_000, generated=1000),
-}
 
 
 def run(
@@ -125,7 +53,7 @@ def run(
         for key in settings.keys:
             found = bench.on_validation(key)
             results["validation"].append(found)
-            results["chosen"][key] = chosen(found)
+            results["chosen"][key] = {way: chosen(found, settings.options, way) for way in WAYS}
         for seed in range(settings.seeds):
             for key in settings.keys:
                 row = bench.on_test(key, seed, results["chosen"][key])
@@ -143,7 +71,8 @@ def judge_of(settings: Settings, images: Images, shared: Path, data_dir: str | P
     first = settings.classifier.train
     rows = load(settings.recipe.data, "train", data_dir)[first : first + settings.validation]
     both = readers(shared, settings.recipe.data, settings.classifier, data_dir)
-    return Judge(*both, images.train.x, labelled(rows), labelled(images.test[: settings.test]))
+    first, every = (labelled(images.test[:count]) for count in (settings.test, settings.all_test))
+    return Judge(*both, images.train.x, labelled(rows), first, every)
 
 
 def labelled(data: Data) -> Labelled:
@@ -152,25 +81,27 @@ def labelled(data: Data) -> Labelled:
     return Labelled(data.x, data.y)
 
 
-def chosen(found: dict[str, Any]) -> str | None:
-    """The name of the procedure under which the true classes of validation images are most likely."""
+def chosen(found: dict[str, Any], options: Sequence[Procedure], way: str) -> str | None:
+    """The name of the procedure of this way under which the true classes of validation images are most likely."""
     scores = found.get("procedures") or {}
-    return min(scores, key=lambda name: scores[name]["put_back"]["nll"]) if scores else None
+    names = [option.name for option in options if option.weighted == WAYS[way] and option.name in scores]
+    return min(names, key=lambda name: scores[name]["put_back"]["nll"]) if names else None
 
 
 def without_bins(scores: dict[str, Any]) -> dict[str, Any]:
     """Scores without reliability diagrams, which are drawn for test images only."""
-    read = {name: {k: v for k, v in scores[name].items() if k != "bins"} for name in ("reconstructions", "put_back")}
-    return {**scores, **read}
+    return {
+        name: {k: v for k, v in one.items() if k != "bins"} if isinstance(one, dict) else one
+        for name, one in scores.items()
+    }
 
 
 def short(row: dict[str, Any]) -> str:
     """One line of progress."""
     parts = []
-    for name in ("published", "own"):
-        for what in ("reconstructions", "put_back"):
-            numbers = row[name][what]
-            parts.append(f"{name} {what} " + " ".join(f"{numbers[k]:.3f}" for k in ("accuracy", "ece", "mce", "rmsce")))
+    for name, what in (("published", "reconstructions"), *((way, "put_back") for way in ("published", *WAYS))):
+        numbers = row[name][what]
+        parts.append(f"{name} {what} " + " ".join(f"{numbers[k]:.3f}" for k in ("accuracy", "ece", "mce", "rmsce")))
     return "; ".join(parts)
 
 
@@ -209,38 +140,61 @@ class Bench:
             return {"scores": self._scores(own[0], self.judge.validation, how, 0)}
 
         for how in self.settings.options:
-            settings = self._described() | {"key": key, **asdict(how)}
+            settings = self._described() | {"key": key, **how.described()}
             name = f"validation-{key}-{how.start.replace(' ', '-')}-{how.versions}-{how.averaged}-{how.rounds}"
+            name += f"-{how.exponent:g}" * how.weighted
             scores = cell(self.folder / "cells", name, settings, lambda how=how: compute(how))["scores"]
             if scores is not None:
                 found["procedures"][how.name] = without_bins(scores)
-        self.say(f"{key}: chosen on validation images: {chosen(found)}")
+        said = "; ".join(str(chosen(found, self.settings.options, way)) for way in WAYS)
+        self.say(f"{key}: chosen on validation images: {said}")
         return found
 
-    def on_test(self, key: str, seed: int, own_procedure: str | None) -> dict[str, Any]:
-        """The published procedure, our own, complete images, and generation, with one trained model."""
-        how = next((option for option in self.settings.options if option.name == own_procedure), None)
-        settings = self._described() | {"key": key, "seed": seed, "own_procedure": own_procedure}
-        settings |= {"generated": self.settings.generated, "rounds": self.settings.rounds}
+    def on_test(self, key: str, seed: int, procedures: dict[str, str | None]) -> dict[str, Any]:
+        """The published procedure, the chosen ones, complete images, and generation, with one trained model."""
+        by_name = {option.name: option for option in self.settings.options}
+        stages, weighted = (by_name.get(procedures[way] or "") for way in ("own", "weighted"))
+        common = self._described() | {"key": key, "seed": seed}
+        made = {"generated": self.settings.generated, "rounds": self.settings.rounds}
 
-        def compute() -> dict[str, Any]:
+        def in_two_stages() -> dict[str, Any]:
             outcome = model(self.shared, key, seed, self.settings.recipe, self.images, self.say)
-            if outcome.model is None or how is None:
+            if outcome.model is None or stages is None:
                 return {"failed": outcome.failed or "no procedure could be chosen"}
             own, test = outcome.model, self.judge.test
             published = self._scores(own, test, PUBLISHED, seed)
             return {
                 "failed": None,
                 "published": published,
-                "own": published if how == PUBLISHED else self._scores(own, test, how, seed),
+                "own": published if stages == PUBLISHED else self._scores(own, test, stages, seed),
                 "complete": self._complete(own, test.x, seed),
                 "generated": {str(rounds): self._generated(own, rounds, seed) for rounds in self.settings.rounds},
             }
 
-        return cell(self.folder / "cells", f"test-{key}-s{seed}", settings, compute)
+        def by_weight() -> dict[str, Any]:
+            own = model(self.shared, key, seed, self.settings.recipe, self.images, self.say).model
+            if own is None or weighted is None:
+                return {"failed": "no procedure could be chosen"}
+            judge = self.judge
+            scores = judged_in_parts(own, judge.all_test, weighted, judge, seed, self.settings.test)
+            return {"failed": None, "scores": scores, "generated": self._generated(own, weighted, seed)}
 
-    def draw(self, procedures: dict[str, str | None]) -> None:
-        """Pictures with the first model of every key: first by the published procedure, then by our own."""
+        cells, name = self.folder / "cells", f"{key}-s{seed}"
+        row = cell(cells, f"test-{name}", common | made | {"own_procedure": procedures["own"]}, in_two_stages)
+        more = {"all_test": self.settings.all_test, "generated": self.settings.generated}
+        more |= {"procedure": None if weighted is None else weighted.described()}
+        found = cell(cells, f"weighted-{name}", common | more, by_weight)
+        failed = row["failed"] or found["failed"]
+        if failed:
+            return {**row, "failed": failed}
+        return {
+            **row,
+            "weighted": found["scores"],
+            "generated": row["generated"] | {WEIGHTED: found["generated"]},
+        }
+
+    def draw(self, procedures: dict[str, dict[str, str | None]]) -> None:
+        """Pictures with the first model of every key: by the published procedure, and by weighted codes."""
         test, training, missing = self.judge.test, self.judge.training, self.judge.missing
         models = {
             key: found
@@ -250,19 +204,26 @@ class Bench:
         rows = torch.tensor([int((test.y == digit).nonzero()[0]) for digit in (7, 5)])
         x = test.x[rows]
         by_name = {option.name: option for option in self.settings.options}
-        for name, which in (("imputation", None), ("imputation-own", procedures)):
+        weighted = {key: by_name[procedures[key]["weighted"] or PUBLISHED.name] for key in models}
+        for name, put_back in (("imputation", False), ("imputation-own", True)):
             found = {}
             for key, own in models.items():
-                how = PUBLISHED if which is None else by_name[which[key] or PUBLISHED.name]
+                how = weighted[key] if put_back else PUBLISHED
                 found[key] = filled_in(own, x, missing, how, training, torch.Generator().manual_seed(1))
-            draw_versions(self.folder / f"{name}.png", x, found, put_back=which is not None)
+            draw_versions(self.folder / f"{name}.png", x, found, put_back=put_back)
         made = {
-            key: [generated(own, 2, x.shape[1:], rounds, 0) for rounds in self.settings.rounds]
+            key: [self._made(own, 2, how, 0) for how in (*self.settings.rounds, weighted[key])]
             for key, own in models.items()
         }
-        draw_generated(self.folder / "imputation-generated.png", made, self.settings.rounds)
+        titles = [
+            *(f"{number} round{'s' * (number > 1)}" for number in self.settings.rounds),
+            "codes of training images",
+        ]
+        draw_generated(self.folder / "imputation-generated.png", made, titles)
 
     def _scores(self, own: BaseAutoencoder, data: Labelled, how: Procedure, seed: int) -> dict[str, Any]:
+        if how.weighted:
+            return judged_in_parts(own, data, how, self.judge, seed, len(data))
         generator = torch.Generator().manual_seed(seed)
         found = filled_in(own, data.x, self.judge.missing, how, self.judge.training, generator)
         return judged(found, data.x, data.y, self.judge.classifier)
@@ -273,9 +234,18 @@ class Bench:
         error = float((mean - x).square().flatten(1).sum(1).mean())
         return {**classified(mean.unsqueeze(0), self.judge.test.y, self.judge.classifier), "error": error}
 
-    def _generated(self, own: BaseAutoencoder, rounds: int, seed: int) -> dict[str, Any]:
-        made = generated(own, self.settings.generated, self.judge.test.x.shape[1:], rounds, seed)
-        return class_shares(made, self.judge.classifier)
+    def _generated(self, own: BaseAutoencoder, how: int | Procedure, seed: int) -> dict[str, Any]:
+        return class_shares(self._made(own, self.settings.generated, how, seed), self.judge.classifier)
+
+    def _made(self, own: BaseAutoencoder, n: int, how: int | Procedure, seed: int) -> Tensor:
+        """Images `[S1, n, ...]` from nothing: by rounds of the two stages, or from codes that all weigh the same."""
+        generator, shape = torch.Generator().manual_seed(seed), self.judge.test.x.shape[1:]
+        if isinstance(how, int):
+            options = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": how}
+            return generate(own, n, shape, generator=generator, batch_size=n, progress=False, **options).samples
+        nothing, everything = torch.zeros(n, *shape), torch.ones(shape, dtype=torch.bool)
+        few = replace(how, versions=PUBLISHED.versions)
+        return filled_in(own, nothing, everything, few, self.judge.training, generator).samples
 
     def _described(self) -> dict[str, Any]:
         """What every cell depends on."""
@@ -286,10 +256,3 @@ class Bench:
             "validation": chosen.validation,
             "test": chosen.test,
         }
-
-
-def generated(own: BaseAutoencoder, n: int, shape: torch.Size, rounds: int, seed: int) -> Tensor:
-    """Images `[S1, n, ...]` from noise by the published procedure, with more rounds if wanted."""
-    options = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": rounds, "progress": False}
-    generator = torch.Generator().manual_seed(seed)
-    return generate(own, n, shape, generator=generator, batch_size=n, **options).samples

@@ -20,6 +20,7 @@ LABELS = {
     "ensemble": "ensemble",
     "posthoc-sketched": "LAE post-hoc",
     "online-sketched": "LAE online, default",
+    "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-paper-code": "LAE online, paper-code",
     "online-sketched-paper": "LAE online, paper",
 }
@@ -59,25 +60,25 @@ def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation]
     _save(path, grid)
 
 
-def draw_generated(path: Path, made: Mapping[str, Sequence[Tensor]], rounds: Sequence[int]) -> None:
-    """Per model, versions of two starts from noise, after fewer and after more rounds.
+def draw_generated(path: Path, made: Mapping[str, Sequence[Tensor]], titles: Sequence[str]) -> None:
+    """Per model, some versions of two starts, by several procedures.
 
     Args:
         path: Of the PNG.
-        made: For every model and number of rounds, images `[S1, n, 1, H, W]`.
-        rounds: These numbers.
+        made: For every model and procedure, images `[S1, n, 1, H, W]`.
+        titles: Of the procedures.
     """
-    starts = 2
-    per_block = starts * VERSIONS
-    grid = _grid(len(made), len(rounds) * (per_block + 1) - 1)
+    starts, shown = 2, 3
+    per_block = starts * shown
+    grid = _grid(len(made), len(titles) * (per_block + 1) - 1)
     for row, (key, blocks) in enumerate(made.items()):
-        for block, (images, number) in enumerate(zip(blocks, rounds, strict=True)):
+        for block, (images, title) in enumerate(zip(blocks, titles, strict=True)):
             axes = grid[row][block * (per_block + 1) :][:per_block]
             for start in range(starts):
-                for axis, picture in zip(axes[start * VERSIONS :], images[:VERSIONS, start], strict=False):
+                for axis, picture in zip(axes[start * shown :], images[:shown, start], strict=False):
                     axis.imshow(picture[0].clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1)
             if row == 0:
-                axes[per_block // 2].set_title(f"{number} round{'s' * (number > 1)}", fontsize=8)
+                axes[per_block // 2].set_title(title, fontsize=8)
         _name_row(grid[row], key)
     _save(path, grid)
 

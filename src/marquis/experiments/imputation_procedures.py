@@ -1,10 +1,9 @@
-"""What `imputation` does with one model: how the missing half is filled in, and how the answers are judged."""
+"""How `imputation` fills in the missing half with one model, and what the answers are judged by."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,11 @@ from marquis.experiments.classifiers import (
     trained_map,
 )
 from marquis.experiments.trained import trained
-from marquis.tasks.calibration import coverage, reliability
-from marquis.tasks.imputation import Imputation, class_probabilities, errors, impute
-from marquis.tasks.masks import minmax_noise, top_half
+from marquis.tasks.imputation import Imputation, condition, impute
+from marquis.tasks.masks import top_half
 
-LEAST = 1e-12
-"""Probabilities below this count as this in the negative log-likelihood of the class: 27.6 nats."""
 TRAINING = "training images"
+WEIGHTED = "weighted codes"
 
 
 @dataclass(frozen=True)
@@ -39,23 +36,42 @@ class Procedure:
 
     Attributes:
         start: What the missing pixels start from: "noise" (the paper), "black", "mean image" (of the training images),
-            or "training images": for every version the pixels of another training image, drawn at random.
+            or "training images": for every version the pixels of another training image, drawn at random. "weighted
+            codes" is not a start but another procedure: `marquis.tasks.imputation.condition`.
         versions: S1, answers per image.
         averaged: S2, networks that the second stage averages.
         rounds: How often observed pixels are put back and reconstructed again.
+        exponent: On the likelihood of the given pixels; for weighted codes, like those below.
+        donors: How many training images give their codes.
+        networks: How many networks reconstruct each of them.
     """
 
     start: str = "noise"
     versions: int = 5
     averaged: int = 5
     rounds: int = 1
+    exponent: float = 0.0
+    donors: int = 0
+    networks: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """What is set, for cells: what only weighted codes have does not make cells of the two stages strangers."""
+        return asdict(self) if self.weighted else {name: getattr(self, name) for name in TWO_STAGES}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether codes of training images are weighted, instead of the two stages."""
+        return self.start == WEIGHTED
 
     @property
     def name(self) -> str:
         """For tables."""
+        if self.weighted:
+            return f"{self.start}, {self.versions} versions, exponent {self.exponent:g}"
         return f"{self.start}, {self.versions} × {self.averaged}, {self.rounds} round{'s' * (self.rounds > 1)}"
 
 
+TWO_STAGES = ("start", "versions", "averaged", "rounds")
 PUBLISHED = Procedure()
 
 
@@ -68,7 +84,8 @@ class Judge:
         half_classifier: The same network trained on images whose missing half is black.
         training: Images that starts are drawn from: those that the autoencoders were trained on.
         validation: What procedures are chosen on: rows that neither autoencoder nor classifier was fitted to.
-        test: What is reported.
+        test: What is reported; the first ones of `all_test`.
+        all_test: What weighted codes are reported on, too.
     """
 
     classifier: nn.Module
@@ -76,6 +93,7 @@ class Judge:
     training: Tensor
     validation: Labelled
     test: Labelled
+    all_test: Labelled
 
     @property
     def missing(self) -> Tensor:
@@ -131,9 +149,6 @@ def readers(
     return Reader(whole, data).eval().requires_grad_(False), Reader(half, data).eval().requires_grad_(False)
 
 
-# Filling in
-
-
 def filled_in(
     own: BaseAutoencoder, x: Tensor, missing: Tensor, how: Procedure, training: Tensor, generator: torch.Generator
 ) -> Imputation:
@@ -142,8 +157,12 @@ def filled_in(
     From "training images" every version is an imputation of its own, so that versions differ even if the model has no
     uncertainty; `filled` is then that of the first version, and the paper's definition of the error means nothing.
     """
-    options: dict[str, Any] = {"averaged": how.averaged, "rounds": how.rounds, "generator": generator}
-    options |= {"batch_size": len(x), "progress": False}  # all images meet the same networks
+    options: dict[str, Any] = {"generator": generator, "progress": False}
+    if how.weighted:
+        options |= {"exponent": how.exponent, "networks": how.networks, "samples": how.versions, "batch_size": 1000}
+        return condition(own, x, training[: how.donors], missing, **options)
+    options |= {"averaged": how.averaged, "rounds": how.rounds}
+    options |= {"batch_size": len(x)}  # all images meet the same networks
     if how.start != TRAINING:
         return impute(own, x, missing, samples=how.versions, fill=_fill(how.start, training), **options)
     each = []
@@ -167,94 +186,5 @@ def _fill(start: str, training: Tensor) -> str | float | Tensor:
         "mean image": lambda: training.mean(0),
     }
     if start not in fills:
-        raise DataError(f"no start is called {start!r}; there are: {', '.join((*fills, TRAINING))}.")
+        raise DataError(f"no start is called {start!r}; there are: {', '.join((*fills, TRAINING, WEIGHTED))}.")
     return fills[start]()
-
-
-# Judging
-
-
-def judged(found: Imputation, original: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """Class probabilities, errors against the original, and how far the versions differ.
-
-    `several_classes` is the share of images whose versions (observed pixels put back) are not all read as one class.
-    """
-    hidden = found.missing
-    levels = coverage(found.mean[hidden], found.total_variance[hidden], original[hidden], levels=(0.9,))
-    return {
-        "reconstructions": classified(found.reconstructions, labels, classifier),
-        "put_back": classified(found.samples, labels, classifier),
-        "errors": errors(found, original).summary(),
-        "spread": float(found.std[hidden].mean()),
-        "coverage": levels[0.9],
-        "versions": len(found.samples),
-    }
-
-
-def classified(versions: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """Scores of the mean softmax over versions `[S1, B, ...]` (methods.md 8.2, 8.3), and the reliability diagram."""
-    each = torch.stack([class_probabilities(classifier, version.unsqueeze(0)) for version in versions])
-    probs = each.mean(0)
-    found = reliability(probs, labels)
-    chosen = each.argmax(2)
-    of_truth = probs.double().gather(1, labels.unsqueeze(1)).clamp_min(LEAST)
-    return {
-        "accuracy": float((probs.argmax(1) == labels).double().mean()),
-        "confidence": float(probs.amax(1).double().mean()),
-        "ece": found.ece,
-        "mce": found.mce,
-        "rmsce": found.rmsce,
-        "nll": -float(of_truth.log().mean()),
-        "several_classes": float((chosen != chosen[0]).any(0).double().mean()),
-        "bins": {
-            "count": found.count.tolist(),
-            "confidence": [None if value != value else value for value in found.confidence.tolist()],
-            "accuracy": [None if value != value else value for value in found.accuracy.tolist()],
-        },
-    }
-
-
-def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """What can be had without an autoencoder, on the test images.
-
-    The last one copies the upper half of the training images whose lower halves are nearest (a "hot deck").
-    """
-    x, y, missing = judge.test.x, judge.test.y, judge.missing
-    noisy = torch.where(missing, minmax_noise(x, torch.Generator().manual_seed(seed)), x)
-    averaged = torch.where(missing, judge.training.mean(0), x)
-    black = torch.where(missing, 0.0, x)
-    nearest = nearest_by_observed(x, judge.training, missing, neighbours)
-    copied = torch.where(missing, judge.training[nearest.T], x)
-    plain = judge.classifier
-    found = {
-        "classifier, complete image": classified(x.unsqueeze(0), y, plain),
-        "classifier, upper half noise": classified(noisy.unsqueeze(0), y, plain),
-        "classifier, upper half of the mean image": classified(averaged.unsqueeze(0), y, plain),
-        "classifier, upper half black": classified(black.unsqueeze(0), y, plain),
-        "classifier trained on lower halves": classified(black.unsqueeze(0), y, judge.half_classifier),
-        f"{neighbours} nearest training images": classified(copied, y, plain),
-    }
-    away = (copied.mean(0) - x).square()
-    found[f"{neighbours} nearest training images"]["missing_of_mean"] = float(away.flatten(1).sum(1).mean())
-    return found
-
-
-def nearest_by_observed(x: Tensor, training: Tensor, missing: Tensor, count: int) -> Tensor:
-    """Rows `[B, count]` of the training images nearest in the observed pixels."""
-    seen = ~missing.flatten()
-    distance = torch.cdist(x.flatten(1)[:, seen], training.flatten(1)[:, seen])
-    return distance.topk(count, largest=False).indices
-
-
-def class_shares(images: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """What generated images `[S1, n, ...]` are read as: shares, their entropy in bits, and the mean confidence."""
-    probs = class_probabilities(classifier, images.flatten(0, 1).unsqueeze(0))
-    shares = torch.bincount(probs.argmax(1), minlength=probs.shape[1]).double() / len(probs)
-    entropy = -float(torch.special.xlogy(shares, shares).sum()) / math.log(2)
-    per_start = probs.argmax(1).view(images.shape[:2])
-    return {
-        "shares": shares.tolist(),
-        "entropy_bits": entropy,
-        "confidence": float(probs.amax(1).double().mean()),
-        "several_classes": float((per_start != per_start[0]).any(0).double().mean()),
-    }

@@ -7,10 +7,12 @@ from statistics import mean
 from typing import Any
 
 from marquis.experiments.imputation_pictures import LABELS
-from marquis.experiments.imputation_procedures import PUBLISHED
+from marquis.experiments.imputation_procedures import PUBLISHED, WEIGHTED
 from marquis.experiments.pages import table, with_error
 
 MAIN = "online-sketched"
+WORDS = {"published": "published", "own": "two stages", "weighted": "weighted"}
+"""What was done, as tables say it."""
 Row = dict[str, Any]
 
 
@@ -38,7 +40,7 @@ def errors(rows: list[Row], keys: Sequence[str]) -> str:
     names = ("all_of_mean", "all", "missing_of_mean", "missing")
     lines = []
     for key in keys:
-        for way, word in (("published", "published"), ("own", "own")):
+        for way, word in WORDS.items():
             found = [row[way] for row in of(rows, key)]
             numbers = [with_error([one["errors"][name] for one in found], 1) for name in names]
             lines.append([label(key), word, *numbers, with_error([one["coverage"] for one in found], 2)])
@@ -47,8 +49,8 @@ def errors(rows: list[Row], keys: Sequence[str]) -> str:
         "## Errors against the original\n\nSquared error summed over (a) all pixels, (b) the missing ones, against the "
         "original image, before the given half is put back: MSE of the mean version, and -log p as the paper defines "
         "it, the error averaged over the versions. Intervals: of the total variance of missing pixels (between "
-        "versions, within them, noise); models whose noise is fixed at one hold nearly everything.\n\n"
-        + table(head, lines)
+        "versions, within them, noise); models whose noise is fixed at one hold nearly everything. Weighted codes are "
+        "measured on more images than the two stages.\n\n" + table(head, lines)
     )
 
 
@@ -64,15 +66,12 @@ def why(rows: list[Row], keys: Sequence[str]) -> str:
                 label(key),
                 with_error([row["complete"]["accuracy"] for row in found]),
                 with_error([row["complete"]["error"] for row in found], 1),
-                *(with_error([row[way]["spread"] for row in found]) for way in ("published", "own")),
-                *(
-                    with_error([row[way]["put_back"]["several_classes"] for row in found])
-                    for way in ("published", "own")
-                ),
+                *(with_error([row[way]["spread"] for row in found]) for way in WORDS),
+                *(with_error([row[way]["put_back"]["several_classes"] for row in found]) for way in WORDS),
             ]
         )
     head = ["model", "accuracy on reconstructions of complete images", "their error"]
-    head += ["spread, published", "spread, own", "several classes, published", "several classes, own"]
+    head += [f"{what}, {word}" for what in ("spread", "several classes") for word in WORDS.values()]
     return (
         "## What limits the rows\n\nWhat is read off a reconstruction is hardly better than what is read off the "
         "reconstruction of the *complete* image, whose code has two numbers. Putting the given half back is a way past "
@@ -87,7 +86,7 @@ def spread_verdict(rows: list[Row], keys: Sequence[str]) -> str:
     if MAIN not in keys:
         return ""
     found = of(rows, MAIN)
-    before, after = (mean(row[way]["put_back"]["several_classes"] for row in found) for way in ("published", "own"))
+    before, after, last = (mean(row[way]["put_back"]["several_classes"] for row in found) for way in WORDS)
     wrong = 1 - mean(row["published"]["put_back"]["accuracy"] for row in found)
     agree = (
         f"By the published procedure {before:.0%} of the images have versions of several classes with our default, "
@@ -95,9 +94,9 @@ def spread_verdict(rows: list[Row], keys: Sequence[str]) -> str:
     )
     agree += "the networks agree too much to show the doubt." if before < wrong else "enough to show the doubt."
     return (
-        f"{agree} By its own procedure it is {after:.0%}. Starting every version from another training image makes "
-        "versions differ whatever the model, a plain autoencoder included: that part of the doubt comes from the "
-        "starting points, not from the weights."
+        f"{agree} From better starts it is {after:.0%}, by weight {last:.0%} (of more versions). Both make versions "
+        "differ whatever the model, a plain autoencoder included: that part of the doubt comes from the training "
+        "images, not from uncertain weights of the network."
     )
 
 
@@ -112,13 +111,14 @@ def choice(results: dict[str, Any]) -> str:
         for one in found:
             scores = one["procedures"][name]["put_back"]
             text = f"{scores['nll']:.2f} ({scores['accuracy']:.2f}, {scores['ece']:.2f})"
-            cells.append(f"**{text}**" if results["chosen"].get(one["key"]) == name else text)
+            cells.append(f"**{text}**" if name in results["chosen"].get(one["key"], {}).values() else text)
         lines.append([name + (" (published)" if name == PUBLISHED.name else ""), *cells])
     return (
         f"## The choice on {results['settings']['validation']:,} validation images\n\nNegative log-likelihood of the "
-        "true class (accuracy, ECE), given half put back, first training of every model; the chosen one in bold.\n\n"
+        "true class (accuracy, ECE), given half put back, first training of every model; the chosen ones in bold, one "
+        "of the two stages and one of weighted codes.\n\n"
         + table(["procedure", *(LABELS[one["key"]] for one in found)], lines)
-        + "\n\nThe same for reconstructions as they are, as the paper reads them:\n\n"
+        + "\n\nThe same for reconstructions of the two stages as they are, as the paper reads them:\n\n"
         + table(
             ["procedure", *(LABELS[one["key"]] for one in found)],
             [
@@ -130,6 +130,7 @@ def choice(results: dict[str, Any]) -> str:
                     ),
                 ]
                 for name in results["options"]
+                if "reconstructions" in found[0]["procedures"][name]
             ],
         )
     )
@@ -141,10 +142,11 @@ def generation(rows: list[Row], results: dict[str, Any]) -> str:
     if not keys:
         return ""
     rounds = [str(number) for number in results["settings"]["rounds"]]
+    ways = {number: f"{number} round{'s' * (number != '1')}" for number in rounds} | {WEIGHTED: "codes"}
     lines = []
     for key in keys:
         cells = []
-        for number in rounds:
+        for number in ways:
             found = [row["generated"][number] for row in of(rows, key)]
             cells += [
                 with_error([one[name] for one in found], 2)
@@ -152,16 +154,17 @@ def generation(rows: list[Row], results: dict[str, Any]) -> str:
             ]
         lines.append([label(key), *cells])
     head = ["model"]
-    for number in rounds:
-        head += [f"entropy of classes (bits), {number} round{'s' * (number != '1')}", "confidence", "several classes"]
+    for word in ways.values():
+        head += [f"entropy of classes (bits), {word}", "confidence", "several classes"]
     return (
-        f"## Everything hidden\n\n{results['settings']['generated']} images of noise, 5 versions each, by the same "
-        "procedure with nothing to put back. Entropy of the classes that the classifier reads (all ten equally often: "
-        "3.32 bits; one only: 0), its mean confidence, and the share of starts whose versions are of several classes."
-        "\n\n"
+        f"## Everything hidden\n\n{results['settings']['generated']} images from nothing, 5 versions each: by the two "
+        "stages from noise with nothing to put back, and by codes of training images, which weigh the same where "
+        "nothing was observed (*codes*: what the model says about training images). Entropy of the classes that the "
+        "classifier reads (all ten equally often: 3.32 bits; one only: 0), its mean confidence, and the share of "
+        "starts whose versions are of several classes.\n\n"
         + table(head, lines)
-        + "\n\n![From noise](imputation-generated.png)\n\nTwo starts, five versions of each; "
-        f"left {rounds[0]}, right {rounds[-1]} rounds. " + generation_verdict(rows, rounds[-1])
+        + "\n\n![From nothing](imputation-generated.png)\n\nTwo starts, three versions of each. "
+        + generation_verdict(rows, rounds[-1])
     )
 
 
@@ -173,8 +176,10 @@ def generation_verdict(rows: list[Row], rounds: str) -> str:
     if MAIN not in found:
         return ""
     most = max(found, key=lambda key: found[key])
+    codes = mean(row["generated"][WEIGHTED]["entropy_bits"] for row in of(rows, MAIN))
     claim = "many classes" if found[MAIN] > 2 else "few classes: repeating pulls all starts to the same few digits"
     return (
         f"After {rounds} rounds our default draws {claim} ({found[MAIN]:.2f} bits); the most varied is "
-        f"{LABELS[most]} ({found[most]:.2f} bits), which says nothing about whether its pictures are digits."
+        f"{LABELS[most]} ({found[most]:.2f} bits), which says nothing about whether its pictures are digits. "
+        f"From codes of training images our default has {codes:.2f} bits."
     )

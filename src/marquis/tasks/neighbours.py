@@ -84,23 +84,44 @@ def choose_k(
         at: Codes `[n, K]` at which held-out data are classified, such as their means; by default all their copies.
         generator: For the folds.
     """
+    right = cross_validated(copies, labels, grouped_folds(labels, folds, generator), candidates=candidates, at=at)
+    return max(right, key=lambda k: right[k])  # the first of equals: the smallest
+
+
+def cross_validated(
+    copies: Tensor,
+    labels: Tensor,
+    fold: Tensor,
+    *,
+    candidates: Sequence[int] = CANDIDATES,
+    at: Tensor | None = None,
+) -> dict[int, float]:
+    """How many held-out codes get the right label, for each k that every training fold can have.
+
+    Args:
+        copies: As for `choose_k`.
+        labels: Likewise.
+        fold: Of each datum `[n]`, from 0.
+        candidates: The k to try, in this order.
+        at: As for `choose_k`.
+    """
     if at is not None and at.shape != copies.shape[1:]:
         raise DataError(f"at must be [n, K] for copies [S, n, K]; got {list(at.shape)}, {list(copies.shape)}.")
     judged = copies if at is None else at[None]
-    fold = grouped_folds(labels, folds, generator)
-    smallest = min(int((fold != part).sum()) for part in range(folds)) * len(copies)
+    parts = range(int(fold.max()) + 1)
+    smallest = min(int((fold != part).sum()) for part in parts) * len(copies)
     ks = [k for k in candidates if 1 <= k <= smallest]
     if not ks:
         raise DataError(
             f"none of the candidates {list(candidates)} lies between 1 and {smallest}, the codes of a fold."
         )
     right = torch.zeros(len(ks), dtype=torch.float64)
-    for part in range(folds):
+    for part in parts:
         held = fold == part
         answers = predict(*flat(copies[:, ~held], labels[~held.to(labels.device)]), judged[:, held].flatten(0, 1), ks)
         truth = flat(judged[:, held], labels[held.to(labels.device)])[1].cpu()
         right += (answers == truth).double().flatten(1).sum(1)
-    return ks[int(right.argmax())]
+    return dict(zip(ks, right.tolist(), strict=True))
 
 
 def flat(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
