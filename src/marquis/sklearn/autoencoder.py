@@ -121,9 +121,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             decoder = perceptron(int(self.latent_dim), checked.shape[1], hidden[::-1], self.activation).double()
             x = self._inputs(checked)
             options: dict[str, Any] = {"prior_precision": self.prior, "temperature": self.temperature}
-            options["estimator"] = "exact"
             trained, self.n_iter_, held_out = training.run(encoder, decoder, x, generator, **options)
-        self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.likelihood, missing=True)
+        self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.noisy_likelihood, missing=True)
         self._describe(x)
         noise = float((self.noise_std_ / self.scaler_.scale_)[0])
         away = unseen_deviation(self.model_, x, held_out, int(self.samples), self._seed, noise)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, NumericalError
+from marquis.sklearn.table_learner import TableLearner, can_be_written_out
 
 if TYPE_CHECKING:
-    from marquis.autoencoders import LaplacianAutoencoder
+    from marquis.online import OnlineLaplace
 
 HELD_OUT_DRAWS, SMALLEST_HELD_OUT = 5, 5
 """Networks per check of the held-out rows; and how many rows there have to be, or nothing is held out."""
@@ -59,28 +59,24 @@ class TableTraining:
 
     def run(
         self, encoder: nn.Module, decoder: nn.Module, x: Tensor, generator: torch.Generator, **options: Any
-    ) -> tuple[LaplacianAutoencoder, int, Tensor]:
-        """An autoencoder trained on `x [N, d]`, with NaN where entries are missing; epochs; held-out rows.
+    ) -> tuple[OnlineLaplace, int, Tensor]:
+        """Encoder and decoder trained on `x [N, d]`, with NaN where entries are missing; epochs; held-out rows.
 
-        Its weights and curvature are those of the best held-out likelihood. Cost: about 2.5 plain steps per step.
+        Weights and curvature are those of the best held-out likelihood. Cost: about 2.5 plain steps per step.
 
         Args:
             encoder: Trained in place.
             decoder: Trained in place.
             x: Standardised rows.
             generator: Of all that is random.
-            **options: Of `marquis.autoencoders.LaplacianAutoencoder`.
+            **options: Of `marquis.OnlineLaplace`.
         """
-        from marquis.autoencoders import LaplacianAutoencoder  # here, because it loads Lightning
-        from marquis.autoencoders.base import adam
+        from marquis.autoencoders.base import adam  # here, because it loads Lightning
 
         train, held_out = self._split(x, generator)
-        model = LaplacianAutoencoder(
-            encoder, decoder, missing=True, num_data=len(train), generator=generator, **options
-        )
-        online = model.online
-        assert online is not None
-        optimiser = adam(model.parameter_groups(), self.learning_rate)
+        online = online_learner(encoder, decoder, num_data=len(train), generator=generator, **options)
+        weights = online.means()
+        optimiser = adam([{"params": list(weights.values())}], self.learning_rate)
         check = _HeldOut(held_out, self.hide, generator) if len(held_out) else None
         best, kept, since = math.inf, None, 0
         epoch = 0
@@ -98,10 +94,11 @@ class TableTraining:
                 optimiser.step()
             if check is None:
                 continue
-            now = check(model)
+            now = check(online)
             self._say(f"epoch {epoch}: held-out -log p per entry {now:.4f}")
             if now < best - GAIN:
-                best, kept, since = now, (copy.deepcopy(model.state_dict()), online.state), 0
+                best, since = now, 0
+                kept = {name: own.detach().clone() for name, own in weights.items()}, online.state
                 continue
             since += 1
             if since >= self.patience:
@@ -110,10 +107,12 @@ class TableTraining:
                 for group in optimiser.param_groups:
                     group["lr"] *= 0.5
         if kept is not None:
-            model.load_state_dict(kept[0])
+            with torch.no_grad():
+                for name, own in weights.items():
+                    own.copy_(kept[0][name])
             online.state = kept[1]
         self._say(f"{epoch} epochs, noise precision {online.state.noise_precision:.4g}")
-        return model, epoch, held_out
+        return online, epoch, held_out
 
     def _split(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Training rows and held-out rows."""
@@ -126,6 +125,18 @@ class TableTraining:
     def _say(self, line: str) -> None:
         if self.report is not None:
             self.report(line)
+
+
+def online_learner(encoder: nn.Module, decoder: nn.Module, generator: torch.Generator, **options: Any) -> OnlineLaplace:
+    """The learner of `decoder(encoder(x))` with the exact diagonal, written out where the networks are known."""
+    from marquis.autoencoders import EncoderDecoder
+    from marquis.online import OnlineLaplace
+
+    joined = EncoderDecoder(encoder, decoder)
+    options["generator"] = torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+    if can_be_written_out(encoder, decoder):
+        return TableLearner(joined, **options)
+    return OnlineLaplace(joined, "gaussian", "diagonal", "exact", **options)
 
 
 def observed(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,10 +166,16 @@ class _HeldOut:
         self.seed = int(torch.randint(2**62, (), generator=generator))
 
     @torch.no_grad()
-    def __call__(self, model: LaplacianAutoencoder) -> float:
-        found = []
-        for draw in model.draws(HELD_OUT_DRAWS, torch.Generator().manual_seed(self.seed)):
-            f = draw.decode(draw.encode(self.inputs)).f
-            found.append(model.likelihood.log_prob(f, self.targets, self.mask))
+    def __call__(self, online: OnlineLaplace) -> float:
+        found, source = [], torch.Generator().manual_seed(self.seed)
+        likelihood, network = online.noisy_likelihood, online.model
+        assert isinstance(network, nn.Module)
+        for _ in range(HELD_OUT_DRAWS):
+            drawn = online.draw(source)
+            if isinstance(online, TableLearner):
+                f = online.outputs(drawn, self.inputs)
+            else:
+                f = torch.func.functional_call(network, drawn, (self.inputs,))
+            found.append(likelihood.log_prob(f, self.targets, self.mask))
         log_prob = torch.stack(found).logsumexp(0) - math.log(len(found))
         return float(-log_prob.sum() / self.mask.sum().clamp_min(1))
