@@ -12,15 +12,16 @@ from torch import nn
 from marquis.autoencoders import Autoencoder, build
 from marquis.errors import DataError
 from marquis.experiments import imputation, imputation_pictures, imputation_report, imputation_tables
-from marquis.experiments.imputation_procedures import (
+from marquis.experiments.classifiers import Labelled
+from marquis.experiments.imputation_judging import (
     LEAST,
-    TRAINING,
-    Procedure,
     class_shares,
     classified,
-    filled_in,
+    judged,
+    judged_in_parts,
     nearest_by_observed,
 )
+from marquis.experiments.imputation_procedures import TRAINING, WEIGHTED, Judge, Procedure, filled_in
 from marquis.tasks.masks import top_half
 
 
@@ -115,10 +116,38 @@ def test_pooled_bins_weigh_seeds_by_their_images():
     assert share == pytest.approx([0.5, 0.5])
 
 
-def test_the_procedure_is_chosen_by_the_likelihood_of_the_class():
-    procedures = {"a": {"put_back": {"nll": 1.0, "accuracy": 0.9}}, "b": {"put_back": {"nll": 0.5, "accuracy": 0.1}}}
-    assert imputation.chosen({"procedures": procedures}) == "b"
-    assert imputation.chosen({"procedures": {}}) is None
+def test_procedures_are_chosen_by_the_likelihood_of_the_class_with_and_without_weights():
+    options = [Procedure(), Procedure("black"), *(Procedure(WEIGHTED, exponent=e) for e in (0.1, 0.2))]
+    likely = {"put_back": {"nll": 0.5, "accuracy": 0.1}}
+    found = {option.name: {"put_back": {"nll": 1.0, "accuracy": 0.9}} for option in options}
+    found |= {options[1].name: likely, options[2].name: likely}
+    assert imputation.chosen({"procedures": found}, options, "own") == options[1].name
+    assert imputation.chosen({"procedures": found}, options, "weighted") == options[2].name
+    assert imputation.chosen({"procedures": {}}, options, "own") is None
+    assert len({option.name for option in options}) == 4
+
+
+def test_parts_meet_the_same_networks_and_add_up(plain):
+    generator = torch.Generator().manual_seed(3)
+    x, training = torch.rand(6, 1, 8, 8, generator=generator), torch.rand(9, 1, 8, 8, generator=generator)
+    data, classifier = Labelled(x, torch.tensor([0, 1, 0, 1, 1, 1])), Flat().eval()
+    judge = Judge(classifier, classifier, training, data, data, data)
+    how = Procedure(WEIGHTED, 5, exponent=0.5, donors=7, networks=2)
+    parts = judged_in_parts(plain, data, how, judge, 0, 4)
+    whole = judged_in_parts(plain, data, how, judge, 0, 6)
+    assert whole["put_back"] == whole["first"]
+    first = Labelled(x[:4], data.y[:4])
+    assert parts["first"] == judged_in_parts(plain, first, how, judge, 0, 4)["put_back"]
+    second = filled_in(plain, x[4:], judge.missing, how, training, torch.Generator().manual_seed(0))
+    alone = judged(second, x[4:], data.y[4:], classifier)
+    begun = judged_in_parts(plain, first, how, judge, 0, 4)
+    for name in ("accuracy", "nll", "confidence"):
+        together = (4 * begun["put_back"][name] + 2 * alone["put_back"][name]) / 6
+        assert parts["put_back"][name] == pytest.approx(together, rel=1e-6)
+    for name in ("coverage", "spread"):
+        assert parts[name] == pytest.approx((4 * begun[name] + 2 * alone[name]) / 6, rel=1e-6)
+    away = (4 * begun["errors"]["missing"] + 2 * alone["errors"]["missing"]) / 6
+    assert parts["errors"]["missing"] == pytest.approx(away, rel=1e-6)
 
 
 def test_target_lines_follow_the_numbers():
@@ -126,13 +155,14 @@ def test_target_lines_follow_the_numbers():
 
     def row(**scores: float) -> dict:
         read = {**scores, "bins": bins}
-        held = {"reconstructions": read, "put_back": read}
-        return {"key": "online-sketched", "published": held, "own": held}
+        held = {"reconstructions": read, "put_back": read, "first": read}
+        return {"key": "online-sketched", "published": held, "own": held, "weighted": held}
 
     good = imputation_report.targets([row(accuracy=0.6, ece=0.1, mce=0.15, rmsce=0.12)], {})
-    assert good.count("all four reached") == 3
+    assert good.count("**all four reached**") == 5
     bad = imputation_report.targets([row(accuracy=0.5, ece=0.1, mce=0.3, rmsce=0.12)], {})
-    assert bad.count("missed: accuracy, MCE (MCE over bins with at least 1 % of the images: 0.400).") == 3
+    assert bad.count("| *0.500* | 0.100 | *0.300* | 0.120 | 0.400 | missed: accuracy, MCE |") == 5
+    assert imputation_report.targets([], {}) == ""
 
 
 def test_worst_bin_among_those_with_enough_images():
@@ -151,12 +181,17 @@ def test_quick_run_end_to_end(tmp_path, monkeypatch):
     assert {row["key"] for row in results["rows"]} == {"ae", "vae", "online-sketched"}
     assert "nan" not in text.lower().split() and "Not complete" not in text
     for row in results["rows"]:
-        for scores in (row["published"]["put_back"], row["own"]["put_back"], row["published"]["reconstructions"]):
+        ways = [row[way]["put_back"] for way in ("published", "own", "weighted")]
+        for scores in (*ways, row["weighted"]["first"], row["published"]["reconstructions"]):
             assert scores["ece"] <= scores["rmsce"] + 1e-12 <= scores["mce"] + 2e-12
         assert 0 < row["published"]["errors"]["missing"] < row["published"]["errors"]["all"]
+        images = 120 if row["key"] == "online-sketched" else 80
+        assert sum(row["weighted"]["put_back"]["bins"]["count"]) == images
+        assert sum(row["weighted"]["first"]["bins"]["count"]) == 80
     assert results["references"]["classifier, complete image"]["accuracy"] > 0.5
     # a second run computes nothing anew
     monkeypatch.setattr(imputation.Bench, "_scores", None)
+    monkeypatch.setattr(imputation, "judged_in_parts", None)
     monkeypatch.setattr(imputation.Bench, "_complete", None)
     imputation.run("quick", tmp_path / "imputation", say=said.append)
     assert json.loads((page.parent / "results.json").read_text()) == results

@@ -156,6 +156,7 @@ class Bench:
         stages, weighted = (by_name.get(procedures[way] or "") for way in ("own", "weighted"))
         common = self._described() | {"key": key, "seed": seed}
         made = {"generated": self.settings.generated, "rounds": self.settings.rounds}
+        images = self.judge.all_test if key in self.settings.widely else self.judge.test
 
         def in_two_stages() -> dict[str, Any]:
             outcome = model(self.shared, key, seed, self.settings.recipe, self.images, self.say)
@@ -175,13 +176,12 @@ class Bench:
             own = model(self.shared, key, seed, self.settings.recipe, self.images, self.say).model
             if own is None or weighted is None:
                 return {"failed": "no procedure could be chosen"}
-            judge = self.judge
-            scores = judged_in_parts(own, judge.all_test, weighted, judge, seed, self.settings.test)
+            scores = judged_in_parts(own, images, weighted, self.judge, seed, self.settings.test)
             return {"failed": None, "scores": scores, "generated": self._generated(own, weighted, seed)}
 
         cells, name = self.folder / "cells", f"{key}-s{seed}"
         row = cell(cells, f"test-{name}", common | made | {"own_procedure": procedures["own"]}, in_two_stages)
-        more = {"all_test": self.settings.all_test, "generated": self.settings.generated}
+        more = {"images": len(images), "generated": self.settings.generated}
         more |= {"procedure": None if weighted is None else weighted.described()}
         found = cell(cells, f"weighted-{name}", common | more, by_weight)
         failed = row["failed"] or found["failed"]

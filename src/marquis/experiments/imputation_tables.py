@@ -49,8 +49,8 @@ def errors(rows: list[Row], keys: Sequence[str]) -> str:
         "## Errors against the original\n\nSquared error summed over (a) all pixels, (b) the missing ones, against the "
         "original image, before the given half is put back: MSE of the mean version, and -log p as the paper defines "
         "it, the error averaged over the versions. Intervals: of the total variance of missing pixels (between "
-        "versions, within them, noise); models whose noise is fixed at one hold nearly everything. Weighted codes are "
-        "measured on more images than the two stages.\n\n" + table(head, lines)
+        "versions, within them, noise); models whose noise is fixed at one hold nearly everything. Weighted codes of "
+        "some models are measured on more images.\n\n" + table(head, lines)
     )
 
 
