@@ -14,7 +14,9 @@ from marquis.errors import DataError
 from marquis.experiments import celeba, celeba_faces
 from marquis.experiments.celeba import SETTINGS, attributes, measured, most_common, patches, summary
 from marquis.experiments.celeba_faces import averaged_groups, random_codes
-from marquis.experiments.celeba_report import Faces, claims
+from marquis.experiments.celeba_paper import PAPER, beside_the_paper, reached
+from marquis.experiments.celeba_report import claims
+from marquis.experiments.celeba_rows import Faces
 from marquis.experiments.shared_autoencoders import Images
 from marquis.tasks import semi_supervised
 
@@ -128,6 +130,35 @@ def test_claims_follow_the_numbers():
     assert "not told apart" in level and "**" not in level
 
 
+def both_ways(bald: float) -> Faces:
+    """An autoencoder with one way, and a model of ours that has the paper's numbers only where k counts images."""
+    wanted = {what: [numbers[3]] for what, numbers in PAPER.items()}
+    near = {what: [value[0] - 0.006] for what, value in wanted.items()}  # the next lower number of two digits
+
+    def said(values: dict[str, list[float]]) -> dict:
+        rest = {what: value for what, value in values.items() if what != "overall"}
+        return {"overall": values["overall"], "balanced": [0.5], "majority": {"Bald": bald}, "attributes": rest}
+
+    ways = {"ae": {"mean": said(near)}, "online-sketched": {"mean": said(near), "codes": said(near)}}
+    ways["online-sketched"]["data"] = said(wanted)
+    rows = [{"name": name, "seed": 0, "failed": None, "ways": own, "width": 0.0} for name, own in ways.items()]
+    shown = [what for what in PAPER if what != "overall"]
+    return Faces({"settings": {"test": 2000}, "shown": shown, "rows": rows})
+
+
+def test_both_ways_stand_beside_the_paper():
+    faces = both_ways(bald=0.9734)
+    assert reached(faces, "online-sketched", "Bald", "data") and not reached(faces, "online-sketched", "Bald", "codes")
+    assert not reached(faces, "ae", "Bald", "data")  # it has no draws: its one way stands for both
+    text = "\n".join(beside_the_paper(faces))
+    codes, images = text.split("### K counts images")
+    assert "| yes |" not in codes and codes.count("| no |") == 6 and images.count("| yes |") == 6
+    assert "reached by ours: AE 0, LAE 6" in images and "97.3 per cent, so that 0.98 is not within" in images
+    assert "97.6 per cent, so that 0.98 is within" in beside_the_paper(both_ways(bald=0.9759))[-1]
+    del faces.by_name["online-sketched"]
+    assert not beside_the_paper(faces)
+
+
 def test_quick(tmp_path):
     said: list[str] = []
     page = celeba.run("quick", tmp_path / "celeba", None, said.append)
@@ -137,7 +168,7 @@ def test_quick(tmp_path):
     for name in ("celeba.png", "celeba-faces.png"):
         assert (page.parent / name).stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
-    assert len(found["rows"]) == 7 and not any(row["failed"] for row in found["rows"])
+    assert len(found["rows"]) == 8 and not any(row["failed"] for row in found["rows"])
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
     assert np.mean(pixels["ways"]["mean"]["balanced"]) > 0.7  # colours are easy to tell
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}

@@ -43,7 +43,7 @@ def test_losses_gradients_and_curvature_are_those_of_the_generic_learner(activat
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0)
         for name, mean in generic.means().items():
             torch.testing.assert_close(written.means()[name].grad, mean.grad, rtol=1e-9, atol=1e-12)
-        curvature = [own.state.curvature.diagonal() for own in (generic, written)]
+        curvature = [own.posterior().precision.diagonal() for own in (generic, written)]
         torch.testing.assert_close(curvature[1], curvature[0], rtol=1e-10, atol=0)
         for optimiser in optimisers:
             optimiser.step()

@@ -7,76 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from marquis.experiments.few_labels_report import mean_and_error, points, verdict
+from marquis.experiments.celeba_paper import WAYS, beside_the_paper
+from marquis.experiments.celeba_rows import LAE, NAMES, WARMER, Faces
+from marquis.experiments.few_labels_report import points, verdict
 from marquis.experiments.pages import BLUE, GREEN, ORANGE, Picture, command, table, write_page
 
-NAMES = {
-    "labels": "commoner of the ten labels, no code",
-    "pixels": "raw pixels",
-    "ae": "autoencoder",
-    "vae": "VAE",
-    "dropout": "MC dropout",
-    "online-sketched": "LAE online, our default",
-    "online-sketched-paper-code": "LAE online, paper-code",
-}
-PAPER = {
-    "Arched_Eyebrows": (0.50, 0.52, 0.55, 0.60),
-    "Attractive": (0.52, 0.50, 0.49, 0.53),
-    "Bald": (0.98, 0.98, 0.98, 0.98),
-    "Wearing_Lipstick": (0.52, 0.49, 0.50, 0.54),
-    "Heavy_Makeup": (0.45, 0.52, 0.49, 0.56),
-    "overall": (0.73, 0.72, 0.73, 0.74),
-}
-"""LAE Table 4: AE, VAE, MC-AE, LAE online."""
-PAPER_KEYS = ("ae", "vae", "dropout", "online-sketched")
 COLOURS = {
     "labels": "#bbbbbb",
     "pixels": "#777777",
     "ae": BLUE,
     "vae": "#8a6fb0",
     "dropout": GREEN,
-    "online-sketched": ORANGE,
+    LAE: ORANGE,
+    WARMER: "#f0b429",
     "online-sketched-paper-code": "#9c2f4f",
 }
-LAE = "online-sketched"
-
-
-class Faces:
-    """The finished rows, by name and seed."""
-
-    def __init__(self, results: dict[str, Any]) -> None:
-        self.settings, self.shown = results["settings"], list(results["shown"])
-        self.failed = {(row["name"], row["seed"]): row["failed"] for row in results["rows"] if row["failed"]}
-        self.by_name: dict[str, dict[int, dict[str, Any]]] = {}
-        for row in results["rows"]:
-            if not row["failed"]:
-                self.by_name.setdefault(row["name"], {})[row["seed"]] = row
-
-    def values(self, name: str, what: str, way: str = "codes") -> dict[int, np.ndarray]:
-        """Of "overall", "balanced" or an attribute, `[1, repetitions]` by seed."""
-        found = {}
-        for seed, row in self.by_name[name].items():
-            said = row["ways"].get(way, row["ways"]["mean"])
-            found[seed] = np.array([said[what] if what in said else said["attributes"][what]])
-        return found
-
-    def score(self, name: str, what: str, way: str = "codes") -> tuple[float, float]:
-        """Mean and standard error."""
-        mean, error = mean_and_error(list(self.values(name, what, way).values()))
-        return float(mean[0]), float(error[0])
-
-    def difference(
-        self, name: str, other: str, what: str, way: str = "codes", other_way: str = "codes"
-    ) -> tuple[float, float]:
-        """Of two rows on the same labelled images."""
-        mine, theirs = self.values(name, what, way), self.values(other, what, other_way)
-        mean, error = mean_and_error([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
-        return float(mean[0]), float(error[0])
-
-    def majority(self, what: str) -> float:
-        """Accuracy of one who knows each attribute's commoner answer."""
-        said = next(iter(next(iter(self.by_name.values())).values()))["ways"]["mean"]
-        return float(np.mean(list(said["majority"].values()))) if what == "overall" else said["majority"][what]
 
 
 def write_report(folder: Path, results: dict[str, Any]) -> Path:
@@ -94,7 +39,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "*Majority* is the accuracy of always giving the commoner answer among all evaluated images, which ten labels "
         "do not tell; *balanced* is the mean of the accuracies among those with and those without an attribute, "
         "averaged over all attributes, and 50 for one who always says the same.",
-        paper_table(faces),
+        *beside_the_paper(faces),
         "## The claims",
         claims(faces),
         "## What copies buy",
@@ -133,30 +78,16 @@ def main_table(faces: Faces, names: list[str]) -> str:
     return table(["", *(NAMES[name] for name in names), "majority"], lines)
 
 
-def paper_table(faces: Faces) -> str:
-    """The published numbers beside ours, as far as the attributes are the same."""
-    lines = []
-    for what in (*faces.shown, "overall"):
-        if what in PAPER and set(PAPER_KEYS) <= faces.by_name.keys() and "Bald" in faces.shown:
-            ours = [f"{faces.score(name, what)[0]:.2f}" for name in PAPER_KEYS]
-            theirs = [f"{value:.2f}" for value in PAPER[what]]
-            reached = "yes" if round(faces.score(LAE, what)[0], 2) >= PAPER[what][3] else "no"
-            lines.append([what.replace("_", " "), *theirs, *ours, reached])
-    if not lines:
-        return ""
-    head = [*(f"paper: {kind}" for kind in ("AE", "VAE", "MC-AE", "LAE")), "ours: AE", "VAE", "MC-AE", "LAE"]
-    return "Beside the paper's Table 4:\n\n" + table(["", *head, "LAE's number reached"], lines)
-
-
 def claims(faces: Faces) -> str:
     """No difference overall; an advantage for single attributes."""
     rivals = [name for name in ("ae", "vae", "dropout") if name in faces.by_name]
     if LAE not in faces.by_name or not rivals:
         return "Not all rows are there yet."
     said = []
-    for name in rivals:
-        said.append(f"- Our default against {NAMES[name]}, published way: {compared(faces, name, 'codes')}.")
-        said.append(f"- The same where k counts images: {compared(faces, name, 'data')}.")
+    for own in (row for row in (LAE, WARMER) if row in faces.by_name):
+        for name in rivals:
+            said.append(f"- {NAMES[own]} against {NAMES[name]}, published way: {compared(faces, own, name, 'codes')}.")
+            said.append(f"- The same where k counts images: {compared(faces, own, name, 'data')}.")
     wins = {what: [faces.difference(LAE, name, what) for name in rivals] for what in faces.shown}
     ahead = [what.replace("_", " ") for what, each in wins.items() if all(m > 2 * e for m, e in each)]
     said.append(
@@ -179,9 +110,9 @@ def claims(faces: Faces) -> str:
     return "\n".join([*said, beaten])
 
 
-def compared(faces: Faces, name: str, way: str) -> str:
-    """Our default against another row, overall and balanced."""
-    each = [faces.difference(LAE, name, what, way, way) for what in ("overall", "balanced")]
+def compared(faces: Faces, own: str, name: str, way: str) -> str:
+    """A row of ours against another, overall and balanced."""
+    each = [faces.difference(own, name, what, way, way) for what in ("overall", "balanced")]
     overall, fair = (f"{points(*pair, sign=True)} points ({verdict(*pair)})" for pair in each)
     return f"overall {overall}, balanced {fair}"
 
@@ -237,20 +168,23 @@ def cut_down(faces: Faces) -> str:
 
 
 def draw(path: Path, faces: Faces, names: list[str]) -> None:
-    """Bars for each attribute, with the majority guess as a line."""
+    """Bars for each attribute by both ways to count neighbours, with the majority guess as a line."""
     what = [*faces.shown, "overall", "balanced"]
-    picture = Picture(1, 1, 10, 3.8)
-    axis, step = picture.axes[0], 0.8 / len(names)
-    for number, name in enumerate(names):
-        scores = [faces.score(name, each) for each in what]
-        x = np.arange(len(what)) - 0.4 + (number + 0.5) * step
-        height, error = np.array([100 * m for m, _ in scores]), np.nan_to_num([200 * e for _, e in scores])
-        axis.bar(x, height, step * 0.9, yerr=error, color=COLOURS[name], label=NAMES[name], error_kw={"lw": 0.8})
-    for place, each in enumerate(what):
-        guess = 50.0 if each == "balanced" else 100 * faces.majority(each)
-        axis.plot([place - 0.42, place + 0.42], [guess, guess], color="black", lw=1.2, ls="--")
-    axis.plot([], [], color="black", lw=1.2, ls="--", label="majority guess")
-    axis.set_xticks(range(len(what)), [each.replace("_", "\n") for each in what])
-    axis.set(ylabel="accuracy, per cent", ylim=(30, 100))
-    axis.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.18), frameon=False)
+    picture = Picture(len(WAYS), 1, 10, 3.3)
+    step = 0.8 / len(names)
+    for axis, (way, said) in zip(picture.axes, WAYS.items(), strict=True):
+        for number, name in enumerate(names):
+            scores = [faces.score(name, each, way) for each in what]
+            x = np.arange(len(what)) - 0.4 + (number + 0.5) * step
+            height, error = np.array([100 * m for m, _ in scores]), np.nan_to_num([200 * e for _, e in scores])
+            axis.bar(x, height, step * 0.9, yerr=error, color=COLOURS[name], label=NAMES[name], error_kw={"lw": 0.8})
+        for place, each in enumerate(what):
+            guess = 50.0 if each == "balanced" else 100 * faces.majority(each)
+            axis.plot([place - 0.42, place + 0.42], [guess, guess], color="black", lw=1.2, ls="--")
+        axis.plot([], [], color="black", lw=1.2, ls="--", label="majority guess")
+        axis.set_xticks(range(len(what)), [each.replace("_", "\n") for each in what])
+        axis.set(ylabel="accuracy, per cent", ylim=(30, 100))
+        axis.set_title(f"{said} (bars: two standard errors)", fontsize=9)
+    handles, labels = picture.axes[0].get_legend_handles_labels()
+    picture.figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     picture.save(path, dpi=110)

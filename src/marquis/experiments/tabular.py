@@ -47,8 +47,12 @@ WINE = (("wine", 0), ("wine", 1), ("wine", 2))
 SETTINGS = {
     "quick": Settings((("wine", 1),), ("wine",), ("30 %",), repetitions=1, max_train=60, max_test=40, max_rows=80),
     "default": Settings(
-        (*BREAST_CANCER, *WINE, ("uci/concrete", PERMUTED), ("uci/wine", PERMUTED)),
-        ("diabetes", MEANS, "uci/concrete"),
+        (
+            *BREAST_CANCER,
+            *WINE,
+            *((name, PERMUTED) for name in ("uci/concrete", "uci/wine", "diabetes", "uci/protein")),
+        ),
+        ("diabetes", MEANS, "uci/concrete", "wine", "uci/wine", "uci/protein"),
     ),
     "full": Settings(
         (*BREAST_CANCER, *WINE, *((f"uci/{name}", PERMUTED) for name in ("concrete", "energy", "protein", "wine"))),

@@ -17,7 +17,7 @@ from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.columns import column_scaler, like_table
 from marquis.sklearn.imputed import ImputedTable, answers, empty_answers, write_answers
 from marquis.sklearn.network import perceptron, private_randomness
-from marquis.sklearn.table_training import TableTraining
+from marquis.sklearn.table_options import checked_options, root_of
 from marquis.sklearn.unseen import unseen, unseen_deviation
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         checked: Any = validate_data(
             self, X, dtype=np.float64, order="C", ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        training, hidden = self._checked_options()
+        training, hidden = checked_options(self)
         self.scaler_: Any = column_scaler(checked, getattr(self, "feature_names_in_", None))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         generator = torch.Generator().manual_seed(self._seed)
@@ -140,29 +140,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         log_prob, z = torch.cat(likelihoods), torch.cat(codes)
         self.noise_std_ = noise.sqrt().numpy() * self.scaler_.scale_
         self._entry_log_prob = float(log_prob.sum() / (~x.isnan()).sum())
-        self._code_mean, self._code_root = z.mean(0), _root(torch.cov(z.T).reshape(z.shape[1], z.shape[1]))
+        self._code_mean, self._code_root = z.mean(0), root_of(torch.cov(z.T).reshape(z.shape[1], z.shape[1]))
         self._n_features_out = z.shape[1]
         self.offset_ = float(np.quantile(self._scores(x, log_prob), self.contamination))
-
-    def _checked_options(self) -> tuple[TableTraining, list[int]]:
-        """How to train, and the hidden sizes; refuses what cannot be meant."""
-        hidden = [self.hidden_sizes] if isinstance(self.hidden_sizes, (int, np.integer)) else list(self.hidden_sizes)
-        counts = {"latent_dim": [self.latent_dim], "samples": [self.samples], "hidden_sizes": hidden}
-        for name, sizes in counts.items():
-            if any(int(size) != size or size < 1 for size in sizes):
-                raise DataError(f"{name}={getattr(self, name)!r}: whole numbers from 1 on.")
-        if not 0 < self.contamination <= 0.5:
-            raise DataError(f"contamination={self.contamination!r}: the share of outliers, above 0 and at most 0.5.")
-        training = TableTraining(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.lr,
-            patience=self.patience,
-            held_out=self.validation_fraction,
-            hide=self.hide,
-            report=print if self.verbose else None,
-        )
-        return training, [int(size) for size in hidden]
 
     # --- rows and codes ----------------------------------------------------------------------------------
 
@@ -316,9 +296,3 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """A square root, also of a covariance that is not quite of full rank."""
-    values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp_min(0).sqrt()

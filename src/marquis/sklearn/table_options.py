@@ -1,0 +1,47 @@
+"""What a `LaplacianAutoencoder` was asked for, checked; and a root that any covariance has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marquis.errors import DataError
+from marquis.sklearn.table_training import TableTraining
+
+if TYPE_CHECKING:
+    from marquis.sklearn.autoencoder import LaplacianAutoencoder
+
+
+def checked_options(asked: LaplacianAutoencoder) -> tuple[TableTraining, list[int]]:
+    """How to train, and the hidden sizes.
+
+    Raises:
+        DataError: An option has a value that cannot be meant.
+    """
+    sizes = asked.hidden_sizes
+    hidden = [sizes] if isinstance(sizes, (int, np.integer)) else list(sizes)
+    counts = {"latent_dim": [asked.latent_dim], "samples": [asked.samples], "hidden_sizes": hidden}
+    for name, values in counts.items():
+        if any(int(value) != value or value < 1 for value in values):
+            raise DataError(f"{name}={getattr(asked, name)!r}: whole numbers from 1 on.")
+    if not 0 < asked.contamination <= 0.5:
+        raise DataError(f"contamination={asked.contamination!r}: the share of outliers, above 0 and at most 0.5.")
+    training = TableTraining(
+        epochs=asked.epochs,
+        batch_size=asked.batch_size,
+        learning_rate=asked.lr,
+        patience=asked.patience,
+        held_out=asked.validation_fraction,
+        hide=asked.hide,
+        report=print if asked.verbose else None,
+    )
+    return training, [int(size) for size in hidden]
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """A square root, also of a covariance that is not quite of full rank."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp_min(0).sqrt()
