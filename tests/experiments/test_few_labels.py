@@ -93,6 +93,9 @@ def test_clouds_have_the_widths_they_say():
     own.loss(images(), None)
     wide = clouds(widened(own, 1e-8), images(), 50, 0)  # narrow enough for codes to be straight lines in the weights
     spread = [width(*wide[factor]) for factor in few_labels_widths.FACTORS]
+    centre = wide[1][0].mean(0)
+    for codes, means in wide.values():
+        assert torch.allclose(codes.mean(0), centre, rtol=1e-4, atol=1e-7) and torch.equal(means, centre)
     assert list(wide) == [1, 10, 100, 1000] and all(2.5 < b / a < 4 for a, b in itertools.pairwise(spread))
 
 

@@ -161,7 +161,8 @@ def test_target_lines_follow_the_numbers():
     good = imputation_report.targets([row(accuracy=0.6, ece=0.1, mce=0.15, rmsce=0.12)], {})
     assert good.count("**all four reached**") == 5
     bad = imputation_report.targets([row(accuracy=0.5, ece=0.1, mce=0.3, rmsce=0.12)], {})
-    assert bad.count("| *0.500* | 0.100 | *0.300* | 0.120 | 0.400 | missed: accuracy, MCE |") == 5
+    assert bad.count("| *0.500* | 0.100 | *0.300* | 0.120 | 0.400 | 0.400 | ") == 5
+    assert bad.count(" | missed: accuracy, MCE |") == 5
     assert imputation_report.targets([], {}) == ""
 
 
@@ -169,6 +170,18 @@ def test_worst_bin_among_those_with_enough_images():
     bins = {"count": [0, 99, 1], "confidence": [None, 0.5, 0.9], "accuracy": [None, 0.6, 0.0]}
     assert imputation_tables.mce_of_filled_bins(bins, 0.01) == pytest.approx(0.9)
     assert imputation_tables.mce_of_filled_bins(bins, 0.02) == pytest.approx(0.1)
+
+
+def test_worst_bin_by_luck_and_of_all_trainings():
+    one = {"count": [1, 0], "confidence": [0.5, None], "accuracy": [1.0, None]}
+    assert imputation_tables.mce_by_luck(one) == pytest.approx(0.5)  # a single image is a half away either way
+    two = {"count": [2, 0], "confidence": [0.5, None], "accuracy": [1.0, None]}
+    assert imputation_tables.mce_by_luck(two) == pytest.approx(0.25, abs=0.02)  # 0, 1, 1, 2 of two are right
+    many = {"count": [10**8, 10**8], "confidence": [0.2, 0.9], "accuracy": [0.2, 0.9]}
+    assert imputation_tables.mce_by_luck(many) < 1e-3
+    other = {"count": [1, 2], "confidence": [0.3, 0.9], "accuracy": [0.0, 1.0]}
+    assert imputation_tables.mce_of_all([one, other]) == pytest.approx(0.1)  # (0.5 of 0.4) and (1 of 0.9)
+    assert imputation_tables.mce_of_all([other]) == pytest.approx(0.3)
 
 
 def test_quick_run_end_to_end(tmp_path, monkeypatch):

@@ -169,7 +169,9 @@ def one_row(
         widths = {f"{key:g}": width(*codes) for key, codes in found.items()}
         return {**ways, "widths": widths, "cpu_seconds": time.process_time() - before}
 
-    found = cell(folder, f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND]}, compute_clouds)
+    found = cell(
+        folder, f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "centred": True}, compute_clouds
+    )
     return {**row, "ways": row["ways"] | {"widths": {key: found[key] for key in ("accuracy", "chosen", "widths")}}}
 
 

@@ -2,6 +2,8 @@
 
 Our own way. The posterior's covariance is multiplied by a few factors, without training again; the factor and k (which
 counts images) are chosen together by the same cross-validation that chooses k elsewhere, on the labelled images only.
+Clouds stay centred on the codes of the posterior as trained: far from its mean a network bends, and the mean over wide
+draws is a worse code (as a linearised network has the same mean at every width).
 The plain autoencoder gets round clouds of the same widths: what any smoothing buys.
 """
 
@@ -38,18 +40,16 @@ def widened(own: BaseAutoencoder, factor: float) -> PosteriorAutoencoder:
 
 
 def clouds(own: BaseAutoencoder, x: Tensor, copies: int, seed: int) -> dict[float, tuple[Tensor, Tensor]]:
-    """By factor (of a plain autoencoder: by relative width) copies `[S, n, K]` and mean codes `[n, K]`."""
+    """By factor (of a plain autoencoder: by relative width) copies `[S, n, K]` around mean codes `[n, K]`."""
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"generator": generator, "batch_size": len(x), "progress": False}
     if isinstance(own, Autoencoder):
         means = embed(own, x, 1, **options)
         unit = means.var(0, correction=0).mean().sqrt() * torch.randn(copies, *means.shape, generator=generator)
         return {width: (means + width * unit, means) for width in ROUND}
-    found = {}
-    for factor in FACTORS:
-        codes = embed(widened(own, factor), x, copies, copies=True, **options)
-        found[factor] = (codes, codes.mean(0))
-    return found
+    drawn = {factor: embed(widened(own, factor), x, copies, copies=True, **options) for factor in FACTORS}
+    means = drawn[FACTORS[0]].mean(0)
+    return {factor: (codes - codes.mean(0) + means, means) for factor, codes in drawn.items()}
 
 
 def best_cloud(

@@ -18,6 +18,8 @@ from marquis.experiments.imputation_tables import (
     errors,
     generation,
     label,
+    mce_by_luck,
+    mce_of_all,
     mce_of_filled_bins,
     of,
     why,
@@ -99,12 +101,13 @@ def targets(rows: list[Row], results: dict[str, Any]) -> str:
         found = of(rows, key)
         for name, way in WAYS.items() if found else ():
             values = {score: mean(way(row)[score] for row in found) for score in SCORES}
-            filled = mean(mce_of_filled_bins(way(row)["bins"]) for row in found)
+            bins = [way(row)["bins"] for row in found]
+            others = [mce_of_all(bins), *(mean(map(how, bins)) for how in (mce_of_filled_bins, mce_by_luck))]
             numbers = [f"{values[s]:.3f}" if reached(s, values[s]) else f"*{values[s]:.3f}*" for s in SCORES]
             missed = [HEAD[SCORES.index(s)] for s in SCORES if not reached(s, values[s])]
             verdict = f"missed: {', '.join(missed)}" if missed else "**all four reached**"
-            count = sum(way(found[0])["bins"]["count"])
-            lines.append([f"{LABELS[key]}: {name}", f"{count:,}", *numbers, f"{filled:.3f}", verdict])
+            more = [f"{value:.3f}" for value in others]
+            lines.append([f"{LABELS[key]}: {name}", f"{sum(bins[0]['count']):,}", *numbers, *more, verdict])
     if not lines:
         return ""
     head = [
@@ -114,14 +117,17 @@ def targets(rows: list[Row], results: dict[str, Any]) -> str:
     ]
     return (
         "## Against the paper\n\nThe targets are the numbers of the paper's online model. Means over trainings; what "
-        "misses its target in italics. MCE is a maximum over bins that may hold a single image: the more images, the "
-        "less it is luck. Beside it the worst of the bins that hold at least 1 % of the images.\n\n"
-        + table([*head, "MCE, bins ≥ 1 %", "targets"], lines)
+        "misses its target in italics. MCE is a maximum over bins that may hold a single image. Beside it: that of the "
+        "images of all trainings together; the worst of the bins that hold at least 1 % of the images; and the MCE "
+        "that a reader with *exactly right* confidences would have on average, with as many images in every bin: below "
+        "that an MCE is luck.\n\n"
+        + table([*head, "MCE, trainings together", "MCE, bins ≥ 1 %", "MCE by luck alone", "targets"], lines)
         + "\n\nWhat there was to choose was chosen for every model on validation images, by the likelihood of the true "
         "class; the list is below. Test images were not looked at for it. (That the given half should be put back "
         "before the classifier reads, that versions should start from training images, and that weighted codes are "
         "worth a row was found on validation images. That weighted codes are also read on more test "
-        "images was decided before any of their test scores, knowing that MCE had been missed on few images.)"
+        "images was decided before any of their test scores, knowing that MCE had been missed on few images; the "
+        "columns beside MCE are of after.)"
     )
 
 

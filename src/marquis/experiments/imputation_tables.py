@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from marquis.experiments.imputation_pictures import LABELS
+import numpy as np
+
+from marquis.experiments.imputation_pictures import LABELS, pooled
 from marquis.experiments.imputation_procedures import PUBLISHED, WEIGHTED
 from marquis.experiments.pages import table, with_error
 
@@ -26,6 +28,23 @@ def mce_of_filled_bins(bins: dict[str, Any], least: float = 0.01) -> float:
     enough = least * sum(bins["count"])
     held = zip(bins["count"], bins["confidence"], bins["accuracy"], strict=True)
     return max(abs(right - sure) for count, sure, right in held if count and count >= enough)
+
+
+def mce_by_luck(bins: dict[str, Any], draws: int = 2000) -> float:
+    """Expected MCE of a reader whose confidences are exactly right: what few images in a bin make of nothing.
+
+    As many images per bin, each right with the mean confidence of its bin; mean of the worst gap over seeded draws.
+    """
+    held = [(count, sure) for count, sure in zip(bins["count"], bins["confidence"], strict=True) if count]
+    counts, sure = (np.array(values) for values in zip(*held, strict=True))
+    right = np.random.default_rng(0).binomial(counts, np.clip(sure, 0, 1), (draws, len(counts))) / counts
+    return float(np.abs(right - sure).max(1).mean())
+
+
+def mce_of_all(bins: Sequence[dict[str, Any]]) -> float:
+    """The worst bin with the images of all trainings together."""
+    confidence, accuracy, _ = pooled(bins)
+    return max(abs(right - sure) for sure, right in zip(confidence, accuracy, strict=True))
 
 
 def label(key: str) -> str:
