@@ -418,6 +418,22 @@ def test_a_loaded_learner_goes_on_bit_for_bit(structure: str, rule: str, tmp_pat
     assert vars(online.state)["noise_precision"] == resumed.state.noise_precision
 
 
+def test_the_random_stream_of_another_kind_of_device_gives_a_seed():
+    """A state that was taken on a GPU holds 16 bytes per stream, which no stream of a CPU can go on from."""
+    online = OnlineLaplace(network(), "gaussian", num_data=N)
+    online.step(randn(B, 4), randn(B, 3))
+
+    def first_draw(stream: int) -> Tensor:
+        state = online.state_dict()
+        state["streams"] = {name: torch.full((16,), stream, dtype=torch.uint8) for name in state["streams"]}
+        resumed = OnlineLaplace(network(), "gaussian", num_data=N)
+        resumed.load_state_dict(state)
+        return torch.cat([value.flatten() for value in resumed.draw(resumed._weights_stream).values()])
+
+    assert torch.equal(first_draw(1), first_draw(1))
+    assert not torch.equal(first_draw(1), first_draw(2))
+
+
 def test_foreign_states_are_refused():
     online = OnlineLaplace(network(), "gaussian", num_data=N)
     online.step(randn(B, 4), randn(B, 3))

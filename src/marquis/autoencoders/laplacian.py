@@ -59,7 +59,8 @@ class LaplacianAutoencoder(BaseAutoencoder):
         missing: bool = False,
         **options: Any,
     ) -> None:
-        self.online: OnlineLaplace | None = None
+        self._online: OnlineLaplace | None = None
+        self._held: Mapping[str, Any] | None = None
         super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
         # In a tuple, so that torch does not list the same parameters under a second name.
         self._joined = (EncoderDecoder(encoder, decoder),)
@@ -71,7 +72,24 @@ class LaplacianAutoencoder(BaseAutoencoder):
         made = self._make(
             1 if num_data is None else num_data
         )  # wrong options are refused now, not when training begins
-        self.online = None if num_data is None else made
+        self._online = None if num_data is None else made
+
+    @property
+    def online(self) -> OnlineLaplace | None:
+        """The learner; None before training.
+
+        What a checkpoint holds is taken up when it is first wanted, and a model that was moved to another device takes
+        its learner along: curvature and random streams have to be where the weights are, and Lightning loads first and
+        moves then.
+        """
+        held, made = self._held, self._online
+        if held is None and made is not None and made.device.type != made.means()[made.names[0]].device.type:
+            held = {"num_data": made.num_data, "state": made.state_dict()}
+        if held is not None:
+            made = self._make(int(held["num_data"]))
+            made.load_state_dict(held["state"])
+            self._online, self._held = made, None
+        return made
 
     def _make(self, num_data: int) -> OnlineLaplace:
         seeded = torch.Generator().manual_seed(self._seed)
@@ -125,7 +143,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
     def on_train_start(self) -> None:
         """Make the learner, now that the number of data and the device are known, unless a checkpoint brought one."""
         if self.online is None:
-            self.online = self._make(num_data_of(self))
+            self._online = self._make(num_data_of(self))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log what is learnt besides the weights."""
@@ -141,7 +159,4 @@ class LaplacianAutoencoder(BaseAutoencoder):
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Take them back."""
-        held = checkpoint.get("online_laplace")
-        if held is not None:
-            self.online = self._make(int(held["num_data"]))
-            self.online.load_state_dict(held["state"])
+        self._held = checkpoint.get("online_laplace")

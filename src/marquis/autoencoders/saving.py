@@ -153,6 +153,7 @@ def _give_back(
             "streams": split_prefix(tensors, "online.streams."),
         }
         model.on_load_checkpoint({"online_laplace": {"num_data": extra["num_data"], "state": state}})
+        _ = model.online  # what does not fit is refused now, not when it is first wanted
     if isinstance(model, MeanFieldAutoencoder):
         model.num_data = extra["num_data"]
     return model

@@ -329,6 +329,11 @@ class OnlineLaplace:
         return Posterior(self.layout, mean, precision)
 
     @property
+    def device(self) -> torch.device:
+        """Where curvature and random streams are: where the weights were when the learner was made."""
+        return self._weights_stream.device
+
+    @property
     def temperature(self) -> float:
         """The effective temperature `T_eff = T N / (c n)`: 1 is the Laplace posterior, less is colder (methods.md 6.3).
 

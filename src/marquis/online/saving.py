@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,8 @@ from marquis.online.state import OnlineState
 from marquis.structures import Layout, Structure, from_state_dict
 
 _STRUCTURES = ("curvature", "pending")
+STATE_BYTES = (16, 5056)
+"""Of the random streams of GPUs and CPUs."""
 
 
 def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Layout) -> dict[str, Any]:
@@ -51,5 +54,13 @@ def unpack(
     if set(numbers) | set(_STRUCTURES) != {field.name for field in fields(OnlineState)}:
         raise DataError(f"this is not the state of an online learner of this version: it holds {sorted(numbers)}.")
     for name, stream in streams.items():
-        stream.set_state(states[name])
+        _set(stream, states[name])
     return OnlineState(**{**{name: held.get(name) for name in _STRUCTURES}, **numbers})
+
+
+def _set(stream: torch.Generator, state: torch.Tensor) -> None:
+    """Go on with a random stream; one of another kind of device cannot be continued, and gives a new one's seed."""
+    if len(state) in STATE_BYTES and len(state) != len(stream.get_state()):
+        stream.manual_seed(int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big"))
+    else:
+        stream.set_state(state)
