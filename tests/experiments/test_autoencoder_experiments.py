@@ -134,8 +134,11 @@ def test_online_keys_are_what_they_say(key, tmp_path, images):
     assert isinstance(learner, LaplacianAutoencoder) and learner.online is not None
     settings = learner.online.settings
     assert learner.online.num_data == 96 and learner.online.state.steps == 3
-    assert learner.online.estimator == key.split("-")[1]
-    assert settings.every == (10 if "exact" in key else 1)
+    second = key.split("-")[1]
+    kronecker = second == "kronecker"
+    assert learner.online.structure == ("kronecker" if kronecker else "diagonal")
+    assert learner.online.estimator == ("sketched" if kronecker else second)
+    assert settings.every == (10 if second == "exact" else 20 if kronecker else 1)
     if key.endswith("-paper-code"):
         assert settings.factor == 0.5 and settings.scale == "dataset" and settings.noise_precision == 1
     elif key.endswith("-paper"):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from marquis.autoencoders import LaplacianAutoencoder, for_data
-from marquis.experiments import ood
+from marquis.experiments import ood, ood_rows
+from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
-from marquis.experiments.ood_report import PAPER, score_name, values
-from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images
+from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
+from marquis.experiments.ood_tables import PAPER, score_name, values
+from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe
 from marquis.tasks.ood import OodResult
 from marquis.tasks.ranking import auroc
 
@@ -78,7 +81,7 @@ def test_a_decoders_layer_cannot_move_the_code(trained):
 
 def test_shuffled_images_keep_their_pixels():
     images = Images.load(TASK_RECIPES["quick"])
-    found = ood.outside_images(ood.SHUFFLED, images, 30, None)
+    found = ood_rows.outside_images(ood_rows.SHUFFLED, images, 30, None)
     x = images.test[:30].x
     assert found.shape == x.shape and not torch.equal(found, x)
     assert torch.equal(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
@@ -88,7 +91,7 @@ def test_histograms_hold_every_image():
     generator = torch.Generator().manual_seed(0)
     scores = [{"output_variance": torch.rand(n, generator=generator) ** 6} for n in (70, 50)]
     result = OodResult(scores[0], scores[1], scores[0], {"output_variance": {}}, 5)
-    found = ood._histogram(result, "output_variance")
+    found = ood_rows._histogram(result, "output_variance")
     assert sum(found["inside"]) == 70 and sum(found["outside"]) == 50
 
 
@@ -122,3 +125,25 @@ def test_quick_run_writes_a_page_and_goes_on(tmp_path: Path):
     stamps = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
     ood.run("quick", tmp_path / "ood", say=said.append)
     assert stamps and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+def test_two_cores_compute_the_rows_that_one_would(tmp_path):
+    tiny = Recipe("digits", 96, 1, "dense", 0.1, batch=32)
+    sizes = Sizes(20, 20, 3, 3, 3, 10)
+    groups = [[Job("main", tiny, key, 1, ood_rows.SHUFFLED)] for key in ("ae", "online-sketched")]
+    two, one = (Place(tmp_path / name, tmp_path / f"{name}-networks", None) for name in ("two", "one"))
+    said: list[str] = []
+    work_ahead(rows_of_one_model, [(two, sizes, group) for group in groups], said.append, workers=2)
+    assert len(said) == 2 and {text.split(", ")[2] for text in said} == {"ae", "online-sketched"}
+    for (job,) in groups:
+        assert is_there(two, sizes, job) and not is_there(two, replace(sizes, rows=21), job)
+        there, here = (one_row(place, sizes, job) for place in (two, one))
+        for score, row in here["table"].items():
+            for measure, value in row.items():
+                assert there["table"][score][measure] == pytest.approx(value, abs=0.005), (score, measure)
+        assert there["error"] == pytest.approx(here["error"], rel=1e-4)
+
+
+def test_an_error_in_one_process_is_raised_here():
+    with pytest.raises(ZeroDivisionError):
+        work_ahead(divmod, [(1, 0), (1, 0)], workers=2)

@@ -31,6 +31,8 @@ from marquis.experiments.cells import stored, write_json
 
 EVERY = 10
 """Steps between two exact curvatures of a model that trains with them; each costs about 19 plain steps."""
+EVERY_KRONECKER = 20
+"""Likewise for Kronecker factors, whose eigenvectors have to be found anew after each."""
 ESTIMATORS = ("exact", "approximate", "sketched")
 PRESETS: dict[str, str | None] = {"": None, "-paper-code": "paper-code", "-paper": "paper"}
 """Ends of the keys of online models: our default has none."""
@@ -44,6 +46,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "-learnt-prior": {"prior_precision": "learnt"},
 }
 """Ends of the keys of online models with one setting of the default changed, for ablations."""
+
+
+KRONECKER: dict[str, dict[str, Any]] = {"": {}, "-temperature-0.1": {"temperature": 0.1}}
+"""Ends of the keys of online models with Kronecker factors instead of a diagonal."""
 
 
 def _online(estimator: str, preset: str | None) -> tuple[str, dict[str, Any]]:
@@ -65,6 +71,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
     **{f"online-{name}{end}": _online(name, preset) for name in ESTIMATORS for end, preset in PRESETS.items()},
     **{f"online-sketched{end}": ("lae", {"estimator": "sketched", **changed}) for end, changed in VARIANTS.items()},
+    **{
+        f"online-kronecker{end}": (
+            "lae",
+            {"structure": "kronecker", "estimator": "sketched", "every": EVERY_KRONECKER, **changed},
+        )
+        for end, changed in KRONECKER.items()
+    },
 }
 """Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed."""
 
