@@ -201,7 +201,14 @@ def test_a_damaged_configuration_is_one_line(marquis, digits):
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "marquis", "train", "ae", "--data", "digits", "--out", "r", "--epochs", "100000"]
     command += ["--patience", "100000", "--width", "0.125", "--limit", "64"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job has it switched off
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "r/checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
         assert process.poll() is None

@@ -252,6 +252,16 @@ def test_ctrl_c_waits_for_the_end_of_the_batch_and_twice_does_not(tmp_path, ctrl
         assert press.went_on == steps and signal.getsignal(signal.SIGINT) is handler
 
 
+def test_ctrl_c_that_is_switched_off_stays_so(tmp_path, ctrl_c_heard):
+    class Press(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, result = trained(tmp_path, "ae", callbacks=[Press()], max_epochs=1)
+    assert result.epochs == 1 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def test_logs(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     trained(tmp_path, "lae", max_epochs=1, tensorboard=True, progress=True)

@@ -39,6 +39,9 @@ class Interruption(Callback):
             yield
             return
         before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN:  # a background job, which a Ctrl-C meant for somebody else must not stop
+            yield
+            return
 
         def remember(number: int, frame: FrameType | None) -> None:
             if self.asked and callable(before):
