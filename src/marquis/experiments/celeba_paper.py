@@ -66,8 +66,8 @@ def bald(faces: Faces) -> str:
     most, target = faces.majority("Bald"), PAPER["Bald"][3]
     able = "is" if round(most, 2) >= target else "is not"
     return (
-        f"*Bald*: all four models of the paper have {target:.2f}, which is the share of the other people: always "
-        f"saying no. Among our {faces.settings['test']:,} test images, all that there are, that share is "
+        f"*Bald*: all four models of the paper have {target:.2f}, which is about the share of people who are not: "
+        f"always saying no. Among our {faces.settings['test']:,} test images, all that there are, that share is "
         f"{100 * most:.1f} per cent, so that {target:.2f} {able} within reach of one who never says yes; more can "
         "only be had by finding bald people with hardly a wrong answer, from ten labelled images of which mostly none "
         "is bald."

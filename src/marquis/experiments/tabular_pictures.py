@@ -64,7 +64,8 @@ def draw_errors(path: Path, holes: list[Row]) -> None:
         axis.set_title(short(name), fontsize=10)
         axis.set_xlabel("hidden entries")
         axis.grid(axis="y", alpha=0.3)
-    picture.axes[0].set_ylabel("RMSE / that of the column mean")
+    for axis in picture.axes[::3]:
+        axis.set_ylabel("RMSE / that of the column mean")
     handles, labels = picture.axes[0].get_legend_handles_labels()
     picture.figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
     picture.save(path)
@@ -90,8 +91,9 @@ def draw_intervals(path: Path, holes: list[Row]) -> None:
         axis.set_title(short(name), fontsize=10)
         axis.set_xlabel("mean width, deviations of the column")
         axis.grid(alpha=0.3)
+    for axis in picture.axes[::3]:
+        axis.set_ylabel("coverage (90 % promised)")
     axis = picture.axes[0]
-    axis.set_ylabel("coverage (90 % promised)")
     keys = [axis.plot([], [], "o", color=COLOURS[method], label=method)[0] for method in methods]
     for pattern, shape in zip(patterns, "osD^", strict=False):
         said = "more of the large values hidden" if pattern == "large" else f"{pattern} hidden"
