@@ -176,8 +176,8 @@ def cut_down(faces: Faces) -> str:
         f"per pixel and colour of reconstructions: {', '.join(errors) or 'not known yet'}. Cross-validation keeps "
         "copies of an image together, and evaluated images are at their mean code, unlike in the published code. "
         "No setting was tuned; but the row T = 0.1 was added after the draws of the default had been seen to be "
-        "narrow, and this size was changed (all test images, fewer copies and draws of labels) after a first version of this "
-        "page, on 1,000 test images, had been read."
+        "narrow, and this size was changed (all test images, fewer copies and draws of labels) after a first version "
+        "of this page, on 1,000 test images, had been read."
     )
 
 
