@@ -32,11 +32,14 @@ def draw(path: Path, rows: Rows) -> None:
             curve(left, rows.per_class, rows.accuracy(name), colour, line, LABELS[name])
     left.set(xscale="log", xlabel="labels per class", ylabel="accuracy, per cent", title="k nearest codes")
     own = [name for name in rows.by_name if name == LAE[0] or name not in LABELS]
-    for name, colour in zip(own, (ORANGE, BLUE, GREEN, GREY, "black"), strict=False):
+    for name, colour in zip(own, (ORANGE, BLUE, GREEN, GREY, "#8a6fb0"), strict=False):
         for way, line in (("codes", "--"), ("data", "-")):
             label = f"{'as trained' if name == LAE[0] else row_label(name).removeprefix('our default, ')}, "
             label += "k counts codes" if way == "codes" else "k counts images"
             curve(right, rows.per_class, rows.difference(name, name, way, "mean"), colour, line, label)
+    if rows.has(LAE[0], "widths"):
+        chosen = rows.difference(LAE[0], LAE[0], "widths", "mean")
+        curve(right, rows.per_class, chosen, "black", "-", "width chosen by the labels, k counts images")
     right.axhline(0, color="black", lw=0.8)
     right.set(xscale="log", xlabel="labels per class", ylabel="percentage points")
     right.set_title("Our default: copies minus mean codes")

@@ -104,7 +104,8 @@ def caption() -> str:
     """Of the picture."""
     return (
         "Left: accuracy by the published way; bands are two standard errors. Right: what the copies of the default's "
-        "labelled images add to its mean codes, as trained and with the covariance of the finished posterior widened."
+        "labelled images add to its mean codes, as trained and with the covariance of the finished posterior widened "
+        "(with each width's own mean codes; for the chosen width, those as trained)."
     )
 
 
