@@ -151,6 +151,26 @@ def test_presets_likelihoods_and_architectures_arrive(marquis):
     assert run.model().online.settings.factor == 0.5  # type: ignore[union-attr]
 
 
+def test_structure_and_temperature_arrive(marquis):
+    words = [*("1" if word == "2" else word for word in SMALL), "--structure", "kronecker", "--temperature", "0.1"]
+    for kind in ("lae", "lae-posthoc"):
+        code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40")
+        assert code == 0, err
+    online = Run.open("lae").model().online  # type: ignore[union-attr]
+    assert (online.structure, online.settings.temperature, online.settings.every) == ("kronecker", 0.1, 20)
+    assert type(Run.open("lae-posthoc").model().posterior.precision).__name__ == "Kronecker"  # type: ignore[union-attr]
+
+
+def test_a_run_from_before_structure_and_temperature_opens(marquis, digits):
+    path = digits / "config.json"
+    held = json.loads(path.read_text())
+    for name in ("structure", "temperature"):
+        held["settings"].pop(name)
+    path.write_text(json.dumps(held))
+    assert Run.open(digits).settings.structure is None
+    assert marquis("evaluate", digits, "--samples", "3")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
@@ -170,6 +190,10 @@ def test_presets_likelihoods_and_architectures_arrive(marquis):
         (("lae", "--data", "digits", "--seed", "-1"), ("seed",)),
         (("lae", "--data", "digits", "--preset", "papers"), ("papers", "paper-code")),
         (("vae", "--data", "digits", "--preset", "paper"), ("--preset", "lae")),
+        (("vae", "--data", "digits", "--structure", "kronecker"), ("--structure", "lae-posthoc")),
+        (("ae", "--data", "digits", "--temperature", "0.1"), ("--temperature", "lae-posthoc")),
+        (("lae", "--data", "digits", "--structure", "lowrank"), ("lowrank", "kronecker")),
+        (("lae", "--data", "digits", "--temperature", "-1"), ("temperature", "-1")),
         (("lae", "--data", "digits", "--target", "a"), ("target", "does not apply")),
         (("lae", "--out", "nothing", "--resume"), ("nothing", "not a run")),
     ],

@@ -27,6 +27,20 @@ def train(
     preset: Annotated[
         str | None, typer.Option(help="Published settings of lae: paper or paper-code.", show_default="ours")
     ] = None,
+    structure: Annotated[
+        str | None,
+        typer.Option(
+            help="Curvature of lae and lae-posthoc: diagonal, kronecker, block or full; kronecker finds outliers best.",
+            show_default="diagonal",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Factor on the covariance of lae and lae-posthoc.",
+            show_default="lae 0.01; presets and post hoc 1",
+        ),
+    ] = None,
     likelihood: Annotated[str | None, typer.Option(help="gaussian or bernoulli.", show_default="gaussian")] = None,
     architecture: Annotated[
         str | None,
@@ -60,6 +74,8 @@ def train(
         "data": None if data is None else _absolute(data),
         "latent": latent,
         "preset": preset,
+        "structure": structure,
+        "temperature": temperature,
         "likelihood": likelihood,
         "architecture": architecture,
         "width": width,

@@ -89,7 +89,7 @@ class Run:
             settings.likelihood,
             missing=len(shape) == 1 or bool(train.stored.isnan().any()),
             lr=settings.lr,
-            options={} if settings.preset is None else {"preset": settings.preset},
+            options=settings.options,
         )
         return cls(path, settings, spec, scaling, train.feature_names)
 

@@ -14,6 +14,10 @@ ARCHITECTURES = {"mnist": "mnist-dense", "kmnist": "mnist-dense", "celeba": "cel
 LATENT = {"celeba": 64}
 CHANGEABLE = ("epochs",)
 """What may differ when a run is resumed: more epochs continue the same training."""
+LATER = ("structure", "temperature")
+"""Came after the first runs were written, which have the defaults."""
+EVERY = 20
+"""Steps between two curvatures whose factors have to be decomposed (Kronecker, block, full)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Settings:
         lr: Learning rate.
         seed: Of weights, order of the data and random draws.
         preset: Published settings of the Laplacian autoencoder, "paper" or "paper-code".
+        structure: Of a Laplacian autoencoder's curvature, "diagonal" by default.
+        temperature: Of a Laplacian autoencoder's posterior.
         limit: Only the first so many training rows.
         data_dir: Folder to look for data in.
         target: Columns of a table that are not part of the data.
@@ -55,17 +61,30 @@ class Settings:
     data_dir: str | None = None
     target: tuple[str, ...] = ()
     size: int | None = None
+    structure: str | None = None
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant; what concerns networks and data is refused where they are made."""
         find_kind(self.model)
         if self.preset is not None and self.model != "lae":
             raise DataError(f"--preset belongs to the model lae, not to {self.model}")
+        for name in LATER:
+            if getattr(self, name) is not None and self.model not in ("lae", "lae-posthoc"):
+                raise DataError(f"--{name} belongs to the models lae and lae-posthoc, not to {self.model}")
         if self.likelihood not in ("gaussian", "bernoulli"):
             raise DataError(f"likelihood {self.likelihood!r} is not known; use gaussian or bernoulli")
         for name, least in (("epochs", 1), ("patience", 1), ("batch_size", 1), ("seed", 0), ("latent", 1)):
             if getattr(self, name) < least:
                 raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of `ModelSpec` that belong to this kind of model."""
+        named = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
+        if self.model == "lae" and self.structure not in (None, "diagonal"):
+            named["every"] = EVERY
+        return {name: value for name, value in named.items() if value is not None}
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:
@@ -105,7 +124,7 @@ class Settings:
             DataError: Entries are missing or unknown.
         """
         names = {entry.name for entry in fields(cls)}
-        if set(held) != names:
-            wrong = sorted(set(held) ^ names)
+        if not names - set(LATER) <= set(held) <= names:
+            wrong = sorted((names - set(LATER) - set(held)) | (set(held) - names))
             raise DataError(f"the configuration of the run lacks or has too much: {', '.join(wrong)}")
         return cls(**{**held, "target": tuple(held["target"])})
