@@ -13,8 +13,9 @@ from marquis.autoencoders import LaplacianAutoencoder, for_data
 from marquis.experiments import ood, ood_rows
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
+from marquis.experiments.ood_pictures import STYLES
 from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
-from marquis.experiments.ood_tables import PAPER, score_name, values
+from marquis.experiments.ood_tables import LABELS, PAPER, score_name, values
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe
 from marquis.tasks.ood import OodResult
 from marquis.tasks.ranking import auroc
@@ -107,6 +108,10 @@ def test_the_column_of_a_decoder_that_predicts_its_noise():
     assert score_name("vae", "output_variance") == "total_variance"
     assert values(rows, "vae", "output_variance") == [0.9] and values(rows, "dropout", "output_variance") == [0.1]
     assert set(PAPER) <= set(ood.MODELS)
+    for size in ood.SETTINGS.values():
+        for training in size.trainings:
+            drawn = set(training.models) - {"ae", "ae-variance"}  # these have no variance over draws
+            assert drawn <= set(STYLES) and set(training.models) <= set(LABELS)
 
 
 def test_quick_run_writes_a_page_and_goes_on(tmp_path: Path):
