@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from marquis.experiments.hessians_report import data_name, describe_data
+from marquis.experiments.hessians_report import describe_data
 from marquis.experiments.imputation_pictures import LABELS, draw_reliability
 from marquis.experiments.imputation_procedures import WEIGHTED
 from marquis.experiments.imputation_settings import JUDGED
@@ -15,7 +15,9 @@ from marquis.experiments.imputation_tables import (
     MAIN,
     Row,
     choice,
+    cuts,
     errors,
+    fewer,
     generation,
     label,
     mce_by_luck,
@@ -77,9 +79,9 @@ def introduction(results: dict[str, Any]) -> str:
     return (
         f"Written by {command('imputation', results['size'])} (LAE Table 3 and Figure 11). The upper half of an image "
         f"is hidden; a model fills it in. {describe_data(recipe)} Every model is trained {settings['seeds']} "
-        f"time{'s' * (settings['seeds'] > 1)}; tables have means ± standard errors over these trainings, on the same "
-        f"{settings['test']:,} test images (weighted codes of some models also on {settings['all_test']:,}, which "
-        "begin with those). From the images alone an accuracy of a half has a standard error of "
+        f"time{'s' * (settings['seeds'] > 1)}{fewer(results)}; tables have means ± standard errors over "
+        f"these trainings, on the same {settings['test']:,} test images (weighted codes of "
+        f"some models also on {settings['all_test']:,}, which begin with those). From the images alone an accuracy of a half has a standard error of "
         f"{(0.25 / settings['test']) ** 0.5:.3f} ({(0.25 / settings['all_test']) ** 0.5:.3f}).\n\n"
         "**Published procedure**: the hidden half is filled with noise; 5 networks reconstruct that; the given half is "
         "put back into each; 5 networks reconstruct each again, and their average is a *version*. A classifier reads "
@@ -122,12 +124,26 @@ def targets(rows: list[Row], results: dict[str, Any]) -> str:
         "that a reader with *exactly right* confidences would have on average, with as many images in every bin: below "
         "that an MCE is luck.\n\n"
         + table([*head, "MCE, trainings together", "MCE, bins ≥ 1 %", "MCE by luck alone", "targets"], lines)
-        + "\n\nWhat there was to choose was chosen for every model on validation images, by the likelihood of the true "
-        "class; the list is below. Test images were not looked at for it. (That the given half should be put back "
-        "before the classifier reads, that versions should start from training images, and that weighted codes are "
-        "worth a row was found on validation images. That weighted codes are also read on more test "
+        + f"\n\n{harder_line(rows)}What there was to choose was chosen for every model on validation images, by the "
+        "likelihood of the true class; the list is below. Test images were not looked at for it. (That the given half "
+        "should be put back before the classifier reads, that versions should start from training images, and that "
+        "weighted codes are worth a row was found on validation images. That weighted codes are also read on more test "
         "images was decided before any of their test scores, knowing that MCE had been missed on few images; the "
         "columns beside MCE are of after.)"
+    )
+
+
+def harder_line(rows: list[Row]) -> str:
+    """How the images of most tables compare with all of them; the procedure is the same."""
+    found = of(rows, MAIN)
+    if not found:
+        return ""
+    first, every = (mean(WAYS[name](row)["accuracy"] for row in found) for name in (WEIGHED, MORE_IMAGES))
+    count = sum(WAYS[WEIGHED](found[0])["bins"]["count"])
+    word = "harder" if first < every else "easier"
+    return (
+        f"The first {count:,} images are {word} than all together (accuracy {first:.3f} against {every:.3f} for the "
+        "same weighted codes of our default): compare rows on the same images only. "
     )
 
 
@@ -266,28 +282,3 @@ def simple_verdict(found: dict[str, Row], rows: list[Row]) -> str:
 def simple_names(found: dict[str, Row]) -> list[str]:
     """References that know the task: the classifier of lower halves and the neighbours."""
     return [name for name in found if "lower halves" in name or "nearest" in name]
-
-
-def cuts(results: dict[str, Any]) -> str:
-    """What is smaller than in the paper."""
-    settings = results["settings"]
-    recipe = settings["recipe"]
-    planned = {(key, seed) for key in settings["keys"] for seed in range(settings["seeds"])}
-    left = planned - {(row["key"], row["seed"]) for row in results["rows"]}
-    failed = [
-        f"- {LABELS[row['key']]}, seed {row['seed']}: {row['failed']}" for row in results["rows"] if row["failed"]
-    ]
-    lines = []
-    if results["size"] != "full":
-        lines.append(
-            f"Cut down for two cores: {recipe['images']:,} training images and {recipe['epochs']} epochs (paper: "
-            f"55,000 with early stopping), {settings['test']:,} test images for the two stages (paper: 5,000 "
-            "validation images). "
-            f"`--full` has not been run here. {data_name(recipe)} only, one classifier."
-        )
-    if left:
-        names = ", ".join(f"{LABELS[key]} ({seed})" for key, seed in sorted(left))
-        lines.append(f"**Not complete.** Not run yet: {names}. The same command goes on from here.")
-    if failed:
-        lines.append("Trainings that failed:\n\n" + "\n".join(failed))
-    return "\n\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from marquis.experiments.hessians_report import data_name
 from marquis.experiments.imputation_pictures import LABELS, pooled
 from marquis.experiments.imputation_procedures import PUBLISHED, WEIGHTED
 from marquis.experiments.pages import table, with_error
@@ -202,3 +203,35 @@ def generation_verdict(rows: list[Row], rounds: str) -> str:
         f"{LABELS[most]} ({found[most]:.2f} bits), which says nothing about whether its pictures are digits. "
         f"From codes of training images our default has {codes:.2f} bits."
     )
+
+
+def fewer(results: dict[str, Any]) -> str:
+    """Which models have fewer trainings than planned so far."""
+    counts = {key: len(of(results["rows"], key)) for key in results["settings"]["keys"]}
+    short = [f"{LABELS[key]}: {count}" for key, count in counts.items() if count < results["settings"]["seeds"]]
+    return f" (so far fewer: {'; '.join(short)})" if short else ""
+
+
+def cuts(results: dict[str, Any]) -> str:
+    """What is smaller than in the paper."""
+    settings = results["settings"]
+    recipe = settings["recipe"]
+    planned = {(key, seed) for key in settings["keys"] for seed in range(settings["seeds"])}
+    left = planned - {(row["key"], row["seed"]) for row in results["rows"]}
+    failed = [
+        f"- {LABELS[row['key']]}, seed {row['seed']}: {row['failed']}" for row in results["rows"] if row["failed"]
+    ]
+    lines = []
+    if results["size"] != "full":
+        lines.append(
+            f"Cut down for two cores: {recipe['images']:,} training images and {recipe['epochs']} epochs (paper: "
+            f"55,000 with early stopping), {settings['test']:,} test images for the two stages (paper: 5,000 "
+            "validation images). "
+            f"`--full` has not been run here. {data_name(recipe)} only, one classifier."
+        )
+    if left:
+        names = ", ".join(f"{LABELS[key]} ({seed})" for key, seed in sorted(left))
+        lines.append(f"**Not complete.** Not run yet: {names}. The same command goes on from here.")
+    if failed:
+        lines.append("Trainings that failed:\n\n" + "\n".join(failed))
+    return "\n\n".join(lines)
