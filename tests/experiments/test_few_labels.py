@@ -158,6 +158,15 @@ def test_differences_of_other_seeds_are_left_out():
     assert mean == pytest.approx([0.7, 0.7]) and np.isnan(error).all()
 
 
+def test_one_training_decides_nothing():
+    low, high = [[0.2, 0.3], [0.2, 0.2]], [[0.5, 0.6], [0.9, 0.9]]
+    rows = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low}))
+    assert rows.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: one training, which decides nothing"
+    both = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low, ("vae", 1): high}))
+    assert both.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: **ahead**"
+    assert both.verdict([0], "ae", "vae") == "-30.0 ± 0.0 points: **behind**"
+
+
 def test_the_larger_standard_error_counts():
     seeds = [np.array([[1.0, 1.0]]), np.array([[2.0, 2.0]]), np.array([[6.0, 6.0]])]
     mean, error = mean_and_error(seeds)

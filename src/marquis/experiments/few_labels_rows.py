@@ -74,6 +74,13 @@ class Rows:
         mean, error = mean_and_error(each)
         return float(mean[0]), float(error[0])
 
+    def verdict(self, places: list[int], name: str, other: str, way: str = "codes", other_way: str = "codes") -> str:
+        """The mean difference and what it says, in words; one training says nothing about others."""
+        mean, error = self.mean_difference(places, name, other, way, other_way)
+        single = len(self.by_name[name].keys() & self.by_name[other].keys()) < 2
+        said = "one training, which decides nothing" if single else verdict(mean, error)
+        return f"{points(mean, error, sign=True)} points: {said}"
+
     def _differences(self, name: str, other: str, way: str, other_way: str) -> list[np.ndarray]:
         mine, theirs = self.seeds(name, way), self.seeds(other, other_way)
         return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
