@@ -110,7 +110,7 @@ def run(
             timed(line(one_row(place, sizes, job, timed)))
     finally:  # a run that is stopped shows what it has
         rows = [one_row(place, sizes, job) for job in everything if is_there(place, sizes, job)]
-        results = {"size": size, "settings": asdict(settings), "rows": rows}
+        results = {"size": size, "settings": asdict(settings), "wanted": len(everything), "rows": rows}
         write_json(place.folder / "results.json", results)
         page = write_report(place.folder, results)
     return page

@@ -60,7 +60,7 @@ def reasons(rows: list[Row], training: Row) -> list[str]:
                 _layer_table(row["layers"]),
                 _layer_words(row["layers"]),
             ]
-    return pieces
+    return pieces if len(pieces) > 1 else []
 
 
 def _lessons(ablation: list[Row], networks: list[Row]) -> list[str]:

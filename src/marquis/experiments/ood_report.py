@@ -28,6 +28,8 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "models whose decoder predicts a variance that one and the draws' together, as in the paper. *combined* joins "
         "error and variances without looking at the outside.",
     ]
+    if len(results["rows"]) < results["wanted"]:
+        pieces.append(f"**Stopped before its end**: {len(results['rows'])} of {results['wanted']} rows.")
     for training in settings["trainings"]:
         for outside in training["outside"]:
             pieces += _pair(folder, results["rows"], training, outside)
@@ -118,7 +120,7 @@ def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str
             top = max(online, key=lambda key: online[key])
             reached = [LABELS[key] for key, value in online.items() if round(value, 2) >= goal]
             said[-1] += f" The paper's online LAE has {goal:.2f}: " + (
-                f"reached by {', '.join(reached)}."
+                f"reached, to two digits, by {', '.join(reached)}."
                 if reached
                 else f"not reached; the best online row is {LABELS[top]} with {online[top]:.3f}."
             )
