@@ -75,7 +75,7 @@ SETTINGS = {
     ),
     "full": Settings(
         (
-            Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", FACTORED), part="long"),
+            Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
             Training(
                 Recipe("fashion-mnist", 55_000, 200, "fashion-conv", validation=5_000),
                 ("mnist",),

@@ -16,6 +16,7 @@ STYLES = {
     "posthoc-sketched": (ORANGE, "-"),
     "online-sketched": (BLUE, "-"),
     "online-sketched-temperature-0.1": (BLUE, "--"),
+    "online-kronecker": ("#c2185b", "--"),
     "online-kronecker-temperature-0.1": ("#c2185b", "-"),
     "online-sketched-paper-code": (GREEN, "-"),
     "online-sketched-paper": ("black", ":"),
