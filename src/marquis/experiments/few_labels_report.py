@@ -138,6 +138,13 @@ def claim(rows: Rows) -> str:
             both = [rows.mean_difference(rows.many, name, "ae", way, way) for way in ("codes", "data")]
             codes, data = (points(*each, sign=True) for each in both)
             said[-1] += f" With more labels, against the autoencoder: {codes} points; where k counts images, {data}."
+    ahead, total = sum(line.count("**ahead**") for line in said), sum(line.count(" points: ") for line in said)
+    seeds = max(len(found) for found in rows.by_name.values())
+    said.append(
+        f"- These are {total} comparisons, {ahead} of them ahead by more than two standard errors. Errors of {seeds} "
+        "training(s) are rough themselves (with three, about one in five differences of nothing exceeds two of them), and "
+        "the comparisons are not independent: few wins among many are weak evidence."
+    )
     for name in APART:
         if name in rows.by_name:
             mean, error = rows.mean_difference(rows.few, ours[0], name)
