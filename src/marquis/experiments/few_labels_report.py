@@ -142,8 +142,8 @@ def claim(rows: Rows) -> str:
     seeds = max(len(found) for found in rows.by_name.values())
     said.append(
         f"- These are {total} comparisons, {ahead} of them ahead by more than two standard errors. Errors of {seeds} "
-        "training(s) are rough themselves (with three, about one in five differences of nothing exceeds two of them), and "
-        "the comparisons are not independent: few wins among many are weak evidence."
+        "training(s) are rough themselves (with three, about one in five differences of nothing exceeds two of them), "
+        "and the comparisons are not independent: few wins among many are weak evidence."
     )
     for name in APART:
         if name in rows.by_name:
