@@ -9,7 +9,7 @@ import numpy as np
 
 from marquis.experiments.celeba_paper import WAYS, beside_the_paper
 from marquis.experiments.celeba_rows import LAE, NAMES, WARMER, Faces
-from marquis.experiments.few_labels_report import points, verdict
+from marquis.experiments.few_labels_rows import points, verdict
 from marquis.experiments.pages import BLUE, GREEN, ORANGE, Picture, command, table, write_page
 
 COLOURS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marquis.experiments.few_labels_report import mean_and_error
+from marquis.experiments.few_labels_rows import mean_and_error
 
 NAMES = {
     "labels": "commoner of the ten labels, no code",

@@ -14,14 +14,11 @@ from marquis.experiments.few_labels_rows import (
     LABELS,
     LAE,
     Rows,
-    mean_and_error,
     points,
     row_label,
-    verdict,
 )
 from marquis.experiments.pages import command, table, write_page
 
-__all__ = ["mean_and_error", "points", "verdict", "write_report"]
 """The first three are of the rows, and kept here for who looks for them here."""
 
 
