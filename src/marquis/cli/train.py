@@ -30,7 +30,7 @@ def train(
     structure: Annotated[
         str | None,
         typer.Option(
-            help="Curvature of lae and lae-posthoc: diagonal, kronecker, block or full; kronecker finds outliers best.",
+            help="Curvature of lae and lae-posthoc: diagonal, kronecker, block or full.",
             show_default="diagonal",
         ),
     ] = None,
