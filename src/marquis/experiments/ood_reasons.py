@@ -17,7 +17,7 @@ BY_HAND = [
     ".88/.92, with 150 .89/.94.",
     "More images make a diagonal worse: 30,000 with the same number of steps .77/.83 instead of .86/.93; 55,000 at "
     "temperature 0.1, curvature at every fourth step, .80/.90 after 6 epochs, .77/.88 after 10, .77/.90 after 15, and "
-    ".83/.92 after 15 epochs with a falling learning rate. Kronecker factors do not, perhaps because they know "
+    ".83/.92 after 15 epochs with a falling learning rate. Kronecker factors are not hurt, perhaps because they know "
     "which *combinations* of inputs of a layer never occurred. No rule: on the 8 x 8 digits they lose (see tasks).",
     "For log p it is the number of steps that counts. A plain autoencoder on 55,000 images: .955, .964, .970, .972, "
     ".976, .971, .975 after 2, 5, 10, 15, 20, 25, 30 epochs; at half the published width .965, .951, .966 after 1, 2, "
