@@ -35,11 +35,9 @@ class Interruption(Callback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While this lasts, Ctrl-C is remembered; afterwards it does what it did before."""
-        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's business
-            yield
-            return
         before = signal.getsignal(signal.SIGINT)
-        if before is signal.SIG_IGN:  # a background job, which a Ctrl-C meant for somebody else must not stop
+        # Signals are the main thread's business; and a Ctrl-C that was switched off is meant for somebody else.
+        if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
             yield
             return
 

@@ -83,7 +83,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         moves then.
         """
         held, made = self._held, self._online
-        if held is None and made is not None and made.device.type != made.means()[made.names[0]].device.type:
+        if held is None and made is not None and made.device.type != next(self.parameters()).device.type:
             held = {"num_data": made.num_data, "state": made.state_dict()}
         if held is not None:
             made = self._make(int(held["num_data"]))

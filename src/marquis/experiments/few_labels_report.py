@@ -19,8 +19,6 @@ from marquis.experiments.few_labels_rows import (
 )
 from marquis.experiments.pages import command, table, write_page
 
-"""The first three are of the rows, and kept here for who looks for them here."""
-
 
 def write_report(folder: Path, results: dict[str, Any]) -> Path:
     """The page, with the picture where there is something to draw."""

@@ -23,8 +23,9 @@ from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
 from marquis.curvature.processes import group_is_up
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.problem import noise_precision, unit_noise
-from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
+from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.group import from_first_process, sum_over_group
+from marquis.online.learnt_noise import Number, likelihood_and_noise, squared_error, start_value
 from marquis.online.noise import fill_with_deviations, fill_with_noise
 from marquis.online.perturbed import Perturbed
 from marquis.online.saving import pack, unpack
@@ -32,8 +33,6 @@ from marquis.online.settings import Forgetting, settings_of
 from marquis.online.state import OnlineState, weighted
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout, Structure
-
-Number = float | Literal["learnt"] | None
 
 
 class OnlineLaplace:
@@ -130,7 +129,7 @@ class OnlineLaplace:
         }
         self.model, self.structure, self.estimator = model, structure, estimator
         self.num_data, self.width_limit, self._params = num_data, width_limit, params
-        self.likelihood, given["noise_precision"] = _likelihood_and_noise(likelihood, noise_precision)
+        self.likelihood, given["noise_precision"] = likelihood_and_noise(likelihood, noise_precision)
         self.settings = settings_of(preset, given)
         if self.settings.rule == "noisy-adam" and structure != "diagonal":
             raise UnsupportedOperationError("rule='noisy-adam' squares gradients, which are a diagonal only.")
@@ -149,8 +148,8 @@ class OnlineLaplace:
         self.state = OnlineState(
             curvature=None,
             initial=float(num_data if self.settings.initial == "data" else self.settings.initial),
-            noise_precision=_start(self.settings.noise_precision),
-            prior_precision=_start(self.settings.prior_precision),
+            noise_precision=start_value(self.settings.noise_precision),
+            prior_precision=start_value(self.settings.prior_precision),
         )
         self._buffer: Tensor | None = None
 
@@ -187,19 +186,22 @@ class OnlineLaplace:
             if own.rule == "noisy-adam" and with_curvature:
                 found.append(self._squared_gradient(fit, theta))
             if own.noise_precision == "learnt":
-                away, count = _squared_error(outputs.detach(), y, mask)
+                away, count = squared_error(outputs.detach(), y, mask)
                 error, entries = error + away / own.samples, entries + count / own.samples
         if with_curvature and own.curvature_at == "mean" and own.rule != "noisy-adam":
             found.append(self._curvature({name: mean.detach() for name, mean in means.items()}, x, mask))
         self._learn(found, batch_size(x), learning_rate, error, entries)
         return torch.stack(losses).mean()
 
+    def outputs(self, theta: Mapping[str, Tensor], x: Any) -> Tensor:
+        """The network at these weights; those that are not named keep their value."""
+        return call(self.model, {**parameters_of(self.model, self._params), **theta}, buffers_of(self.model), x)
+
     def _forward(
         self, x: Any, theta: dict[str, Tensor], mask: Tensor | None, with_curvature: bool
     ) -> tuple[Tensor, Any]:
         """Outputs at the sample, and what will compute the curvature there."""
         like = theta[self.names[0]]
-        params = {**parameters_of(self.model, self._params), **theta}
         mixed = torch.is_autocast_enabled(like.device.type)
         if with_curvature and self.estimator in SHARING_ESTIMATORS and not mixed:
             return outputs_and_ggn(
@@ -208,13 +210,13 @@ class OnlineLaplace:
                 unit_noise(self.likelihood),
                 self.structure,
                 self.estimator,
-                params=params,
+                params={**parameters_of(self.model, self._params), **theta},
                 parameters=self.names,
                 probes=self.settings.probes,
                 generator=self._probes_stream,
                 mask=mask,
             )
-        outputs = call(self.model, params, buffers_of(self.model), x).to(like.dtype)
+        outputs = self.outputs(theta, x).to(like.dtype)
         if not with_curvature:
             return outputs, None
         at = {name: value.detach() for name, value in theta.items()}
@@ -382,29 +384,3 @@ class OnlineLaplace:
             f"noise precision {self.state.noise_precision:.4g}, prior precision {self.state.prior_precision:.4g}, "
             f"temperature {self.temperature:.4g})"
         )
-
-
-def _likelihood_and_noise(likelihood: str | Likelihood, given: Number) -> tuple[Likelihood, Number]:
-    """The likelihood, and its noise precision where that is one number."""
-    own = as_likelihood(likelihood)
-    held = noise_precision(own)
-    if held is None:
-        if given is not None:
-            raise UnsupportedOperationError(f"noise_precision={given!r}: {own} has no single noise precision.")
-        return own, 1.0  # β multiplies the curvature: 1 where the likelihood already says everything
-    chosen_by_user = not isinstance(likelihood, str) and isinstance(own, Gaussian) and not own.learnt
-    if given is None and chosen_by_user:
-        return own, float(held)
-    return own, given
-
-
-def _start(precision: float | str) -> float:
-    return 1.0 if isinstance(precision, str) else float(precision)
-
-
-def _squared_error(f: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
-    """Sum of squared errors over the observed entries, and how many there are."""
-    if mask is None:
-        return float((f - y).square().sum()), float(f.numel())
-    seen = mask.to(torch.bool).expand_as(f)
-    return float(torch.where(seen, f - y, 0).square().sum()), float(seen.sum())

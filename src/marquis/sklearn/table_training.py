@@ -168,14 +168,8 @@ class _HeldOut:
     @torch.no_grad()
     def __call__(self, online: OnlineLaplace) -> float:
         found, source = [], torch.Generator().manual_seed(self.seed)
-        likelihood, network = online.noisy_likelihood, online.model
-        assert isinstance(network, nn.Module)
         for _ in range(HELD_OUT_DRAWS):
-            drawn = online.draw(source)
-            if isinstance(online, TableLearner):
-                f = online.outputs(drawn, self.inputs)
-            else:
-                f = torch.func.functional_call(network, drawn, (self.inputs,))
-            found.append(likelihood.log_prob(f, self.targets, self.mask))
+            f = online.outputs(online.draw(source), self.inputs)
+            found.append(online.noisy_likelihood.log_prob(f, self.targets, self.mask))
         log_prob = torch.stack(found).logsumexp(0) - math.log(len(found))
         return float(-log_prob.sum() / self.mask.sum().clamp_min(1))
