@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from scipy.stats import spearmanr
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, build, fit_posthoc, for_data
 from marquis.errors import DataError, NumericalError
 from marquis.experiments import hessians, hessians_report, latent_map, shared_autoencoders
+from marquis.experiments.ahead import train_ahead
 from marquis.experiments.hessians import log_density, scores, with_unit_noise
-from marquis.experiments.shared_autoencoders import MODELS, Images, Recipe, model
+from marquis.experiments.shared_autoencoders import MODELS, Images, Recipe, is_trained, model
 from marquis.priors import BoundPrior
 from marquis.report.latent_map import OVER_DRAWS, LatentMap
 
@@ -326,3 +328,18 @@ def test_the_learning_rate_falls_to_zero_over_the_last_share(images):
         assert len(losses) == 3
     constant, fallen = (next(iter(own.parameters())) for own in models)
     assert not torch.equal(constant, fallen)
+
+
+def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path, images):
+    wanted = [("ae", 1), ("posthoc-sketched", 1), ("online-sketched", 1), ("ae", 1)]
+    said: list[str] = []
+    for folder in (tmp_path / "two", tmp_path / "two"):  # the second time there is nothing left to do
+        train_ahead(folder, TINY, wanted, images, partial(Images.load, TINY), said.append, workers=2)
+        assert sorted(text.split(":")[0] for text in said) == ["ae, seed 1", "online-sketched, seed 1"]
+    assert not is_trained(tmp_path / "two", "posthoc-sketched", 1, TINY, images)
+    assert not is_trained(tmp_path / "two", "ae", 1, replace(TINY, epochs=2), images)
+    for key in ("ae", "online-sketched"):
+        assert is_trained(tmp_path / "two", key, 1, TINY, images)
+        there, here = (model(tmp_path / name, key, 1, TINY, images).require() for name in ("two", "one"))
+        pairs = zip(there.parameters(), here.parameters(), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)

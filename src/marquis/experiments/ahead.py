@@ -1,14 +1,17 @@
-"""All cores for the cells of an experiment, before its page asks for them one after the other."""
+"""All cores for the models or cells of an experiment, before its page asks for them one after the other."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from marquis.experiments.shared_autoencoders import MODELS, Images, Recipe, is_trained, model
 
 MOST = 8
 """Processes at a time; each needs about 1 GB."""
@@ -42,3 +45,36 @@ def work_ahead(
         except BaseException:  # nothing new is begun when one has failed or somebody has had enough
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def train_ahead(
+    folder: Path,
+    recipe: Recipe,
+    wanted: Iterable[tuple[str, int]],
+    images: Images,
+    load: Callable[[], Images],
+    say: Callable[[str], None] = print,
+    workers: int | None = None,
+) -> None:
+    """Train those models of `shared_autoencoders` that are not there yet, on all cores.
+
+    Post-hoc models are left to whoever wants them: they take seconds, and need their plain autoencoder first.
+
+    Args:
+        folder: Of the shared models.
+        recipe: Of all of them.
+        wanted: Keys and seeds.
+        images: Which they are trained on.
+        load: Gives these images to another process: a function of a module, or a `functools.partial` of one.
+        say: Told a line about each model.
+        workers: As in `work_ahead`.
+    """
+    own = [(key, seed) for key, seed in dict.fromkeys(wanted) if MODELS[key][0] != "lae-posthoc"]
+    missing = [job for job in own if not is_trained(folder, *job, recipe, images)]
+    work_ahead(_train, [(folder, key, seed, recipe, load) for key, seed in missing], say, workers)
+
+
+def _train(folder: Path, key: str, seed: int, recipe: Recipe, load: Callable[[], Images]) -> str:
+    said: list[str] = []
+    model(folder, key, seed, recipe, load(), said.append)
+    return "; ".join(said)

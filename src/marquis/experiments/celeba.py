@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
+from marquis.experiments.ahead import train_ahead
 from marquis.experiments.celeba_faces import draw_faces
 from marquis.experiments.celeba_report import write_report
 from marquis.experiments.cells import cell, timed_from_now, write_json
@@ -96,6 +98,10 @@ def run(
 
     results = {"size": size, "settings": asdict(settings), "shown": shown(images.test), "rows": rows}
     try:
+        if size != "quick":
+            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
+            load_again = partial(load_images, settings, data_dir)
+            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
         for seed in range(settings.seeds):
             for name in (LABELS_ONLY, PIXELS, *settings.models):
                 row = one_row(folder, shared, settings, images, name, seed, timed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
+from marquis.experiments.ahead import train_ahead
 from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.few_labels_report import write_report
 from marquis.experiments.few_labels_rows import accuracies
@@ -99,6 +101,10 @@ def run(
 
     results = {"size": size, "settings": asdict(settings), "rows": rows}
     try:
+        if size != "quick":
+            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
+            load_again = partial(Images.load, settings.recipe, data_dir)
+            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
         for seed in range(settings.seeds):
             for name in names(settings):
                 row = one_row(folder, shared, settings, images, held, name, seed, timed)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data, load
+from marquis.experiments.ahead import train_ahead
 from marquis.experiments.cells import cell, timed_from_now, write_json
 from marquis.experiments.classifiers import Labelled
 from marquis.experiments.imputation_judging import class_shares, classified, judged, judged_in_parts, references
@@ -49,6 +51,10 @@ def run(
     results |= {"options": [option.name for option in settings.options]}
     results |= {"references": {}, "chosen": {}, "validation": [], "rows": []}
     try:
+        if size != "quick":
+            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.keys]
+            load_again = partial(Images.load, settings.recipe, data_dir)
+            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
         results["references"] = bench.references()
         for key in settings.keys:
             found = bench.on_validation(key)

@@ -59,6 +59,7 @@ class Settings:
 
 FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
 LONG = Recipe("fashion-mnist", 55_000, 20, "fashion-conv", 0.25)
+LONGER = replace(LONG, epochs=50)
 WARM, FACTORED = "online-sketched-temperature-0.1", "online-kronecker-temperature-0.1"
 SETTINGS = {
     "quick": Settings(
@@ -75,6 +76,7 @@ SETTINGS = {
     ),
     "full": Settings(
         (
+            Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
             Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
             Training(
                 Recipe("fashion-mnist", 55_000, 200, "fashion-conv", validation=5_000),

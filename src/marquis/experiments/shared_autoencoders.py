@@ -192,6 +192,20 @@ def spec_of(key: str, recipe: Recipe, images: Images) -> ModelSpec:
     return ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
 
 
+def _identity(key: str, seed: int, recipe: Recipe, images: Images) -> tuple[ModelSpec, dict[str, Any], str]:
+    """What the model is, all that its weights depend on, and the name of its files."""
+    spec = spec_of(key, recipe, images)
+    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **recipe.described()}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return spec, settings, f"{recipe.data}-{key}-s{seed}-{digest}"
+
+
+def is_trained(folder: Path, key: str, seed: int, recipe: Recipe, images: Images) -> bool:
+    """Whether `model` would find this one in the folder."""
+    _, settings, name = _identity(key, seed, recipe, images)
+    return stored(folder, name, settings) is not None
+
+
 def model(
     folder: Path, key: str, seed: int, recipe: Recipe, images: Images, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
@@ -207,10 +221,7 @@ def model(
         images: Loaded by that recipe.
         say: Prints progress.
     """
-    spec = spec_of(key, recipe, images)
-    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **recipe.described()}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    name = f"{recipe.data}-{key}-s{seed}-{digest}"
+    spec, settings, name = _identity(key, seed, recipe, images)
     path = folder / f"{name}.safetensors"
     known = stored(folder, name, settings)
     if known is not None:
