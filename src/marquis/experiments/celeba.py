@@ -97,11 +97,11 @@ def run(
     timed = timed_from_now(say)
 
     results = {"size": size, "settings": asdict(settings), "shown": shown(images.test), "rows": rows}
+    if size != "quick":
+        wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
+        load_again = partial(load_images, settings, data_dir)
+        train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
     try:
-        if size != "quick":
-            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
-            load_again = partial(load_images, settings, data_dir)
-            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
         for seed in range(settings.seeds):
             for name in (LABELS_ONLY, PIXELS, *settings.models):
                 row = one_row(folder, shared, settings, images, name, seed, timed)

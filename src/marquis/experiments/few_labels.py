@@ -24,8 +24,8 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
-from marquis.experiments.ahead import train_ahead
-from marquis.experiments.cells import cell, timed_from_now, write_json
+from marquis.experiments.ahead import train_ahead, work_ahead
+from marquis.experiments.cells import cell, stored, timed_from_now, write_json
 from marquis.experiments.few_labels_report import write_report
 from marquis.experiments.few_labels_rows import accuracies
 from marquis.experiments.few_labels_widths import FACTORS, ROUND, by_chosen_width, clouds, widened
@@ -46,6 +46,8 @@ CLOUDED = (
 QUICK = tuple(key for key in MODELS if "temperature" not in key)
 WIDENED = "online-sketched-x"
 """Start of the names of rows with the default's finished posterior, its covariance multiplied."""
+OFTEN = (PIXELS, "ae", "online-sketched", "online-sketched-paper-code")
+"""Rows that the claim is about: trainings of the same model differ by more than these models do."""
 LABELS_SEED, DRAWS_SEED, CLOUDS_SEED = 1000, 2000, 3000
 
 
@@ -55,7 +57,8 @@ class Settings:
 
     Attributes:
         recipe: Of the models.
-        seeds: Of models, labels and draws.
+        seeds: Of models, labels and draws, for the rows `OFTEN`.
+        other_seeds: For the other rows.
         first: First of the training rows that give labelled and evaluated images.
         held: How many.
         per_class: Numbers of labels per class.
@@ -67,7 +70,8 @@ class Settings:
     """
 
     recipe: Recipe
-    seeds: int = 3
+    seeds: int = 6
+    other_seeds: int = 3
     first: int = 55_000
     held: int = 5_000
     per_class: tuple[int, ...] = PER_CLASS
@@ -79,9 +83,9 @@ class Settings:
 
 
 SETTINGS = {
-    "quick": Settings(TASK_RECIPES["quick"], 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,), QUICK),
+    "quick": Settings(TASK_RECIPES["quick"], 1, 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,), QUICK),
     "default": Settings(TASK_RECIPES["default"]),
-    "full": Settings(TASK_RECIPES["full"], seeds=5, repetitions=20, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
+    "full": Settings(TASK_RECIPES["full"], 10, 5, repetitions=20, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
 }
 
 
@@ -94,26 +98,27 @@ def run(
     """Run what is missing and write the page; models are kept, and shared with other experiments."""
     settings = SETTINGS[size]
     folder, shared = Path(out) / size, shared_networks(out)
-    images = Images.load(settings.recipe, data_dir)
-    held = held_out(settings, data_dir)
-    rows: list[dict[str, Any]] = []
+    loading = (settings.recipe, data_dir)
+    images, held = Images.load(*loading), held_out(settings, data_dir)
     timed = timed_from_now(say)
 
-    results = {"size": size, "settings": asdict(settings), "rows": rows}
+    def row(job: tuple[str, int]) -> dict[str, Any]:
+        return one_row(folder, shared, settings, images, held, *job, timed)
+
+    wanted = jobs(settings)
+    if size != "quick":
+        own = [(name, seed) for name, seed in wanted if name in settings.models]
+        train_ahead(shared, settings.recipe, own, images, partial(Images.load, *loading), timed)
     try:
         if size != "quick":
-            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
-            load_again = partial(Images.load, settings.recipe, data_dir)
-            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
-        for seed in range(settings.seeds):
-            for name in names(settings):
-                row = one_row(folder, shared, settings, images, held, name, seed, timed)
-                rows.append(row)
-                timed(
-                    f"{name}, seed {seed}: " + (row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels")
-                )
-                write_json(folder / "results.json", results)
+            missing = [job for job in wanted if not is_there(folder, settings, *job)]
+            work_ahead(_say_row, [(folder, shared, settings, data_dir, *job) for job in missing], timed)
+        for job in wanted:
+            timed(said(row(job)))
     finally:  # a run that is stopped shows what it has
+        rows = [row(job) for job in wanted if is_there(folder, settings, *job)]
+        results = {"size": size, "settings": asdict(settings), "rows": rows}
+        write_json(folder / "results.json", results)
         page = write_report(folder, results)
     return page
 
@@ -121,6 +126,16 @@ def run(
 def names(settings: Settings) -> list[str]:
     """Rows of the tables."""
     return [PIXELS, *settings.models, *(f"{WIDENED}{factor:g}" for factor in settings.widened)]
+
+
+def jobs(settings: Settings) -> list[tuple[str, int]]:
+    """Rows and their seeds."""
+    return [
+        (name, seed)
+        for seed in range(max(settings.seeds, settings.other_seeds))
+        for name in names(settings)
+        if seed < (settings.seeds if name in OFTEN else settings.other_seeds)
+    ]
 
 
 def held_out(settings: Settings, data_dir: str | Path | None) -> Data:
@@ -146,7 +161,6 @@ def one_row(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """One row of the tables for one seed, from the folder if it is there."""
-    kept = {key: value for key, value in asdict(settings).items() if key not in ("seeds", "widened", "models")}
 
     def compute() -> dict[str, Any]:
         before = time.process_time()
@@ -160,8 +174,7 @@ def one_row(
         found = measured(*codes_of(own, held.x, settings.copies, seed), held, settings, seed)
         return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
 
-    described = {"name": name, "seed": seed, **kept}
-    row = cell(folder, f"{name}-s{seed}", described, compute)
+    row = cell(folder, *_row_cell(settings, name, seed), compute)
     if row["failed"] or name not in CLOUDED:
         return row
 
@@ -175,10 +188,40 @@ def one_row(
         widths = {f"{key:g}": width(*codes) for key, codes in found.items()}
         return {**ways, "widths": widths, "cpu_seconds": time.process_time() - before}
 
-    found = cell(
-        folder, f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "centred": True}, compute_clouds
-    )
+    found = cell(folder, *_clouds_cell(settings, name, seed), compute_clouds)
     return {**row, "ways": row["ways"] | {"widths": {key: found[key] for key in ("accuracy", "chosen", "widths")}}}
+
+
+def is_there(folder: Path, settings: Settings, name: str, seed: int) -> bool:
+    """Whether the row was computed before."""
+    row = stored(folder, *_row_cell(settings, name, seed))
+    if row is None or row["failed"] or name not in CLOUDED:
+        return row is not None
+    return stored(folder, *_clouds_cell(settings, name, seed)) is not None
+
+
+def _row_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
+    """Name of the cell, and all that it depends on."""
+    other = ("seeds", "other_seeds", "widened", "models")
+    kept = {key: value for key, value in asdict(settings).items() if key not in other}
+    return f"{name}-s{seed}", {"name": name, "seed": seed, **kept}
+
+
+def _clouds_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
+    described = _row_cell(settings, name, seed)[1]
+    return f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "centred": True}
+
+
+def said(row: dict[str, Any]) -> str:
+    """A row in short, for the terminal."""
+    found = row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels"
+    return f"{row['name']}, seed {row['seed']}: {found}"
+
+
+def _say_row(folder: Path, shared: Path, settings: Settings, data_dir: str | Path | None, name: str, seed: int) -> str:
+    """One row in a process of its own."""
+    images, held = Images.load(settings.recipe, data_dir), held_out(settings, data_dir)
+    return said(one_row(folder, shared, settings, images, held, name, seed, lambda text: None))
 
 
 def codes_of(

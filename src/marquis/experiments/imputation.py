@@ -50,11 +50,11 @@ def run(
     results: dict[str, Any] = {"size": size, "settings": asdict(settings)}
     results |= {"options": [option.name for option in settings.options]}
     results |= {"references": {}, "chosen": {}, "validation": [], "rows": []}
+    if size != "quick":
+        wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.keys]
+        load_again = partial(Images.load, settings.recipe, data_dir)
+        train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
     try:
-        if size != "quick":
-            wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.keys]
-            load_again = partial(Images.load, settings.recipe, data_dir)
-            train_ahead(shared, settings.recipe, wanted, images, load_again, timed)
         results["references"] = bench.references()
         for key in settings.keys:
             found = bench.on_validation(key)
