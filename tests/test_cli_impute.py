@@ -1,0 +1,210 @@
+"""`marquis impute --method codes`: the same numbers as `condition`, donors from the run or a file, and bad ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_wine
+
+from marquis.cli import main
+from marquis.data import load
+from marquis.run import Run
+from marquis.tasks.imputation import condition
+
+SMALL = ("--width", "0.125", "--epochs", "2", "--limit", "120", "--batch-size", "64", "--no-report")
+CODES = ("--method", "codes")
+
+
+@pytest.fixture
+def marquis(capsys, monkeypatch, tmp_path):
+    """Run the command in an empty folder; gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err  # type: ignore[return-value]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Two finished runs, which are only read: on digits, and on a table with holes."""
+    folder = tmp_path_factory.mktemp("kept")
+    wine = load_wine(as_frame=True).frame.drop(columns="target").iloc[:, :6]  # type: ignore[union-attr]
+    wine.columns = list("abcdef")
+    wine.to_csv(folder / "complete.csv", index=False)
+    wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05).to_csv(folder / "wine.csv", index=False)
+    for name, data in (("digits", "digits"), ("wine", folder / "wine.csv")):
+        words = ("train", "lae", "--data", data, "--out", folder / name, *SMALL)
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        assert not stop.value.code
+    return folder
+
+
+def one_line(said: tuple[int, str, str], *texts: str) -> None:
+    code, _, err = said
+    assert code == 2, said
+    assert err.startswith("marquis: error: ") and err.count("\n") == 1, err
+    assert all(text in err for text in texts), err
+
+
+def training_rows(run: Run) -> torch.Tensor:
+    run.data_module.setup()
+    return run.data_module.train.x
+
+
+def test_images_are_filled_as_condition_does(marquis, kept):
+    words = ("impute", kept / "digits", "digits", "--hide", "top", "--limit", "6", *CODES, "--donor-rows", "50")
+    code, said, _ = marquis(*words, "--exponent", "0.3", "--seed", "3", "--samples", "4", "--out", "a.npz")
+    assert code == 0 and "donors: 50 of 108 training rows of digits\n" in said and " of 500 candidates" in said
+    run, x = Run.open(kept / "digits"), load("digits", "test").x[:6]
+    missing = torch.zeros_like(x, dtype=torch.bool)
+    missing[:, :, :4] = True
+    generator = torch.Generator().manual_seed(3)
+    donors = training_rows(run)[torch.randperm(108, generator=generator)[:50]]
+    expected = condition(run.model(), x, donors, missing, exponent=0.3, samples=4, generator=generator)
+    found = np.load("a.npz")
+    assert np.array_equal(found["x"], expected.mean.numpy())
+    assert np.array_equal(found["std"], expected.total_variance.sqrt().numpy())
+    assert np.array_equal(found["samples"], expected.samples.numpy())
+    assert np.array_equal(found["missing"], missing.numpy())
+    # each option arrives, and the same words give the same file
+    same = ("--exponent", "0.3", "--seed", "3", "--samples", "4")
+    assert marquis(*words, *same, "--out", "again.npz")[0] == 0
+    assert Path("again.npz").read_bytes() == Path("a.npz").read_bytes()
+    for other in (("--exponent", "0.2", "--seed", "3"), ("--exponent", "0.3", "--seed", "4")):
+        assert marquis(*words, *other, "--samples", "4", "--out", "b.npz", "--force")[0] == 0
+        assert not np.allclose(np.load("b.npz")["x"], found["x"], atol=1e-4)
+    assert marquis(*words, "--out", "sheet.png")[0] == 0
+    assert Image.open("sheet.png").size[0] > 100
+
+
+def test_tables_are_filled_in_their_own_units(marquis, kept):
+    given = pd.read_csv(kept / "wine.csv")
+    for name in ("f.csv", "f.parquet"):
+        code, said, _ = marquis("impute", kept / "wine", kept / "wine.csv", *CODES, "--out", name)
+        assert code == 0
+    run = Run.open(kept / "wine")
+    rows = training_rows(run)
+    complete = ~rows.isnan().any(1)
+    left_out = int((~complete).sum())
+    assert 10 < left_out < 60 and f"left out: {left_out} with missing entries\n" in said
+    x = run.read(kept / "wine.csv").x
+    generator = torch.Generator().manual_seed(0)  # a thousand at most, so none is chosen
+    expected = condition(run.model(), x, rows[complete], samples=25, generator=generator)
+    filled, holes = pd.read_csv("f.csv"), given.isna()
+    with_holes = [name for name in given if holes[name].any()]
+    assert list(filled) == [*given, *(f"{name}_std" for name in with_holes)] and len(with_holes) > 3
+    scaling = run.scaling
+    assert scaling is not None
+    for number, name in enumerate(given):
+        hole = holes[name].to_numpy()
+        assert np.array_equal(filled[name][~hole], given[name][~hole].astype(np.float32).astype(float))
+        mean = expected.mean[:, number].double() * scaling.scale[number] + scaling.mean[number]
+        np.testing.assert_allclose(filled[name][hole], mean.numpy()[hole], rtol=1e-12)
+        if name in with_holes:
+            std = expected.total_variance[:, number].sqrt().double() * scaling.scale[number]
+            np.testing.assert_allclose(filled[f"{name}_std"][hole], std.numpy()[hole], rtol=1e-12)
+            assert (filled[f"{name}_std"][~hole] == 0).all() and (filled[f"{name}_std"][hole] > 0).all()
+    pd.testing.assert_frame_equal(pd.read_parquet("f.parquet"), filled)
+
+
+def test_donors_of_a_file_are_found_by_name_and_scaled(marquis, kept):
+    donors = pd.read_csv(kept / "complete.csv")[:40]
+    donors.to_csv("donors.csv", index=False)
+    donors.iloc[:, ::-1].to_csv("reversed.csv", index=False)
+    run = Run.open(kept / "wine")
+    for name in ("donors", "reversed"):
+        words = (kept / "wine.csv", *CODES, "--donors", f"{name}.csv", "--out", f"{name}.npz")
+        code, said, _ = marquis("impute", kept / "wine", *words)
+        assert code == 0 and f"donors: 40 of 40 rows of {name}.csv\n" in said
+    x, generator = run.read(kept / "wine.csv").x, torch.Generator().manual_seed(0)
+    expected = condition(run.model(), x, run.read("donors.csv").x, samples=25, generator=generator)
+    assert run.scaling is not None
+    holes = x.isnan().numpy()
+    for name in ("donors", "reversed"):
+        np.testing.assert_array_equal(np.load(f"{name}.npz")["x"][holes], run.scaling.unscaled(expected.mean)[holes])
+
+
+def test_a_name_gives_its_training_rows_and_a_folder_all(marquis, kept):
+    words = ("impute", kept / "digits", "digits", "--hide", "left", "--limit", "2", *CODES)
+    code, said, _ = marquis(*words, "--donors", "digits", "--donor-rows", "30", "--out", "n.npz")
+    assert code == 0 and "donors: 30 of 1438 rows of digits\n" in said
+    Path("pictures").mkdir()
+    for number, image in enumerate(load("digits", "train").stored[:5]):
+        Image.fromarray((image[0].numpy() * 255).astype(np.uint8)).save(f"pictures/{number}.png")
+    code, said, _ = marquis(*words, "--donors", "pictures", "--out", "p.npz")
+    assert code == 0 and "donors: 5 of 5 rows of pictures\n" in said
+
+
+def test_no_row_is_its_own_donor(marquis, kept):
+    x = load("digits", "test").x[:25]
+    np.savez("donors.npz", x=x.numpy())
+    words = ("impute", kept / "digits", "digits", "--hide", "top", *CODES, "--donors", "donors.npz")
+    code, said, _ = marquis(*words, "--limit", "5", "--out", "a.npz")
+    assert code == 0 and "donors: 20 of 25 rows of donors.npz; left out: 5 among those to be filled\n" in said
+    found, model = np.load("a.npz"), Run.open(kept / "digits").model()
+    others, all_of_them = (
+        condition(model, x[:5], rows, torch.tensor(found["missing"]), generator=torch.Generator().manual_seed(0))
+        for rows in (x[5:], x)
+    )
+    assert np.array_equal(found["x"], others.mean.numpy())
+    assert not np.allclose(found["x"], all_of_them.mean.numpy(), atol=1e-4)
+    one_line(marquis(*words, "--limit", "25", "--out", "b.npz"), "all complete rows of donors.npz", "--limit")
+    assert not Path("b.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("--method", "code"), ("--method code", "two-stage, codes")),
+        ((*CODES, "--rounds", "2"), ("--rounds belongs to --method two-stage",)),
+        (("--donors", "x.csv"), ("--donors belongs to --method codes",)),
+        (("--donor-rows", "5"), ("--donor-rows belongs to --method codes",)),
+        (("--exponent", "0"), ("--exponent belongs to --method codes",)),
+        ((*CODES, "--donor-rows", "0"), ("--donor-rows 0", "at least 1")),
+        ((*CODES, "--exponent", "-1"), ("exponent=-1.0",)),
+        ((*CODES, "--exponent", "nan"), ("exponent=nan",)),
+        ((*CODES, "--samples", "0"), ("samples=0",)),
+        ((*CODES, "--donors", "nowhere.csv"), ("nowhere.csv", "does not exist")),
+        ((*CODES, "--donors", "digit"), ("digit", "Did you mean")),
+        ((*CODES, "--donors", "digits"), ("8x8", "6 columns")),
+        ((*CODES, "--donors", "less.csv"), ("less.csv", "lacks c")),
+        ((*CODES, "--donors", "words.csv"), ("'c'", "not numeric")),
+        ((*CODES, "--donors", "holes.csv"), ("holes.csv", "all rows", "missing entries", "--donors FILE")),
+        ((*CODES, "--donors", "damaged.npz"), ("damaged.npz",)),
+        ((*CODES, "--out", "there.csv"), ("there.csv", "--force")),
+    ],
+)
+def test_what_is_wrong_is_one_line(marquis, kept, words, texts):
+    table = pd.read_csv(kept / "complete.csv")[:20]
+    table.drop(columns="c").to_csv("less.csv", index=False)
+    table.assign(c="red").to_csv("words.csv", index=False)
+    table.assign(c=[*[np.nan] * 19, 1.0], d=[1.0, *[np.nan] * 19]).to_csv("holes.csv", index=False)
+    Path("damaged.npz").write_bytes(b"PK\x03\x04 no more of it")
+    Path("there.csv").write_text("mine")
+    out = () if "--out" in words else ("--out", "x.csv")
+    one_line(marquis("impute", kept / "wine", kept / "wine.csv", *words, *out), *texts)
+    assert not Path("x.csv").exists() and Path("there.csv").read_text() == "mine"
+
+
+def test_training_rows_that_are_gone(marquis, kept, tmp_path):
+    run = Path(shutil.copytree(kept / "wine", tmp_path / "run"))
+    held = json.loads((run / "config.json").read_text())
+    held["settings"]["data"] = str(tmp_path / "gone.csv")
+    (run / "config.json").write_text(json.dumps(held))
+    words = ("impute", run, kept / "wine.csv", *CODES, "--out", "x.csv")
+    one_line(marquis(*words), "training rows cannot be read", "gone.csv does not exist", "--donors FILE")
+    assert marquis(*words, "--donors", kept / "complete.csv")[0] == 0
