@@ -61,8 +61,9 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "evaluated images are classified at their mean code (the published code uses whichever network was drawn "
         "last). Nothing else on this page was tuned; repetitions were cut from ten to five for time, after first "
         "accuracies had been seen, and trainings of some rows raised from three to six after those of three. That "
-        "clouds of a chosen width are tried at all was decided after the accuracies of the widened default had been seen, "
-        "and that they are centred after those of the first seed; the factors and widths to choose from were set once.",
+        "clouds of a chosen width are tried at all was decided after the accuracies of the widened default had "
+        "been seen, and that they are centred after those of the first seed; the factors and widths to choose from "
+        "were set once.",
     ]
     return write_page(folder / "few-labels.md", pieces)
 
