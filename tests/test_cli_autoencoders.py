@@ -24,7 +24,8 @@ from marquis.autoencoders.epoch_table import read_rows
 from marquis.cli import main
 from marquis.data import load
 from marquis.errors import DataError
-from marquis.run import Run, Scaling
+from marquis.run import Run, Scaling, Settings
+from marquis.run.settings import steps_between
 from marquis.tasks import ood
 
 SMALL = ("--width", "0.125", "--epochs", "2", "--limit", "120", "--batch-size", "64", "--no-report")
@@ -157,8 +158,18 @@ def test_structure_and_temperature_arrive(marquis):
         code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40")
         assert code == 0, err
     online = Run.open("lae").model().online  # type: ignore[union-attr]
-    assert (online.structure, online.settings.temperature, online.settings.every) == ("kronecker", 0.1, 20)
+    assert (online.structure, online.settings.temperature, online.settings.every) == ("kronecker", 0.1, 1)
     assert type(Run.open("lae-posthoc").model().posterior.precision).__name__ == "Kronecker"  # type: ignore[union-attr]
+
+
+def test_short_epochs_have_curvature_more_often():
+    found = {rows: steps_between(rows, 100) for rows in (1, 999, 1999, 2000, 19_999, 20_000, 10**6)}
+    assert list(found.values()) == [1, 1, 1, 2, 19, 20, 20]
+    kronecker = Settings("lae", "x", structure="kronecker", batch_size=100)
+    assert kronecker.options(10_000) == {"structure": "kronecker", "every": 10}
+    for other in (Settings("lae", "x"), Settings("lae", "x", structure="diagonal")):
+        assert "every" not in other.options(20_000)
+    assert "every" not in Settings("lae-posthoc", "x", structure="kronecker").options(20_000)
 
 
 def test_a_run_from_before_structure_and_temperature_opens(marquis, digits):

@@ -89,7 +89,7 @@ class Run:
             settings.likelihood,
             missing=len(shape) == 1 or bool(train.stored.isnan().any()),
             lr=settings.lr,
-            options=settings.options,
+            options=settings.options(len(train)),
         )
         return cls(path, settings, spec, scaling, train.feature_names)
 

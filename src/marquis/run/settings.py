@@ -17,7 +17,20 @@ CHANGEABLE = ("epochs",)
 LATER = ("structure", "temperature")
 """Came after the first runs were written, which have the defaults."""
 EVERY = 20
-"""Steps between two curvatures whose factors have to be decomposed (Kronecker, block, full)."""
+"""Steps between two curvatures that have to be decomposed (Kronecker, block, full), at most."""
+AN_EPOCH = 10
+"""And at least so many of them in an epoch, twice what was enough on the digits; see `steps_between`."""
+
+
+def steps_between(rows: int, batch_size: int) -> int:
+    """Steps from one curvature to the next: many where an epoch is long, one where it is short.
+
+    The running curvature remembers about an epoch. Kronecker factors that rest on few batches, each taken at one drawn
+    network, are nearly singular: in what they leave open only the prior holds the weights, and other rows and other
+    draws meet that noise. A diagonal is never singular, and does not mind. On the 8 x 8 digits, 11 steps an epoch,
+    `every=20` raises the held-out error from 3.0 to 3.9.
+    """
+    return min(EVERY, max(1, rows // (batch_size * AN_EPOCH)))
 
 
 @dataclass(frozen=True)
@@ -78,12 +91,11 @@ class Settings:
             if getattr(self, name) < least:
                 raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Those of `ModelSpec` that belong to this kind of model."""
-        named = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
+    def options(self, rows: int) -> dict[str, Any]:
+        """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
+        named: dict[str, Any] = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
         if self.model == "lae" and self.structure not in (None, "diagonal"):
-            named["every"] = EVERY
+            named["every"] = steps_between(rows, self.batch_size)
         return {name: value for name, value in named.items() if value is not None}
 
     @classmethod
