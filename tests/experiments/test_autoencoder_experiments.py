@@ -343,3 +343,32 @@ def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path,
         there, here = (model(tmp_path / name, key, 1, TINY, images).require() for name in ("two", "one"))
         pairs = zip(there.parameters(), here.parameters(), strict=True)
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+
+
+def test_further_epochs_go_on_from_the_finished_model_with_a_falling_rate(tmp_path, images, monkeypatch):
+    recipe = replace(TINY, falling=2)
+    assert [recipe.rate(step, 4) for step in range(5)] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+    for refused in ({"falling": 0}, {"falling": 2, "decay": 0.5}, {"falling": 2, "validation": 10}):
+        with pytest.raises(DataError, match="falling"):
+            Recipe(**refused)
+    for key in ("ae", "online-sketched"):
+        further = model(tmp_path, key, 0, recipe, images)
+        assert further.steps == 6 and is_trained(tmp_path, key, 0, TINY, images)
+        # Written out: the orders of the second and third epoch, and the learner's own streams where they stopped.
+        own = model(tmp_path, key, 0, TINY, images).require().train()
+        order = torch.Generator().manual_seed(0)
+        orders = [torch.randperm(96, generator=order) for _ in range(3)][1:]
+        optimiser = torch.optim.Adam(own.parameter_groups(), TINY.lr)
+        for step, rows in enumerate(row for each in orders for row in each.split(32)):
+            for group in optimiser.param_groups:
+                group["lr"] = TINY.lr * (1 - step / 6)
+            loss = own.loss(images.train.x[rows], None)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        pairs = list(zip(further.require().parameters(), own.parameters(), strict=True))
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
+        start = model(tmp_path, key, 0, TINY, images).require().parameters()
+        assert not any(torch.equal(a, b) for (a, _), b in zip(pairs, start, strict=True))
+    monkeypatch.setattr(shared_autoencoders, "_steps", lambda *_: iter([torch.tensor(float("nan"))]))
+    assert model(tmp_path, "ae", 1, recipe, images).failed == "the loss is nan"  # that of the epochs before

@@ -76,6 +76,7 @@ SETTINGS = {
     ),
     "full": Settings(
         (
+            Training(replace(LONGER, falling=5), ("mnist",), 3, models=("ae", FACTORED), part="falling"),
             Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
             Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
             Training(

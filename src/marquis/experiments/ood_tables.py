@@ -52,6 +52,8 @@ def trained(recipe: Row) -> str:
     until = "at most " if recipe["validation"] else ""
     decay = recipe.get("decay")
     falling = f", falling to zero over the last {decay:.0%} of the steps" if decay else ""
+    if recipe.get("falling"):
+        falling = f"; then {recipe['falling']} more, begun anew, in which it falls to zero"
     return (
         f"Network `{recipe['architecture']}`{width}, code of {recipe['latent']} numbers, {recipe['images']:,} training "
         f"images, {until}{recipe['epochs']} epochs, batch {recipe['batch']}, learning rate {recipe['lr']:g}{falling}."

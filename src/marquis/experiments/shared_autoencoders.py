@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ class Recipe:
         latent: Numbers in the code.
         decay: Share of the steps at the end over which the learning rate falls to zero in a straight line; None for a
             constant rate. Not with early stopping, which has its own schedule.
+        falling: Further epochs of the finished model (which is kept, too), in which the learning rate falls to zero in
+            a straight line; Adam begins anew. None for none. Not with `decay` or early stopping.
     """
 
     data: str = "mnist"
@@ -112,19 +114,23 @@ class Recipe:
     patience: int = 8
     latent: int = 2
     decay: float | None = None
+    falling: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if self.decay is not None and not (0 < self.decay <= 1 and self.validation == 0):
             raise DataError(f"decay={self.decay}: a share in (0, 1], and only for a fixed number of epochs.")
+        if self.falling is not None and not (self.falling >= 1 and self.validation == 0 and self.decay is None):
+            raise DataError(f"falling={self.falling}: at least one epoch, after a fixed number at a constant rate.")
 
     def described(self) -> dict[str, Any]:
         """What is set, for file names: a setting that is new here does not make old models strangers."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step (from 0 on) as a multiple of `lr`."""
-        return 1.0 if self.decay is None else min(1.0, (1 - step / steps) / self.decay)
+        """The learning rate of a step (from 0 on) as a multiple of `lr`; of a falling one, after the constant ones."""
+        share = self.decay if self.falling is None else 1.0
+        return 1.0 if share is None else min(1.0, (1 - step / steps) / share)
 
 
 RECIPES = {
@@ -233,6 +239,11 @@ def model(
     base = None
     if spec.kind == "lae-posthoc":
         base = model(folder, "ae", seed, recipe, images, say).require()
+    elif recipe.falling is not None:
+        earlier = model(folder, key, seed, replace(recipe, falling=None), images, say)
+        if earlier.model is None:
+            return earlier
+        base = earlier.model
     started = time.process_time()
     outcome = _made(spec, seed, recipe, images, base, folder / name)
     outcome = Outcome(outcome.model, time.process_time() - started, outcome.steps, outcome.failed)
@@ -249,7 +260,7 @@ def _made(
     spec: ModelSpec, seed: int, recipe: Recipe, images: Images, base: BaseAutoencoder | None, logs: Path
 ) -> Outcome:
     x = images.train.x
-    if base is not None:
+    if spec.kind == "lae-posthoc":
         assert isinstance(base, Autoencoder)
         generator = torch.Generator().manual_seed(seed)
         loader = x.split(recipe.batch)
@@ -260,7 +271,7 @@ def _made(
             untrained = spec.build(seed)
             _fit_early_stopping(untrained, recipe, images, seed, logs)
             return Outcome(untrained.eval(), 0.0, 0)
-        untrained = _built(spec, seed, len(x))
+        untrained = _built(spec, seed, len(x)) if base is None else base
         for loss in _steps(untrained, x, recipe, seed):
             if not bool(loss.isfinite()):
                 raise NumericalError(f"the loss is {float(loss)}")
@@ -279,13 +290,16 @@ def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
 
 
 def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:
-    """Plain training: Adam at a fixed rate, a new order every epoch; yields the loss of every step."""
+    """Plain training: Adam, a new order every epoch; yields the loss of every step."""
+    before, epochs = (0, recipe.epochs) if recipe.falling is None else (recipe.epochs, recipe.falling)
     optimiser = adam(untrained.parameter_groups(), recipe.lr)
     order = torch.Generator().manual_seed(seed)
+    for _ in range(before):
+        torch.randperm(len(x), generator=order)  # further epochs have orders of their own
     untrained.train()
-    steps = recipe.epochs * -(-len(x) // recipe.batch)
+    steps = epochs * -(-len(x) // recipe.batch)
     schedule = LambdaLR(optimiser, lambda step: recipe.rate(step, steps))
-    for _ in range(recipe.epochs):
+    for _ in range(epochs):
         for rows in torch.randperm(len(x), generator=order).split(recipe.batch):
             loss = untrained.loss(x[rows], None)
             optimiser.zero_grad()
