@@ -122,6 +122,6 @@ def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str
             said[-1] += f" The paper's online LAE has {goal:.2f}: " + (
                 f"reached, to two digits, by {', '.join(reached)}."
                 if reached
-                else f"not reached; the best online row is {LABELS[top]} with {online[top]:.3f}."
+                else f"not reached; the best online row is {LABELS[top]} with {online[top]:.4f}."
             )
     return "\n".join(said)
