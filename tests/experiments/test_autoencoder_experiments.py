@@ -314,22 +314,6 @@ def test_report_says_how_much_of_the_distance_is_the_noise(tmp_path):
     assert "110.0 with the noise fixed at 1, 40.0 with it learnt, 30.0 online. Learning the noise closes 88%" in text
 
 
-def test_the_learning_rate_falls_to_zero_over_the_last_share(images):
-    recipe = Recipe(decay=0.5)
-    assert [recipe.rate(step, 10) for step in (0, 5, 6, 8, 10)] == pytest.approx([1, 1, 0.8, 0.4, 0])
-    assert Recipe().rate(9, 10) == 1 and "decay" not in Recipe().described()
-    for refused in ({"decay": 0.0}, {"decay": 1.5}, {"decay": 0.5, "validation": 10}):
-        with pytest.raises(DataError, match="decay"):
-            Recipe(**refused)
-    falling = replace(TINY, decay=1.0)
-    models = [shared_autoencoders._built(shared_autoencoders.spec_of("ae", TINY, images), 0, 96) for _ in range(2)]
-    for own, chosen in zip(models, (TINY, falling), strict=True):
-        losses = list(shared_autoencoders._steps(own, images.train.x, chosen, 0))
-        assert len(losses) == 3
-    constant, fallen = (next(iter(own.parameters())) for own in models)
-    assert not torch.equal(constant, fallen)
-
-
 def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path, images):
     wanted = [("ae", 1), ("posthoc-sketched", 1), ("online-sketched", 1), ("ae", 1)]
     said: list[str] = []
@@ -348,7 +332,8 @@ def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path,
 def test_further_epochs_go_on_from_the_finished_model_with_a_falling_rate(tmp_path, images, monkeypatch):
     recipe = replace(TINY, falling=2)
     assert [recipe.rate(step, 4) for step in range(5)] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
-    for refused in ({"falling": 0}, {"falling": 2, "decay": 0.5}, {"falling": 2, "validation": 10}):
+    assert TINY.rate(9, 10) == 1 and "falling" not in TINY.described()
+    for refused in ({"falling": 0}, {"falling": 2, "validation": 10}):
         with pytest.raises(DataError, match="falling"):
             Recipe(**refused)
     for key in ("ae", "online-sketched"):

@@ -132,7 +132,7 @@ def jobs(training: Training) -> list[list[Job]]:
         changed = [f"online-sketched{end}" for end in ("", *VARIANTS)] + ["online-approximate"]
         changed += [f"online-kronecker{end}" for end in KRONECKER]
         wanted += [("ablation", small, key, 0) for key in changed]
-        others = [replace(small, decay=0.5), *(replace(small, width=factor * small.width) for factor in WIDTHS)]
+        others = [replace(small, width=factor * small.width) for factor in WIDTHS]
         if small.architecture != "dense":
             others.append(replace(small, architecture="dense", width=1.0))
         wanted += [("network", other, "online-sketched", 0) for other in others]

@@ -45,13 +45,10 @@ def reasons(rows: list[Row], training: Row) -> list[str]:
         ]
     networks = [r for r in mine if r["part"] == "network"] + [r for r in ablation if r["key"] == "online-sketched"]
     if len(networks) > 1:
-        networks.sort(key=lambda r: (r["architecture"], r["width"], r.get("decay", 0)))
-        falling = ", learning rate falling to zero over the second half"
+        networks.sort(key=lambda r: (r["architecture"], r["width"]))
         pieces += [
-            "The default in networks of other widths, in a dense one, and with a learning rate that falls:",
-            _small_table(
-                [(f"`{r['architecture']}`, width {r['width']:g}{falling if 'decay' in r else ''}", r) for r in networks]
-            ),
+            "The default in networks of other widths, and in a dense one:",
+            _small_table([(f"`{r['architecture']}`, width {r['width']:g}", r) for r in networks]),
         ]
     pieces += _lessons(ablation, networks)
     for row in mine:
@@ -78,7 +75,7 @@ def _lessons(ablation: list[Row], networks: list[Row]) -> list[str]:
             + ", ".join(f"{LABELS[key]} ({scores[key] - base:+.2f})" for gap, key in ordered if gap > 0.05)
             + ". One training each: the same training differs by some .02 from epoch to epoch."
         )
-    wide = [r for r in networks if "decay" not in r and r["architecture"] == "fashion-conv"]
+    wide = [r for r in networks if r["architecture"] == "fashion-conv"]
     if len(wide) > 1:
         steps = ", ".join(f"{r['table']['output_variance']['auroc']:.2f} at width {r['width']:g}" for r in wide)
         said.append(f"Over-parametrisation: output variance has {steps}.")

@@ -21,7 +21,6 @@ LABELS = {
     "online-kronecker": "LAE online, Kronecker",
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
     "online-approximate": "LAE online, approximate diagonal",
-    "online-sketched-temperature-0.001": "LAE online, temperature 0.001",
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-temperature-1": "LAE online, temperature 1",
     "online-sketched-unit-noise": "LAE online, noise fixed at 1",
@@ -50,10 +49,8 @@ def trained(recipe: Row) -> str:
     """How the models of a table were trained, as a sentence."""
     width = f" at width {recipe['width']:g}" if recipe["width"] != 1 else ""
     until = "at most " if recipe["validation"] else ""
-    decay = recipe.get("decay")
-    falling = f", falling to zero over the last {decay:.0%} of the steps" if decay else ""
-    if recipe.get("falling"):
-        falling = f"; then {recipe['falling']} more, begun anew, in which it falls to zero"
+    more = recipe.get("falling")
+    falling = f"; then {more} more epochs of the finished model, in which it falls to zero" if more else ""
     return (
         f"Network `{recipe['architecture']}`{width}, code of {recipe['latent']} numbers, {recipe['images']:,} training "
         f"images, {until}{recipe['epochs']} epochs, batch {recipe['batch']}, learning rate {recipe['lr']:g}{falling}."

@@ -39,7 +39,6 @@ PRESETS: dict[str, str | None] = {"": None, "-paper-code": "paper-code", "-paper
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "-temperature-0.001": {"temperature": 1e-3},
     "-temperature-0.1": {"temperature": 0.1},
     "-temperature-1": {"temperature": 1.0},
     "-unit-noise": {"noise_precision": 1.0},
@@ -97,10 +96,8 @@ class Recipe:
         validation: Images held out for early stopping, not counted in `images`; 0 for a fixed number of epochs.
         patience: Of early stopping.
         latent: Numbers in the code.
-        decay: Share of the steps at the end over which the learning rate falls to zero in a straight line; None for a
-            constant rate. Not with early stopping, which has its own schedule.
         falling: Further epochs of the finished model (which is kept, too), in which the learning rate falls to zero in
-            a straight line; Adam begins anew. None for none. Not with `decay` or early stopping.
+            a straight line; Adam begins anew. None for none. Not with early stopping, which has its own schedule.
     """
 
     data: str = "mnist"
@@ -113,14 +110,11 @@ class Recipe:
     validation: int = 0
     patience: int = 8
     latent: int = 2
-    decay: float | None = None
     falling: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.decay is not None and not (0 < self.decay <= 1 and self.validation == 0):
-            raise DataError(f"decay={self.decay}: a share in (0, 1], and only for a fixed number of epochs.")
-        if self.falling is not None and not (self.falling >= 1 and self.validation == 0 and self.decay is None):
+        if self.falling is not None and not (self.falling >= 1 and self.validation == 0):
             raise DataError(f"falling={self.falling}: at least one epoch, after a fixed number at a constant rate.")
 
     def described(self) -> dict[str, Any]:
@@ -128,9 +122,8 @@ class Recipe:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step (from 0 on) as a multiple of `lr`; of a falling one, after the constant ones."""
-        share = self.decay if self.falling is None else 1.0
-        return 1.0 if share is None else min(1.0, (1 - step / steps) / share)
+        """The learning rate of a step (from 0 on) as a multiple of `lr`; of the falling ones, if there are any."""
+        return 1.0 if self.falling is None else 1 - step / steps
 
 
 RECIPES = {
