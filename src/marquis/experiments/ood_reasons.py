@@ -24,7 +24,9 @@ BY_HAND = [
     ".976, .971, .975 after 2, 5, 10, 15, 20, 25, 30 epochs; at half the published width .965, .951, .966 after 1, 2, "
     "4. A falling learning rate lowers the error inside (18.6 instead of 19.7) but also that outside: no help early "
     "on. At the end of a long training it is one: typicality counts an outside image as typical if its error is near "
-    "the training images' mean, so that mean has to be low (see [the full size](ood-full.md): its first two tables).",
+    "the training images' mean, so that mean has to be low (see [the full size](ood-full.md): its first two tables). "
+    "Five epochs more are enough: after ten (55,000 images, 50 epochs before, full-size scores) Kronecker factors at "
+    "temperature 0.1 have .978, .973, .960, .980 in the four columns, the plain autoencoder .972, .962.",
     "Not the curvature alone, also the training with it: Kronecker factors put post hoc around a plain autoencoder "
     "(55,000 images, 30 epochs) give .65/.96 at temperature 1 and .77/.96 at 0.1, a diagonal .76/.95.",
 ]
