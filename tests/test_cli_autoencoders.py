@@ -19,31 +19,14 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
+from cli_commands import SMALL, exit_code, one_line
 from marquis import report
 from marquis.autoencoders.epoch_table import read_rows
-from marquis.cli import main
 from marquis.data import load
 from marquis.errors import DataError
 from marquis.run import Run, Scaling, Settings
 from marquis.run.settings import steps_between
 from marquis.tasks import ood
-
-SMALL = ("--width", "0.125", "--epochs", "2", "--limit", "120", "--batch-size", "64", "--no-report")
-
-
-@pytest.fixture
-def marquis(capsys, monkeypatch, tmp_path):
-    """Run the command in an empty folder; gives exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err  # type: ignore[return-value]
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +45,7 @@ def kept(tmp_path_factory):
         ("train", "lae", "--data", folder / "wine.csv", "--out", folder / "wine", "--latent", "1", *SMALL),
     ]
     for words in commands:
-        with pytest.raises(SystemExit) as stop:
-            main([str(word) for word in words])
-        assert not stop.value.code
+        assert exit_code(*words) == 0
     return folder
 
 
@@ -76,13 +57,6 @@ def digits(kept, tmp_path):
 @pytest.fixture
 def wine(kept, tmp_path):
     return Path(shutil.copytree(kept / "wine", tmp_path / "wine-run"))
-
-
-def one_line(said: tuple[int, str, str], *texts: str) -> None:
-    code, _, err = said
-    assert code == 2, said
-    assert err.startswith("marquis: error: ") and err.count("\n") == 1, err
-    assert all(text in err for text in texts), err
 
 
 # ---- train

@@ -13,28 +13,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from marquis.cli import main
+from cli_commands import SMALL, exit_code, one_line
 from marquis.data import load
 from marquis.run import Run
 from marquis.tasks.imputation import condition
 
-SMALL = ("--width", "0.125", "--epochs", "2", "--limit", "120", "--batch-size", "64", "--no-report")
 CODES = ("--method", "codes")
-
-
-@pytest.fixture
-def marquis(capsys, monkeypatch, tmp_path):
-    """Run the command in an empty folder; gives exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err  # type: ignore[return-value]
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +30,8 @@ def kept(tmp_path_factory):
     wine.to_csv(folder / "complete.csv", index=False)
     wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05).to_csv(folder / "wine.csv", index=False)
     for name, data in (("digits", "digits"), ("wine", folder / "wine.csv")):
-        words = ("train", "lae", "--data", data, "--out", folder / name, *SMALL)
-        with pytest.raises(SystemExit) as stop:
-            main([str(word) for word in words])
-        assert not stop.value.code
+        assert exit_code("train", "lae", "--data", data, "--out", folder / name, *SMALL) == 0
     return folder
-
-
-def one_line(said: tuple[int, str, str], *texts: str) -> None:
-    code, _, err = said
-    assert code == 2, said
-    assert err.startswith("marquis: error: ") and err.count("\n") == 1, err
-    assert all(text in err for text in texts), err
 
 
 def training_rows(run: Run) -> torch.Tensor:

@@ -65,7 +65,6 @@ def impute(
     on images, about as near on tables.
     """
     _check_method(method, rounds=rounds, donors=donors, donor_rows=donor_rows, exponent=exponent)
-    from marquis.cli.donors import chosen_donors
     from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
     from marquis.run import Run
 
@@ -79,6 +78,8 @@ def impute(
 
     generator = torch.Generator().manual_seed(seed)
     if method == "codes":
+        from marquis.cli.donors import chosen_donors
+
         most = 1000 if donor_rows is None else donor_rows
         given = chosen_donors(opened, rows.x[missing.flatten(1).any(1)], donors, most, generator)
         found = _by_codes(opened, rows, missing, given, 1.0 if exponent is None else exponent, samples, generator)

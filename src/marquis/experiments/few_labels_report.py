@@ -17,7 +17,7 @@ from marquis.experiments.few_labels_rows import (
     points,
     row_label,
 )
-from marquis.experiments.pages import command, table, write_page
+from marquis.experiments.pages import by_chance, command, table, write_page
 
 
 def write_report(folder: Path, results: dict[str, Any]) -> Path:
@@ -107,8 +107,6 @@ def caption() -> str:
 
 def claim(rows: Rows) -> str:
     """Who is best with few labels, in pairs."""
-    from scipy.stats import t
-
     rivals = [name for name in LABELS if name in rows.by_name and name not in (*LAE, *APART, "posthoc-sketched")]
     ours = [name for name in LAE if name in rows.by_name]
     if not ours or not rivals or not rows.few:
@@ -140,7 +138,7 @@ def claim(rows: Rows) -> str:
             said[-1] += f" With more labels, against the autoencoder: {codes} points; where k counts images, {data}."
     ahead, total = sum(line.count("**ahead**") for line in said), sum(line.count(" points: ") for line in said)
     counts = sorted({len(rows.by_name[name]) for name in ours if len(rows.by_name[name]) > 1})
-    chances = [f"{2 * t.sf(2, count - 1):.0%} of comparisons of equals with {count} trainings" for count in counts]
+    chances = [f"{by_chance(2, count)} with {count} trainings" for count in counts]
     said.append(
         f"- These are {total} comparisons, {ahead} of them ahead by more than two standard errors"
         + (f", which chance alone would do in {', '.join(chances)}" if chances else "")

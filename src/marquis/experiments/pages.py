@@ -30,6 +30,13 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean(values):.{digits}f}{doubt}"
 
 
+def by_chance(errors: float, count: int) -> str:
+    """How often the mean of so many differences of equals is further from zero than that many standard errors."""
+    from scipy.stats import t
+
+    return f"{2 * t.sf(errors, count - 1):.0%} of comparisons of equals"
+
+
 def write_page(path: Path, pieces: Sequence[str]) -> Path:
     """Paragraphs, tables and headings to one Markdown file."""
     path.parent.mkdir(parents=True, exist_ok=True)

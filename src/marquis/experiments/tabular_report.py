@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from marquis.experiments.pages import command, table, with_error, write_page
+from marquis.experiments.pages import by_chance, command, table, with_error, write_page
 from marquis.experiments.tabular_data import PATTERNS
 from marquis.experiments.tabular_history import CHOSEN
 from marquis.experiments.tabular_methods import DRAWS, EXPLAINED, IMPUTER, ITERATIVE, MEAN, OURS, OURS_HALF
@@ -72,10 +72,12 @@ def tally(rows: list[Row], ours: str, score: str, larger: bool, places: list[dic
 def in_short(outliers: list[Row], holes: list[Row]) -> str:
     """Who wins how often, and who is best on average."""
     where, gaps = outlier_places(outliers), hole_places(holes)
+    repetitions = len(unique(outliers, "repetition"))
+    chance = f", which chance alone would do in {by_chance(SURE, repetitions)}" if repetitions > 1 else ""
     lines = [
         f"Counts are tables (for holes: tables times patterns) on which ours is *better / worse / not surely either*; "
         f"sure means that the mean paired difference is more than {SURE:g} of its standard errors from zero"
-        f"{by_chance(len(unique(outliers, 'repetition')))}.",
+        f"{chance}.",
         f"- **Outliers** (AUROC, {len(where)} tasks), {OURS}: {tally(outliers, OURS, 'auroc', True, where)}. "
         f"With a longer code: {tally(outliers, OURS_HALF, 'auroc', True, where)}.",
         f"- **Missing values** (RMSE, {len(gaps)} cases), {IMPUTER}: {tally(holes, IMPUTER, 'rmse', False, gaps)}.",
@@ -83,15 +85,6 @@ def in_short(outliers: list[Row], holes: list[Row]) -> str:
         "\n" + advice(outliers, holes),
     ]
     return "\n".join([lines[0] + "\n", *lines[1:]])
-
-
-def by_chance(repetitions: int) -> str:
-    """How often equals would differ so much, if differences were normal."""
-    from scipy.stats import t
-
-    if repetitions < 2:
-        return ""
-    return f", which chance alone would do in {2 * t.sf(SURE, repetitions - 1):.0%} of comparisons of equals"
 
 
 def advice(outliers: list[Row], holes: list[Row]) -> str:
