@@ -16,8 +16,8 @@ from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_pictures import STYLES
 from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
 from marquis.experiments.ood_tables import LABELS, PAPER, score_name, values
-from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe
-from marquis.tasks.ood import OodResult
+from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
+from marquis.tasks.ood import OodResult, scores
 from marquis.tasks.ranking import auroc
 
 
@@ -147,6 +147,24 @@ def test_two_cores_compute_the_rows_that_one_would(tmp_path):
             for measure, value in row.items():
                 assert there["table"][score][measure] == pytest.approx(value, abs=0.005), (score, measure)
         assert there["error"] == pytest.approx(here["error"], rel=1e-4)
+
+
+def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tmp_path):
+    (read, (key, temperature)) = next(iter(ood_rows.READ_AT.items()))
+    tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
+    (group,) = ood.jobs(ood.Training(tiny, (ood_rows.SHUFFLED,), 1, models=(key, read)))
+    place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40)
+    assert [job.key for job in group] == [key, read]
+    own, warmer = (one_row(place, sizes, job) for job in group)
+    assert len(list(place.shared.glob("*.safetensors"))) == 1
+    assert own["error"] < warmer["error"]  # ten times the variance of the weights
+    images = Images.load(tiny)
+    trained = model(place.shared, key, 0, tiny, images).require()
+    assert isinstance(trained, LaplacianAutoencoder) and trained.online is not None
+    trained.online.settings = replace(trained.online.settings, temperature=temperature)
+    by_hand = scores(trained, images.test[:20].x, 40, generator=torch.Generator().manual_seed(5), progress=False)
+    assert warmer["error"] == pytest.approx(float(by_hand["error"].mean()), rel=0.05)
+    assert own["error"] < 0.9 * warmer["error"]
 
 
 def test_an_error_in_one_process_is_raised_here():

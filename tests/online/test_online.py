@@ -157,6 +157,23 @@ def test_full_batch_without_memory_is_the_laplace_precision():
         assert online.temperature == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+def test_a_posterior_can_be_read_at_another_temperature(structure):
+    model, x = network(2), randn(B, 4, seed=1)
+    online = OnlineLaplace(model, "gaussian", structure, "exact", num_data=N, temperature=0.1, generator=gen(2))
+    warmer = OnlineLaplace(model, "gaussian", structure, "exact", num_data=N, temperature=3.0, generator=gen(2))
+    online.step(x, randn(B, 2, seed=2))
+    warmer.state = online.state
+    own, read = online.posterior(), online.posterior(temperature=3.0)
+    torch.testing.assert_close(read.precision.to_dense() * 30.0, own.precision.to_dense(), rtol=1e-10, atol=1e-12)
+    expected = warmer.posterior().precision.to_dense()
+    torch.testing.assert_close(read.precision.to_dense(), expected, rtol=1e-10, atol=1e-12)
+    assert all(torch.equal(read.mean[name], own.mean[name]) for name in own.mean)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(DataError, match="temperature"):
+            online.posterior(temperature=wrong)
+
+
 def test_kronecker_forgets_to_the_joint_data():
     model, x, y = linear(), randn(N, 4, seed=1), randn(N, 3, seed=2)
     online = OnlineLaplace(model, mq.Gaussian(1.0), "kronecker", "exact", num_data=N, curvature_at="mean", rule="redux")

@@ -114,9 +114,13 @@ class LaplacianAutoencoder(BaseAutoencoder):
             rate = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
         return online.step(x, x, mask, learning_rate=rate)
 
-    def posterior(self) -> Posterior:
-        """The weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves."""
-        return self._learner().posterior()
+    def posterior(self, temperature: float | None = None) -> Posterior:
+        """The weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
+
+        Args:
+            temperature: Of what is read, see `OnlineLaplace.posterior`; `from_posterior` makes it an autoencoder again.
+        """
+        return self._learner().posterior(temperature)
 
     @property
     def temperature(self) -> float:

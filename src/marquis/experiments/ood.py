@@ -10,11 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.cells import timed_from_now, write_json
 from marquis.experiments.ood_report import write_report
-from marquis.experiments.ood_rows import SHUFFLED, Job, Place, Sizes, is_there, line, one_row, rows_of_one_model
+from marquis.experiments.ood_rows import (
+    READ_AT,
+    SHUFFLED,
+    Job,
+    Place,
+    Sizes,
+    is_there,
+    line,
+    one_row,
+    rows_of_one_model,
+)
 from marquis.experiments.shared_autoencoders import KRONECKER, TASK_RECIPES, VARIANTS, Recipe
 from marquis.experiments.trained import shared_networks
 
@@ -61,6 +72,7 @@ FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
 LONG = Recipe("fashion-mnist", 55_000, 20, "fashion-conv", 0.25)
 LONGER = replace(LONG, epochs=50)
 WARM, FACTORED = "online-sketched-temperature-0.1", "online-kronecker-temperature-0.1"
+(READ_WARMER,) = READ_AT
 SETTINGS = {
     "quick": Settings(
         (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), Sizes(60, 50, 8, 4, 4)
@@ -76,7 +88,7 @@ SETTINGS = {
     ),
     "full": Settings(
         (
-            Training(replace(LONGER, falling=5), ("mnist",), 3, models=("ae", FACTORED), part="falling"),
+            Training(replace(LONGER, falling=5), ("mnist",), 3, models=("ae", FACTORED, READ_WARMER), part="falling"),
             Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
             Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
             Training(
@@ -120,7 +132,7 @@ def run(
 
 
 def jobs(training: Training) -> list[list[Job]]:
-    """The rows of each model: all models with one seed first, the ablation last."""
+    """The rows of each trained model: all models with one seed first, the ablation last."""
     wanted = [
         (training.part, training.recipe, key, seed)
         for seed in range(training.seeds)
@@ -136,4 +148,7 @@ def jobs(training: Training) -> list[list[Job]]:
         if small.architecture != "dense":
             others.append(replace(small, architecture="dense", width=1.0))
         wanted += [("network", other, "online-sketched", 0) for other in others]
-    return [[Job(*one, outside) for outside in training.outside] for one in wanted]
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in (Job(*one, outside) for one in wanted for outside in training.outside):
+        groups.setdefault((job.part, job.recipe, job.trained_as, job.seed), []).append(job)
+    return list(groups.values())

@@ -18,6 +18,7 @@ STYLES = {
     "online-sketched-temperature-0.1": (BLUE, "--"),
     "online-kronecker": ("#c2185b", "--"),
     "online-kronecker-temperature-0.1": ("#c2185b", "-"),
+    "online-kronecker-temperature-0.1-read-at-1": ("#c2185b", ":"),
     "online-sketched-paper-code": (GREEN, "-"),
     "online-sketched-paper": ("black", ":"),
 }

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import LaplacianAutoencoder
+from marquis.autoencoders import LaplacianAutoencoder, from_posterior
+from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import load as load_data
 from marquis.experiments.cells import cell, stored
 from marquis.experiments.ood_layers import by_layer
@@ -21,6 +22,8 @@ from marquis.tasks import ood
 
 DISSECTED = ("online-sketched", "online-sketched-paper-code")
 """Models whose layers are looked at one by one."""
+READ_AT = {"online-kronecker-temperature-0.1-read-at-1": ("online-kronecker-temperature-0.1", 1.0)}
+"""Models that are another one's network with its posterior at another temperature: key to that one and temperature."""
 SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
@@ -83,6 +86,11 @@ class Job:
         return "-".join([*named, f"s{self.seed}"])
 
     @property
+    def trained_as(self) -> str:
+        """The key of the model that has to be trained."""
+        return READ_AT.get(self.key, (self.key,))[0]
+
+    @property
     def dissected(self) -> bool:
         """Whether the layers are looked at too."""
         return self.part == "main" and self.key in DISSECTED and self.seed == 0
@@ -110,17 +118,18 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
 
     def compute() -> dict[str, Any]:
         images = _images(job.recipe, place.data_dir)
-        outcome = model(place.shared, job.key, job.seed, job.recipe, images, say)
+        outcome = model(place.shared, job.trained_as, job.seed, job.recipe, images, say)
         trained = {"train_seconds": outcome.cpu_seconds, "failed": outcome.failed}
         if outcome.model is None:
             return trained
+        judged = _read_at(outcome.model, job.key)
         before = time.process_time()
         inside = images.test[: sizes.rows].x
         outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
         generator = torch.Generator().manual_seed(job.seed)
         told = {"generator": generator, "progress": False}
         typical = images.train[: sizes.train].x
-        found = ood.evaluate(outcome.model, inside, outside, typical, job.samples(sizes), **told)
+        found = ood.evaluate(judged, inside, outside, typical, job.samples(sizes), **told)
         result = {**trained, **summary(found), "evaluation_seconds": time.process_time() - before}
         if job.dissected and isinstance(outcome.model, LaplacianAutoencoder):
             part = slice(sizes.layer_rows)
@@ -133,6 +142,15 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
 def rows_of_one_model(place: Place, sizes: Sizes, jobs: Sequence[Job]) -> str:
     """Compute several rows of the same model, in a process of their own; returns what there is to say."""
     return "; ".join(line(one_row(place, sizes, job)) for job in jobs)
+
+
+def _read_at(trained: BaseAutoencoder, key: str) -> BaseAutoencoder:
+    """The model of a key from the one that was trained for it."""
+    if key not in READ_AT:
+        return trained
+    assert isinstance(trained, LaplacianAutoencoder)
+    posterior = trained.posterior(temperature=READ_AT[key][1])
+    return from_posterior(trained.encoder, trained.decoder, posterior, trained.likelihood)
 
 
 @lru_cache(maxsize=2)

@@ -20,6 +20,7 @@ LABELS = {
     "online-sketched-paper": "LAE online, preset paper",
     "online-kronecker": "LAE online, Kronecker",
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
+    "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, trained at temperature 0.1, read at 1",
     "online-approximate": "LAE online, approximate diagonal",
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-temperature-1": "LAE online, temperature 1",
@@ -41,7 +42,7 @@ PAPER: dict[str, tuple[float | None, ...]] = {
 """LAE Figure 9c: AUROC, Fashion-MNIST inside and MNIST outside."""
 ONLINE = (
     *("online-sketched", "online-sketched-temperature-0.1", "online-kronecker", "online-kronecker-temperature-0.1"),
-    *("online-sketched-paper-code", "online-sketched-paper"),
+    *("online-kronecker-temperature-0.1-read-at-1", "online-sketched-paper-code", "online-sketched-paper"),
 )
 
 

@@ -324,9 +324,16 @@ class OnlineLaplace:
         torch._foreach_add_(list(drawn.values()), [means[name].detach() for name in drawn])
         return {name: laid_out_like(value, means[name]) for name, value in drawn.items()}
 
-    def posterior(self) -> Posterior:
-        """What has been learnt, as an ordinary posterior: it samples, saves and loads like the others."""
-        precision = self.state.precision(self.settings.factor, self.settings.temperature)
+    def posterior(self, temperature: float | None = None) -> Posterior:
+        """What has been learnt, as an ordinary posterior: it samples, saves and loads like the others.
+
+        Args:
+            temperature: T of what is read; by default that of training. Networks that were trained at a cold posterior
+                can be judged at another one: the precision is divided by T, and nothing else depends on it.
+        """
+        if temperature is not None and not 0 < temperature < math.inf:
+            raise DataError(f"temperature={temperature}: it has to be positive and finite.")
+        precision = self.state.precision(self.settings.factor, temperature or self.settings.temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)
 
