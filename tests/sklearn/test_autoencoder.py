@@ -160,6 +160,32 @@ def test_a_row_does_not_depend_on_its_neighbours(fitted, holes, monkeypatch):
         np.testing.assert_allclose(getattr(fitted, name)(holes), value, rtol=1e-10)
 
 
+@pytest.mark.parametrize("source", [lambda: None, lambda: 7, lambda: np.random.RandomState(7)], ids=["none", "7", "RS"])
+def test_rows_share_the_networks_but_not_the_noise(fitted, wine, source, monkeypatch):
+    """Rows that are alike, in several parts: the same networks say the same, and each has a noise of its own."""
+    rows = np.repeat(wine[:1], 90, 0)
+    rows[:, 3] = np.nan
+    whole = fitted.impute(rows, 4, random_state=source())
+    monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 30)
+    parts = fitted.impute(rows, 4, random_state=source())
+    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-12)
+    np.testing.assert_allclose(parts.std, whole.std, rtol=1e-12)
+    assert len(np.unique(parts.samples[:, :, 3])) == 4 * 90
+    np.testing.assert_array_equal(parts.samples, fitted.impute(rows, 4, random_state=source()).samples)
+
+
+def test_tables_with_types_that_know_of_missing_values(wine):
+    """pandas' nullable columns: what NaN in plain ones gives."""
+    numbers = wine[:60, :3].round()
+    numbers[::7, 1] = np.nan
+    plain = pd.DataFrame(numbers, columns=["a", "b", "c"])
+    nullable = plain.astype({"a": "Int64", "b": "Int64", "c": "Float64"})
+    assert nullable["b"].isna().sum() == 9
+    first, second = LaplacianAutoencoder(**SMALL).fit(plain), LaplacianAutoencoder(**SMALL).fit(nullable)
+    pd.testing.assert_frame_equal(second.impute(nullable).mean, first.impute(plain).mean)
+    np.testing.assert_array_equal(second.impute(nullable).missing, np.isnan(numbers))
+
+
 def test_score_is_the_pseudo_likelihood(fitted, holes):
     """Entry by entry, with a loop: hide one, ask the same networks for it."""
     X = holes[:4]

@@ -149,11 +149,15 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def _inputs(self, X: np.ndarray) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(self.scaler_.transform(X)), dtype=torch.float64)
 
-    def _checked(self, X: Any) -> Tensor:
-        """New rows, checked against those of `fit` and standardised."""
+    def _validated(self, X: Any) -> np.ndarray:
+        """New rows, checked against those of `fit`, in their own units."""
         check_is_fitted(self, "model_")
         checked: Any = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        return self._inputs(checked)
+        return checked
+
+    def _checked(self, X: Any) -> Tensor:
+        """Likewise, standardised."""
+        return self._inputs(self._validated(X))
 
     def _draws(self) -> torch.Generator:
         """The same networks for all rows, every time: a row's answer does not depend on its neighbours."""
@@ -254,19 +258,20 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             rounds: How often the observed entries are put back and the answer is corrected; 1 in the paper.
             random_state: Of the draws; None: the same every time.
         """
-        x = self._checked(X)
+        given = self._validated(X)
         for name, count, least in (("samples", samples, 1), ("rounds", rounds, 0)):
             if count < least:
                 raise DataError(f"{name}={count}: at least {least}.")
-        given = np.array(X, dtype=np.float64)
-        found = empty_answers(given, samples)
+        x, found = self._inputs(given), empty_answers(given, samples)
         rows = np.flatnonzero(found.missing.any(1))
+        seed = self._seed if random_state is None else generator_from(random_state).initial_seed()
+        deviation, noise = torch.from_numpy(self.hole_std_ / self.scaler_.scale_), None
         for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
             if len(part):
-                generator = self._draws() if random_state is None else generator_from(random_state)
-                drawn = answers(self.model_, x[part], samples, rounds, generator)
-                deviation = torch.from_numpy(self.hole_std_ / self.scaler_.scale_)
-                write_answers(found, part, drawn, deviation, self.scaler_, generator)
+                networks = torch.Generator().manual_seed(seed)  # the same for all rows
+                drawn = answers(self.model_, x[part], samples, rounds, networks)
+                noise = networks if noise is None else noise  # goes on: no two rows have the same
+                write_answers(found, part, drawn, deviation, self.scaler_, noise)
         return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:
