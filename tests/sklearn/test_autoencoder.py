@@ -89,6 +89,29 @@ def test_shapes(fitted, holes):
     assert list(fitted.get_feature_names_out()) == ["laplacianautoencoder0", "laplacianautoencoder1"]
 
 
+def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypatch):
+    """By hand, network by network: fill the holes with a draw, encode; rows without holes as the encoder has them."""
+    few = holes[:60].copy()
+    few[0] = wine[0]
+    _, std = fitted.transform(few, return_std=True)
+    x = fitted._inputs(few)
+    said = fitted.model_.reconstruct(x, 5, generator=fitted._draws(), keep=True)
+    np.testing.assert_allclose(std[0], said.latent.std[0], rtol=1e-12)
+    source = fitted._draws()
+    networks = [fitted.model_.posterior.sample(1, source) for _ in range(5)]
+    noise = torch.randn(5, 13, dtype=torch.float64, generator=source)
+    codes = []
+    for s, network in enumerate(networks):
+        draw = fitted.model_.draw_at({name: value[0] for name, value in network.items()})
+        around = said.samples[s] + noise[s] * torch.from_numpy(fitted.hole_std_ / fitted.scaler_.scale_)
+        codes.append(draw.encode(torch.where(x.isnan(), around, x)))
+    expected = torch.stack(codes).std(0)
+    np.testing.assert_allclose(std[1:], expected[1:], rtol=1e-8)
+    assert std[1:].mean() > 1.2 * said.latent.std[1:].mean()  # as if the column's mean had been observed
+    monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 7)
+    np.testing.assert_allclose(fitted.transform(few, return_std=True)[1], std, rtol=1e-10)
+
+
 def test_missing_targets_have_no_influence(holes, monkeypatch):
     """The twin is trained towards wild values at the missing entries: the same weights to the last bit."""
     plain = LaplacianAutoencoder(**SMALL).fit(holes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.columns import column_scaler, like_table
-from marquis.sklearn.imputed import ImputedTable, answers, empty_answers, write_answers
+from marquis.sklearn.imputed import ImputedTable, answers, code_deviation, empty_answers, write_answers
 from marquis.sklearn.network import perceptron, private_randomness
 from marquis.sklearn.table_options import checked_options, root_of
 from marquis.sklearn.unseen import unseen, unseen_deviation
@@ -163,6 +163,11 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         """The same networks for all rows, every time: a row's answer does not depend on its neighbours."""
         return torch.Generator().manual_seed(self._seed)
 
+    @property
+    def _hole_std(self) -> Tensor:
+        """`hole_std_` of standardised columns."""
+        return torch.from_numpy(self.hole_std_ / self.scaler_.scale_)
+
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
         return [self.model_.reconstruct(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
 
@@ -173,13 +178,19 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def transform(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def transform(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The codes `[N, latent_dim]`: the mean over the posterior; with `return_std` also the deviation."""
-        found = [
-            self.model_.encode(part, int(self.samples), generator=self._draws())
-            for part in self._checked(X).split(ROWS)
-        ]
+        """The codes `[N, latent_dim]`: the mean over the posterior; with `return_std` also the deviation.
+
+        Missing entries enter the encoder as their column's mean. What else they may have been is part of the deviation.
+        """
+        x = self._checked(X)
+        found = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
         mean = torch.cat([part.mean for part in found]).numpy()
-        return (mean, torch.cat([part.std for part in found]).numpy()) if return_std else mean
+        if not return_std:
+            return mean
+        std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
+        for rows in holes.split(ROWS) if len(holes) else ():
+            std[rows] = code_deviation(self.model_, x[rows], self._hole_std, int(self.samples), self._seed)
+        return mean, std.numpy()
 
     @overload
     def inverse_transform(self, Z: Any, return_std: Literal[False] = False) -> np.ndarray: ...
@@ -233,7 +244,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         left out. Cost: `samples` passes over `columns` copies of `X`. `y` is ignored.
         """
         x, total = self._checked(X), 0.0
-        noise = torch.from_numpy(self.hole_std_ / self.scaler_.scale_)[:, None, None]
+        noise = self._hole_std[:, None, None]
         for truth, said in unseen(self.model_, x, int(self.samples), self._seed):
             density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
             log_prob = density.logsumexp(1) - np.log(said.shape[1])
@@ -265,13 +276,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         x, found = self._inputs(given), empty_answers(given, samples)
         rows = np.flatnonzero(found.missing.any(1))
         seed = self._seed if random_state is None else generator_from(random_state).initial_seed()
-        deviation, noise = torch.from_numpy(self.hole_std_ / self.scaler_.scale_), None
+        noise = None
         for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
             if len(part):
                 networks = torch.Generator().manual_seed(seed)  # the same for all rows
                 drawn = answers(self.model_, x[part], samples, rounds, networks)
                 noise = networks if noise is None else noise  # goes on: no two rows have the same
-                write_answers(found, part, drawn, deviation, self.scaler_, noise)
+                write_answers(found, part, drawn, self._hole_std, self.scaler_, noise)
         return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:

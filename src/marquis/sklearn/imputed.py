@@ -94,3 +94,25 @@ def write_answers(
     into.mean[rows] = np.where(missing, filled, into.mean[rows])
     into.std[rows] = np.where(missing, total, 0.0)
     into.samples[:, rows] = np.where(missing, noisy.reshape(noise.shape), into.samples[:, rows])
+
+
+def code_deviation(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:
+    """Standard deviation `[rows, K]` of the codes of rows with holes (methods.md 1.2).
+
+    Each network draws the missing entries from its own imputation, then encodes the completed row. The noise of a draw
+    is the same for all rows, so that a row's answer does not depend on its neighbours. Cost: two passes per network.
+
+    Args:
+        model: Of standardised rows.
+        x: `[rows, columns]`, standardised; NaN where entries are missing.
+        deviation: Of a missing entry around what a network says, `[columns]`, standardised.
+        samples: How many networks.
+        seed: Of the networks and the noise.
+    """
+    first, again = (torch.Generator().manual_seed(seed) for _ in range(2))
+    drawn = model.reconstruct(x, samples, generator=first, keep=True).samples
+    assert drawn is not None
+    noise = torch.randn(len(drawn), 1, x.shape[1], dtype=x.dtype, generator=first) * deviation
+    completed = torch.where(x.isnan(), drawn + noise, x)
+    codes = torch.stack([model.encode(row, 1, generator=again).mean for row in completed])
+    return codes.std(0) if len(codes) > 1 else torch.zeros_like(codes[0])
