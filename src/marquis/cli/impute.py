@@ -162,8 +162,7 @@ def _in_units(
 
     if run.scaling is not None:
         mean, std, samples = run.scaling.unscaled(mean), std.double() * run.scaling.scale, run.scaling.unscaled(samples)
-    original = rows.original.to(mean.dtype)
-    return torch.where(missing, mean, original), std, torch.where(missing, samples, original)
+    return torch.where(missing, mean, rows.original), std, torch.where(missing, samples, rows.original)
 
 
 def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor) -> None:

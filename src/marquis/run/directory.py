@@ -186,7 +186,8 @@ class Run:
         options: dict[str, Any] = {}
         if self.settings.size is not None and Path(name).is_dir():
             options["size"] = self.settings.size
-        data = load(name, split, self.settings.data_dir, limit=limit, dtype=torch.float32, **options)
+        dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
+        data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         return rows_of(data, self.spec.shape, **described)
 

@@ -19,7 +19,7 @@ class Rows:
 
     Attributes:
         x: `[n, ...]`, scaled; NaN where missing.
-        original: As read, in the units of the data.
+        original: As read, in the units of the data; tables in float64, so that they can be written again exactly.
         y: Targets, where the data have some.
         source: File, folder or name.
         names: Of the columns, for a table that has names.
@@ -50,14 +50,19 @@ def rows_of(
         targets: Columns that were set apart in training, and are left out where a file has them.
 
     Raises:
-        DataError: Another shape, or other columns.
+        DataError: Another shape, other columns, or numbers too large for the model.
     """
     x, names = data.x, data.feature_names
     if columns is not None and names is not None:
         x, names = _in_order(x, names, columns, targets, data.source)
     if tuple(x.shape[1:]) != tuple(shape):
         raise DataError(f"{data.source}: {_called(x.shape[1:])}, but the model was trained on {_called(shape)}")
-    return Rows(x if scaling is None else scaling.scaled(x), x, data.y, data.source, names or columns)
+    narrow = x.to(torch.float32)  # what models are trained in
+    too_large = narrow.isinf().flatten(1).any(1)
+    if bool(too_large.any()):
+        row = int(too_large.nonzero()[0])
+        raise DataError(f"{data.source}: row {row} has a number too large for float32; mark missing values as NaN")
+    return Rows(narrow if scaling is None else scaling.scaled(narrow), x, data.y, data.source, names or columns)
 
 
 def _in_order(
