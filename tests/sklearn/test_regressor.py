@@ -157,6 +157,16 @@ def test_diabetes_intervals_hold_what_they_promise():
     assert model.score(X[330:], y[330:]) > 0.4
 
 
+def test_one_hidden_size_of_any_integer_type():
+    X, y = toy()
+    plain, numpy, other = (
+        LaplaceRegressor(hidden_sizes=size, rounds=1, epochs=20, random_state=0).fit(X, y).predict(X)
+        for size in (3, np.int64(3), np.int64(4))
+    )
+    np.testing.assert_array_equal(plain, numpy)
+    assert not np.array_equal(plain, other)
+
+
 def test_refusals():
     X, y = toy(2)
     with pytest.raises(mq.DataError, match="1 outputs, the targets 2"):
