@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -88,24 +89,37 @@ def test_empty_columns_and_indicators_as_simple_imputer_has_them(holes, keep, in
     options = {"keep_empty_features": keep, "add_indicator": indicator}
     ours = LaplacianImputer(SMALL, random_state=0, **options).set_output(transform="pandas").fit(table)
     theirs = SimpleImputer(**options).set_output(transform="pandas").fit(table)
-    with pytest.warns(UserWarning) if not keep else _nothing():
+    with pytest.warns(UserWarning, match="ash") if not keep else _nothing():
         expected = theirs.transform(table)
-    found = ours.transform(table)
+    with pytest.warns(UserWarning, match=r"\['ash'\] had no value in fit and are left out") if not keep else _nothing():
+        found = ours.transform(table)
+        assert ours.sample(table, 2).shape == (2, *found.shape)
     assert list(found.columns) == list(expected.columns)
     assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
     seen = (~table.isna()).reindex(columns=found.columns, fill_value=True).to_numpy()
     np.testing.assert_array_equal(found.to_numpy(dtype=float)[seen], expected.to_numpy(dtype=float)[seen])
     if keep:
         assert (found["ash"] == 0).all()
-    assert ours.sample(table, 2).shape == (2, *found.shape)
 
 
-class _nothing:
+class _nothing(warnings.catch_warnings):
+    """No warning at all."""
+
     def __enter__(self):
-        return None
+        super().__enter__()
+        warnings.simplefilter("error")
 
-    def __exit__(self, *_):
-        return None
+
+def test_marker_of_nullable_tables(holes):
+    table = pd.DataFrame(holes[:60, :3].round(), columns=["a", "b", "c"])
+    nullable = table.astype({"b": "Int64"})
+    expected = LaplacianImputer(SMALL, random_state=0).fit_transform(table)
+    for marker in (np.nan, pd.NA):
+        model = LaplacianImputer(SMALL, random_state=0, missing_values=marker)
+        np.testing.assert_array_equal(model.fit_transform(nullable), expected)
+    for marker in ("?", None):
+        with pytest.raises(mq.DataError, match=r"missing_values=.*NaN or a number"):
+            LaplacianImputer(SMALL, missing_values=marker).fit(table)
 
 
 def test_reproducible_and_pickled(fitted, holes):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +26,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Args:
         estimator: The `LaplacianAutoencoder` to use, which is cloned; None: one of default settings, but with a code of
             half as many numbers as there are columns (at least 2, at most 10), as holes need more of it than pictures.
-        missing_values: What marks a missing entry: NaN or a number.
+        missing_values: What marks a missing entry: NaN (or pandas' NA, of nullable columns), or a number.
         samples: Draws of which the mean is filled in.
         rounds: How often a draw is corrected by another network; see `LaplacianAutoencoder.impute`.
         add_indicator: Whether to append a column of 0 and 1 for each column that had missing entries in `fit`.
@@ -61,6 +64,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> LaplacianImputer:
         """Learn from the observed entries of `X [N, columns]`; returns itself. `y` is ignored."""
+        if not (self._marked_by_nan or isinstance(self.missing_values, Real)):
+            raise DataError(f"missing_values={self.missing_values!r}: NaN or a number; encode text as numbers first.")
         for name, least in (("samples", 1), ("rounds", 0)):
             if getattr(self, name) < least:
                 raise DataError(f"{name}={getattr(self, name)!r}: at least {least}.")
@@ -87,19 +92,23 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             made.set_params(random_state=int(seed))
         return made.set_params(verbose=max(self.verbose, made.verbose))
 
+    @property
+    def _marked_by_nan(self) -> bool:
+        pandas, marker = sys.modules.get("pandas"), self.missing_values
+        return (isinstance(marker, Real) and bool(np.isnan(marker))) or (pandas is not None and marker is pandas.NA)
+
     def _with_nan(self, X: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The table with NaN where entries are missing, and where that is."""
-        marked_by_nan = bool(np.isnan(self.missing_values))
         table: Any = validate_data(
             self,
             X,
             reset=reset,
             dtype=np.float64,
             copy=True,
-            ensure_all_finite="allow-nan" if marked_by_nan else True,
+            ensure_all_finite="allow-nan" if self._marked_by_nan else True,
             ensure_min_samples=2 if reset else 1,
         )
-        missing = np.isnan(table) if marked_by_nan else table == self.missing_values
+        missing = np.isnan(table) if self._marked_by_nan else table == self.missing_values
         table[missing] = np.nan
         return table, missing
 
@@ -137,6 +146,13 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if self.keep_empty_features:
             parts = np.repeat(np.where(missing, 0.0, table)[None], len(filled), 0)
             parts[:, :, self._known] = filled
+        elif not self._known.all():  # as SimpleImputer says it, whenever columns get lost
+            empty = np.flatnonzero(~self._known)
+            names = getattr(self, "feature_names_in_", np.arange(self.n_features_in_))[empty].tolist()
+            warnings.warn(
+                f"Columns {names} had no value in fit and are left out; keep_empty_features=True fills them with 0.",
+                stacklevel=3,
+            )
         if self.indicator_ is not None:
             flags = self.indicator_.transform(table).astype(np.float64)
             parts = np.concatenate([parts, np.repeat(flags[None], len(parts), 0)], 2)
@@ -152,5 +168,5 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         """Missing values are fine, if they are NaN."""
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = bool(np.isnan(self.missing_values))
+        tags.input_tags.allow_nan = self._marked_by_nan
         return tags
