@@ -329,7 +329,9 @@ def test_refusals(fitted, wine):
         ({"hide": 1.0}, "hide=1.0"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
         ({"samples": 0}, "samples=0"),
+        ({"validation_fraction": 0.999}, "validation_fraction=0.999 leaves none of 178 rows"),
         ({"contamination": 0.0}, "contamination=0.0"),
+        ({"contamination": "auto"}, "contamination='auto'"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"prior": -1.0}, "prior_precision=-1.0"),
     ]:

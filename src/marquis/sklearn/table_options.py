@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ def checked_options(asked: LaplacianAutoencoder) -> tuple[TableTraining, list[in
     for name, values in counts.items():
         if any(int(value) != value or value < 1 for value in values):
             raise DataError(f"{name}={getattr(asked, name)!r}: whole numbers from 1 on.")
-    if not 0 < asked.contamination <= 0.5:
+    if not (isinstance(asked.contamination, Real) and 0 < asked.contamination <= 0.5):
         raise DataError(f"contamination={asked.contamination!r}: the share of outliers, above 0 and at most 0.5.")
     training = TableTraining(
         epochs=asked.epochs,

@@ -119,6 +119,8 @@ class TableTraining:
         count = round(self.held_out * len(x))
         if count < SMALLEST_HELD_OUT:
             return x, x[:0]
+        if count == len(x):
+            raise DataError(f"validation_fraction={self.held_out!r} leaves none of {len(x)} rows to learn from.")
         order = torch.randperm(len(x), generator=generator)
         return x[order[count:]], x[order[:count]]
 
