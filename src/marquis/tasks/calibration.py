@@ -160,6 +160,8 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
     if not bool(seen.any()):
         raise DataError("there is no target to compare with: all entries are missing.")
     ordered, wanted = samples.detach().double()[:, seen].sort(0).values, target.detach().double()[seen]
+    if bool(ordered[-1].isnan().any()):  # sorted to the end, where they would pass for the upper quantiles
+        raise DataError("draws must not be NaN where there is a target.")
     return {level: _between(ordered, wanted, level) for level in levels}
 
 
