@@ -131,6 +131,16 @@ def test_candidates_are_limited_by_the_fold():
         neighbours.choose_k(codes[None], labels, candidates=[3, 4])
 
 
+def test_smallest_of_equally_good_candidates_in_whatever_order():
+    labels = torch.arange(20) % 2
+    codes = 100.0 * labels.double().unsqueeze(1) + torch.randn(20, 1, generator=seeded(), dtype=torch.float64)
+    for candidates in ([1, 2, 5], [5, 1, 2], [2, 5, 1]):  # every k is right about everything
+        assert neighbours.choose_k(codes[None], labels, candidates=candidates, generator=seeded()) == 1
+    mostly = torch.tensor([0] * 9 + [1] + [0] * 10)  # the one exception leads its neighbours astray if k = 1
+    alone = codes[::2].repeat(2, 1)
+    assert neighbours.choose_k(alone[None], mostly, candidates=[1, 5], generator=seeded()) == 5
+
+
 def test_embedding_is_the_mean_or_every_draw():
     model, (x, _) = identity(scale=0.2), codes_and_labels(n=10)
     mean = semi_supervised.embed(model, x, 6, generator=seeded())

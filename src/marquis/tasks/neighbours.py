@@ -85,7 +85,7 @@ def choose_k(
         generator: For the folds.
     """
     right = cross_validated(copies, labels, grouped_folds(labels, folds, generator), candidates=candidates, at=at)
-    return max(right, key=lambda k: right[k])  # the first of equals: the smallest
+    return max(right, key=lambda k: (right[k], -k))
 
 
 def cross_validated(
