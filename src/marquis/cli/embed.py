@@ -24,7 +24,7 @@ def embed(
     from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
     from marquis.run import Run
 
-    require_free(out, force, (*TABLES, *ARRAYS))
+    require_free(out, force, (*TABLES, *ARRAYS), data)
     opened = Run.open(run)
     rows = opened.read(data, split=split, limit=limit)
     model = opened.model()

@@ -33,7 +33,7 @@ def evaluate(
 ) -> None:
     """Log-likelihood and error on held-out rows; with --ood, how well outliers are recognised, with pictures."""
     from marquis.atomic import write_json
-    from marquis.cli.outputs import require_free, write_figure
+    from marquis.cli.outputs import require_free, write_figure, writing
     from marquis.cli.quality import quality
     from marquis.errors import DataError
     from marquis.run import Run
@@ -65,7 +65,8 @@ def evaluate(
         found["table"] = result.table
         write_figure(picture, lambda: _drawn(result, opened.settings.data, ood))
         typer.echo(f"written: {picture}")
-    write_json(table, found)
+    with writing(table):
+        write_json(table, found)
     typer.echo(f"written: {table}")
 
 

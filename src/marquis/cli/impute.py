@@ -70,9 +70,11 @@ def impute(
 
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
-    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS))
+    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit)
     missing = _missing(rows, hide)
+    if out.suffix.lower() in TABLES:
+        _check_names(rows, missing)
 
     import torch
 
@@ -154,6 +156,23 @@ def _missing(rows: Rows, hide: str | None) -> Tensor:
     return missing
 
 
+def _names(rows: Rows) -> tuple[str, ...]:
+    return rows.names or tuple(f"column_{number}" for number in range(1, rows.x.shape[1] + 1))
+
+
+def _check_names(rows: Rows, missing: Tensor) -> None:
+    """Refuse a table in which NAME_std is the name of a column of its own, which would be lost."""
+    from marquis.errors import DataError
+
+    names = _names(rows)
+    for name, has_holes in zip(names, missing.any(0).tolist(), strict=True):
+        if has_holes and f"{name}_std" in names:
+            raise DataError(
+                f"{rows.source} has a column {name}_std, which is what the error bars of {name} would be called; "
+                "write an .npz file, or train with another name for it"
+            )
+
+
 def _in_units(
     run: Run, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,7 +199,7 @@ def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, sa
         rows_of_three = torch.stack([given, mean, spread / spread.max().clamp_min(1e-12)], 1).flatten(0, 1)
         write_picture(out, rows_of_three.numpy(), together=3)
         return
-    names = rows.names or tuple(f"column_{number}" for number in range(1, mean.shape[1] + 1))
+    names = _names(rows)
     columns = {name: mean[:, number].numpy() for number, name in enumerate(names)}
     for number, name in enumerate(names):
         if bool(missing[:, number].any()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,44 @@ SMALLEST_PICTURE = 56
 """Edge to which small images are enlarged, pixel by pixel, so that they can be seen."""
 
 
-def require_free(path: Path, force: bool, suffixes: Sequence[str] = ()) -> None:
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the system complains about (read-only, full, too long a name) becomes an error with the file's name."""
+    try:
+        yield
+    except OSError as problem:
+        raise DataError(f"{path} cannot be written: {problem.strerror or problem}; choose another place") from problem
+
+
+def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: str | None = None) -> None:
     """Refuse a file that cannot or must not be written, before anything is computed.
 
+    Args:
+        path: The file.
+        force: Whether a file that is there may be overwritten.
+        suffixes: The endings it may have; any by default.
+        source: What is read: never overwritten, as it may be all there is of the user's data.
+
     Raises:
-        DataError: It exists (without `force`), its folder does not, or its ending is not one of `suffixes`.
+        DataError: It exists (without `force`), its folder does not or is read-only, its ending is not one of
+            `suffixes`, or it is the `source`.
     """
+    with writing(path):
+        _require_free(path, force, suffixes, source)
+
+
+def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str | None) -> None:
     if suffixes and path.suffix.lower() not in suffixes:
         raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():
-        raise DataError(f"--out {path}: the folder {path.parent} does not exist")
+        raise DataError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"--out {path}: the folder {path.parent} is read-only; choose another")
     if path.is_dir():
-        raise DataError(f"--out {path} is a folder")
+        raise DataError(f"--out {path} is a folder; give the name of a file")
+    read = None if source is None else Path(source).expanduser()
+    if read is not None and path.exists() and read.exists() and path.samefile(read):
+        raise DataError(f"--out {path} is the file that is read; choose another name")
     if path.exists() and not force:
         raise DataError(f"{path} is there already; --force overwrites it")
 
@@ -36,7 +64,7 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = ()) -> None:
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """A table of named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
     suffix = path.suffix.lower()
-    with replacing(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         if suffix in ARRAYS:
             with open(temporary, "wb") as file:
                 np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
@@ -56,7 +84,7 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 def write_figure(path: Path, draw: Callable[[], Any]) -> None:
     """What `draw` returns, a matplotlib figure, as PNG."""
     figure = draw()
-    with replacing(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
 
 
@@ -87,5 +115,5 @@ def write_picture(path: Path, images: np.ndarray, together: int = 1) -> None:
         sheet[:, top : top + height * times, left : left + width * times] = large
     pixels = (sheet.clip(0, 1) * 255).round().astype(np.uint8)
     picture = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
-    with replacing(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         picture.save(temporary)

@@ -35,7 +35,7 @@ def score(
     from marquis.errors import DataError
     from marquis.run import Run
 
-    require_free(out, force, (*TABLES, *ARRAYS))
+    require_free(out, force, (*TABLES, *ARRAYS), data)
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
     opened = Run.open(run)
