@@ -81,6 +81,9 @@ def test_several_classes(wine, link):
     np.testing.assert_array_equal(probs, model.predict_proba(X))
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probs, rtol=1e-12)
     assert model.score(X, names[y]) > 0.97
+    for other in ("probit", "bridge", "mc"):
+        own = model.laplace_.predict(model._inputs(X), link=other, generator=torch.Generator().manual_seed(0)).probs
+        assert np.allclose(own / own.sum(1, keepdim=True), probs, rtol=1e-8) == (other == link)
     draws = model.sample_proba(X[:4], 6)
     assert draws.shape == (4, 3, 6)
     np.testing.assert_allclose(draws.sum(1), 1, rtol=1e-12)

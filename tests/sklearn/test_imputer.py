@@ -58,6 +58,14 @@ def test_fills_only_the_holes(fitted, holes):
     np.testing.assert_array_equal(filled, fitted.estimator_.impute(holes, 25).mean)
 
 
+def test_options_reach_the_autoencoder(fitted, holes):
+    other = LaplacianImputer(SMALL, samples=3, rounds=1, random_state=0).fit(holes)
+    np.testing.assert_array_equal(other.transform(holes), other.estimator_.impute(holes, 3, rounds=1).mean)
+    np.testing.assert_array_equal(other.estimator_.impute(holes, 25).mean, fitted.transform(holes))  # the same fit
+    for samples, rounds in ((25, 1), (3, 0)):  # and each of the two makes a difference
+        assert not np.array_equal(other.transform(holes), other.estimator_.impute(holes, samples, rounds=rounds).mean)
+
+
 def test_several_tables(fitted, holes):
     drawn, seen = fitted.sample(holes, 4, random_state=1), ~np.isnan(holes)
     assert drawn.shape == (4, *holes.shape)

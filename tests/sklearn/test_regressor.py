@@ -113,6 +113,9 @@ def test_draws(fitted):
     np.testing.assert_allclose(close[0], close[1], rtol=1e-10)
     apart = fitted.sample_y(np.array([[10.0], [10.0]]), 5, noise=True)
     assert not np.allclose(apart[0], apart[1], rtol=1e-4)
+    _, noise = fitted.predict_variance(X)
+    observed = fitted.sample_y(X, 400) - functions  # the same functions
+    assert np.sqrt(np.mean(observed**2 / noise[:, None])) == pytest.approx(1, abs=0.03)  # 16000 normal numbers
 
 
 def test_draws_are_those_of_the_posterior(fitted):

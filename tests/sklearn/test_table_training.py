@@ -1,0 +1,45 @@
+"""Training on a table: the best epoch is kept, and entries are hidden in the share that was asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from marquis.sklearn import table_training
+from marquis.sklearn.network import perceptron
+
+
+def test_training_goes_back_to_the_best_epoch(monkeypatch):
+    """Held-out values by a script: the twin stops after the best epoch of its own accord."""
+    x = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def trained(values, **settings):
+        script = iter(values)
+        monkeypatch.setattr(table_training._HeldOut, "__call__", lambda self, online: next(script))
+        torch.manual_seed(0)
+        networks = [perceptron(a, b, (4,), "tanh").double() for a, b in ((3, 2), (2, 3))]
+        options = {"batch_size": 16, "learning_rate": 0.01, "held_out": 0.1, "hide": 0.2, **settings}
+        training = table_training.TableTraining(**options)
+        online, epochs, apart = training.run(*networks, x, torch.Generator().manual_seed(1), prior_precision=1.0)
+        assert len(apart) == 6
+        return online, epochs
+
+    best, _ = trained([3.0, 1.0], epochs=2, patience=9)
+    back, epochs = trained([3.0, 1.0, 2.0, 0.9999, 1.5, 0.0], epochs=9, patience=3)  # 0.9999 is no gain worth naming
+    assert epochs == 5
+    for name, value in best.means().items():
+        assert torch.equal(value, back.means()[name])
+    assert back.state.noise_precision == best.state.noise_precision
+    assert torch.equal(back.posterior().precision.diagonal(), best.posterior().precision.diagonal())
+    further, _ = trained([3.0, 1.0, 0.5], epochs=3, patience=9)
+    assert not all(torch.equal(value, further.means()[name]) for name, value in best.means().items())
+
+
+def test_hidden_entries_are_a_share_that_differs_between_rows():
+    x = torch.ones(400, 500, dtype=torch.float64)
+    assert table_training.hidden(x, 0.0, torch.Generator()) is x
+    gone = table_training.hidden(x, 0.2, torch.Generator().manual_seed(0)) == 0
+    share = gone.double().mean(1)
+    assert float(share.mean()) == pytest.approx(0.2, abs=0.02)
+    assert float(share.std()) == pytest.approx(0.4 / 12**0.5, rel=0.1)  # uniform from 0 to 0.4
+    assert float(share.max()) < 0.5 and bool((x == 1).all())
