@@ -18,7 +18,10 @@ from marquis.errors import DataError
 
 Parsed = TypeVar("Parsed")
 GZIP_MAGIC, NPY_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"\x93NUMPY", b"PK\x03\x04"
-_NUMPY_COMPLAINTS = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_NUMPY_COMPLAINTS = (
+    *(ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error),
+    *(MemoryError, RuntimeError),  # a header that claims terabytes; a password
+)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -76,9 +79,13 @@ def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
         raise DataError(f"{where} is not an npz file: it holds a single array; call it .npy")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+            arrays = {key: archive[key] for key in archive.files}
     except _NUMPY_COMPLAINTS as problem:
         raise DataError(f"{where} cannot be read as npz: {_why(problem)}") from problem
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # other files in a zip archive come as bytes
+            raise DataError(f"{where} is a zip file that holds {key}, which is no array; write it with numpy.savez")
+    return arrays
 
 
 def read_npy(content: bytes, where: object) -> np.ndarray:
