@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,8 @@ from marquis.errors import DataError
 
 SUFFIXES = frozenset({".npy", ".npz", ".csv", ".parquet"})
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_INDEX = "__index_level_"
+"""What pandas calls a nameless index in a parquet file."""
 _X_KEYS, _Y_KEYS = ("x", "X", "data", "images"), ("y", "Y", "target", "targets", "labels")
 
 
@@ -42,7 +47,7 @@ def load_table(
         limit: Keep only the first so many rows of the split.
         dtype: Floating type of the result.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, False where we may not look
         raise DataError(f"{path} does not exist")
     names: tuple[str, ...] | None = None
     y: np.ndarray | None = None
@@ -61,8 +66,8 @@ def load_table(
         if names is None:
             raise DataError(f"{path}: `target` names a column, but a {suffix} file without names has none")
         x, y, names, target_names = _take_targets(x, names, target, path)
-    if y is not None and len(y) != len(x):
-        raise DataError(f"{path}: {len(x)} rows but {len(y)} targets")
+    if y is not None and y.shape[:1] != x.shape[:1]:
+        raise DataError(f"{path}: {len(x)} rows but {len(y) if y.ndim else 'a single number instead of'} targets")
     rows = np.arange(len(x))
     if split != "all":
         train, test = held_out_rows(len(x), len(x) // 5)
@@ -103,10 +108,8 @@ def _read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarr
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise DataError(f"{path} is not text in UTF-8: {problem}") from problem
-    first_line = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = next((d for d in ",;\t" if d in first_line), ",")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        raise DataError(f"{path} is not text in UTF-8: {problem}; save it as UTF-8") from problem
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
     names: tuple[str, ...] | None = None
     rows: list[list[float]] = []
     width = None
@@ -128,6 +131,27 @@ def _read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarr
     if not rows:
         raise DataError(f"{path} has no rows of data")
     return np.array(rows), names
+
+
+def _delimiter(text: str) -> str:
+    """What cuts the first line into several fields, and the second into as many: comma, semicolon or tab.
+
+    The first line alone would not do: the names in a file with semicolons may have commas in them.
+    """
+    widths = {delimiter: _first_widths(text, delimiter) for delimiter in ",;\t"}
+    cutting = [delimiter for delimiter, found in widths.items() if found[:1] > [1]]
+    alike = [delimiter for delimiter in cutting if len(set(widths[delimiter])) == 1]
+    return next(iter(alike or cutting), ",")
+
+
+def _first_widths(text: str, delimiter: str) -> list[int]:
+    """Numbers of fields in the first two lines that are not empty, as far as they can be read."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    widths: list[int] = []
+    with suppress(csv.Error):
+        for fields in islice(filter(None, reader), 2):
+            widths.append(len(fields))
+    return widths
 
 
 def _is_number(field: str) -> bool:
@@ -154,7 +178,16 @@ def _numbers(fields: list[str], names: tuple[str, ...] | None, path: Path, line:
 
 
 def _checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Column names, which must differ or a column could not be named."""
+    """Column names, which must differ or a column could not be named.
+
+    Row numbers that pandas or R wrote into the file are refused: a model would learn them as if they were data.
+    """
+    unnamed = next((i for i, name in enumerate(names) if not name or name.startswith(_INDEX)), None)
+    if unnamed is not None:
+        raise DataError(
+            f"{path}: column number {unnamed + 1} has no name; if it holds row numbers, write the file without them "
+            "(pandas: index=False), otherwise give it a name"
+        )
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise DataError(f"{path} has two columns called {twice!r}; rename one")
@@ -177,7 +210,8 @@ def _read_parquet(content: bytes, path: Path) -> tuple[np.ndarray, tuple[str, ..
     columns = []
     for name, column in zip(names, table.columns, strict=True):
         kind = column.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        if not (numeric or pa.types.is_null(kind)):  # null: nothing in it, so that all of it is missing
             raise DataError(
                 f"{path}: column {name!r} is not numeric: it is of type {kind}; remove it or encode it as numbers"
             )
@@ -219,6 +253,8 @@ def _as_targets(y: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype:
     """Integers `[N]` are class labels; floats are regression targets `[N, K]`."""
     if y.dtype.kind in "biu":
         return torch.from_numpy(y.astype(np.int64))
+    if y.dtype.kind != "f":
+        raise DataError(f"{path}: the targets are {y.dtype}; encode them as numbers, or leave them out")
     return _as_floats(y[:, None] if y.ndim == 1 else y, names, path, dtype)
 
 
