@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture
 def table(kept) -> pd.DataFrame:
-    return pd.read_csv(kept / "wine.csv")[:30]
+    return pd.read_csv(kept / "wine.csv", nrows=30)
 
 
 def refused(said: tuple[int, str, str], *texts: str, out: str = "out.csv") -> None:
@@ -59,11 +60,147 @@ def test_observed_numbers_come_out_as_they_went_in(marquis, kept, table):
         for column in NAMES:
             seen = given[column].notna()
             assert np.array_equal(filled[column][seen], given[column][seen])
-        assert filled[NAMES].notna().all().all()
+        assert not filled[NAMES].isna().to_numpy().any()
     assert ",0.1," in Path("out.csv").read_text().splitlines()[1]
     given.assign(c=1e39).to_csv("large.csv", index=False)
     Path("out.csv").unlink()
     refused(marquis("impute", kept / "wine", "large.csv", "--out", "out.csv"), "large.csv", "row 0", "too large")
+
+
+def write_odd_files(table: pd.DataFrame) -> None:
+    """Of every kind, into the folder we are in."""
+    for name, text in {
+        "empty.csv": "",
+        "header.csv": "a,b,c,d,e,f\n",
+        "short.csv": "a,b,c,d,e,f\n1,2,3,4,5\n",
+        "twice.csv": "a,a,c,d,e,f\n1,2,3,4,5,6\n",
+        "comma.csv": "a;b;c;d;e;f\n1,5;2;3;4;5;6\n",
+        "inf.csv": "a,b,c,d,e,f\n1,2,3,4,5,6\n1,2,inf,4,5,6\n",
+        "notes.txt": "no table",
+        "one.png": "no image",
+    }.items():
+        Path(name).write_text(text)
+    Path("latin.csv").write_bytes("größe,b,c,d,e,f\n1,2,3,4,5,6\n".encode("latin-1"))
+    table.to_csv("index.csv")
+    table[table.a > 13].to_parquet("index.parquet")
+    table.drop(columns="c").to_csv("less.csv", index=False)
+    table.assign(more=1.0).to_csv("more.csv", index=False)
+    table.assign(c="red").to_csv("words.csv", index=False)
+    table.assign(c="red").to_parquet("words.parquet")
+    table[:0].to_parquet("no-rows.parquet")
+    Path("damaged.parquet").write_bytes(b"PAR1")
+    x = table.to_numpy()
+    np.save("flat.npy", x[:, 0])
+    np.savez("several.npz", left=x, right=x)
+    np.savez("single-target.npz", x=x, y=np.array(3))
+    np.savez("words-target.npz", x=x, y=np.array(["red"] * len(x)))
+    np.savez("words.npz", x=x.astype(str))
+    np.savez("objects.npz", x=np.array([RunsCode()] * 3, dtype=object))
+    np.save("objects.npy", np.array([RunsCode()] * 3, dtype=object))
+    with zipfile.ZipFile("zip.npz", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with open("claims.npy", "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (10**13, 6)}
+        np.lib.format.write_array_header_1_0(file, header)
+
+
+class RunsCode:
+    """Leaves a file behind when it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("code-was-run"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("empty.csv", ("no rows",)),
+        ("header.csv", ("no rows",)),
+        ("short.csv", ("line 2", "5 fields", "6")),
+        ("twice.csv", ("two columns called 'a'",)),
+        ("comma.csv", ("line 2", "column 'a'", "'1,5'")),
+        ("inf.csv", ("row 1", "column 'c'", "infinite")),
+        ("latin.csv", ("not text in UTF-8", "save it as UTF-8")),
+        ("index.csv", ("column number 1 has no name", "index=False")),
+        ("index.parquet", ("column number 7 has no name", "index=False")),
+        ("less.csv", ("lacks c",)),
+        ("more.csv", ("has more", "not there in training")),
+        ("words.csv", ("line 2", "column 'c'", "not numeric")),
+        ("words.parquet", ("column 'c'", "not numeric")),
+        ("no-rows.parquet", ("no rows",)),
+        ("damaged.parquet", ("truncated or corrupt",)),
+        ("notes.txt", ("'.txt'", ".csv", "a folder of images")),
+        ("one.png", ("'.png'", "give the folder it is in")),
+        ("flat.npy", ("1 columns", "6 columns")),
+        ("several.npz", ("left, right", "call the data x")),
+        ("single-target.npz", ("30 rows", "a single number")),
+        ("words-target.npz", ("the targets are <U3", "leave them out")),
+        ("words.npz", ("only numbers",)),
+        ("objects.npz", ("pickled Python objects, which are refused",)),
+        ("objects.npy", ("pickled Python objects, which are refused",)),
+        ("zip.npz", ("readme.txt", "no array")),
+        ("claims.npy", ("cannot be read as npy", "Unable to allocate")),
+        ("digits", ("8x8", "6 columns")),
+        ("nowhere.csv", ("does not exist",)),
+        ("nowhere", ("no data set is called 'nowhere'",)),
+    ],
+)
+def test_files_that_are_refused(marquis, kept, table, name, texts):
+    write_odd_files(table)
+    calls: list[tuple[tuple[object, ...], str]]
+    calls = [((command, kept / "wine", name), "out.csv") for command in ("impute", "score", "embed")]
+    calls.append((("evaluate", kept / "wine", "--ood", name), "."))
+    there = set(Path().iterdir())
+    for words, out in calls:
+        refused(marquis(*words, "--out", out), "" if name == "digits" else name, *texts)
+    assert set(Path().iterdir()) == there  # no results, and nothing that code in a file would have left
+
+
+def test_paths_that_cannot_be_looked_at(marquis, kept):
+    """The system refuses to look there: no traceback. (Too long a name stands for a folder of somebody else's.)"""
+    long = "long" * 100
+    for name in (f"{long}.csv", f"{long}/x.csv"):
+        refused(marquis("embed", kept / "wine", name, "--out", "out.csv"), name, "does not exist")
+    refused(marquis("embed", long, kept / "wine.csv", "--out", "out.csv"), long, "not a run")
+
+
+def test_row_numbers_are_not_learnt(marquis, table):
+    table.to_csv("index.csv")
+    one_line(marquis("train", "ae", "--data", "index.csv", "--out", "run"), "column number 1 has no name")
+    assert not Path("run").exists()
+
+
+def test_a_parquet_column_without_values_is_missing(marquis, kept, table):
+    table.assign(c=None).to_parquet("given.parquet")
+    assert marquis("impute", kept / "wine", "given.parquet", "--out", "out.parquet", "--samples", "2")[0] == 0
+    filled = pd.read_parquet("out.parquet")
+    assert np.isfinite(filled["c"]).all() and (filled["c_std"] > 0).all()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_odd_names_of_columns(marquis, kept, table, separator):
+    odd = ["x,y", "line\nbreak", 'say "hi"', "u;v", "tab\tbed", "größe"]
+    run = Path(shutil.copytree(kept / "wine", "run"))
+    held = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**held, "columns": odd}))
+    table.columns = odd
+    table.loc[0, "x,y"] = np.nan
+    table.to_csv("given.csv", index=False, sep=separator)
+    assert marquis("impute", run, "given.csv", "--out", "out.csv", "--samples", "2")[0] == 0
+    filled = pd.read_csv("out.csv")
+    assert list(filled)[:6] == odd and "x,y_std" in filled
+    pd.testing.assert_frame_equal(filled[odd].mask(table.isna()), table, check_exact=True)
+    table.drop(columns="line\nbreak").to_csv("less.csv", index=False, sep=separator)
+    refused(marquis("impute", run, "less.csv", "--out", "no.csv"), "less.csv lacks line break", out="no.csv")
+
+
+@pytest.mark.parametrize("command", ["impute", "score", "embed"])
+def test_rows_that_say_little(marquis, kept, command):
+    """One row, a row and a column in which all is missing: usable, and numbers come out."""
+    for rows in ("1,2,,4,5,6\n", ",,,,,\n", "1,2,,4,5,6\n,3,,4,5,6\n"):
+        Path("given.csv").write_text("a,b,c,d,e,f\n" + rows)
+        assert marquis(command, kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2", "--force")[0] == 0
+        assert np.isfinite(pd.read_csv("out.csv").to_numpy()).all()
 
 
 # ---- what goes out

@@ -95,7 +95,7 @@ def _own_path(name: str | os.PathLike[str]) -> Path | None:
     """The path, if the name is meant as one."""
     path = Path(name).expanduser()
     looks_like_path = not isinstance(name, str) or path.suffix.lower() or path.is_absolute() or name.startswith(".")
-    return path if path.exists() or looks_like_path else None
+    return path if os.path.exists(path) or looks_like_path else None  # False where we may not look
 
 
 def _load_named(
@@ -135,17 +135,18 @@ def _load_own(path: Path, split: str, limit: int | None, options: dict[str, Any]
 
     _check_split(str(path), split, ("train", "test", "all"))
     suffix = path.suffix.lower()
-    if path.is_dir():
+    if os.path.isdir(path):
         _check_options(str(path), options, {"size"})
         return images.load_image_folder(path, split, limit=limit, **options)
     if suffix in tables.SUFFIXES:
         allowed = {".csv": {"target", "header"}, ".parquet": {"target"}}.get(suffix, set())
         _check_options(str(path), options, allowed)
         return tables.load_table(path, split, limit=limit, dtype=dtype, **options)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"{path} does not exist")
     readable = ", ".join(sorted(tables.SUFFIXES))
-    raise DataError(f"{path}: files ending in {suffix or 'nothing'!r} are not read; use {readable}")
+    advice = "give the folder it is in" if suffix in images.SUFFIXES else f"use {readable}, or a folder of images"
+    raise DataError(f"{path}: files ending in {suffix or 'nothing'!r} are not read; {advice}")
 
 
 def _check_options(name: str, options: dict[str, Any], allowed: set[str]) -> None:

@@ -42,7 +42,7 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
     name = str(folder)
     own_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
     if own_splits and split == "all":
-        raise DataError(f"{folder} has sub-folders train and test: ask for one of these splits")
+        raise DataError(f"{folder} has sub-folders train and test: ask for one of these splits, or give its path")
     files, labels, classes = _list_images(folder / split if own_splits else folder)
     rows = np.arange(len(files))
     if not own_splits and split != "all":

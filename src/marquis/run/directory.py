@@ -101,7 +101,7 @@ class Run:
             DataError: There is none, or its configuration is damaged.
         """
         path = Path(path)
-        if not (path / CONFIG).is_file():
+        if not os.path.isfile(path / CONFIG):  # unlike Path.is_file, False where we may not look
             raise DataError(f"{path} is not a run: there is no {CONFIG} in it; make one with `marquis train`")
         try:
             held = json.loads((path / CONFIG).read_text(encoding="utf-8"))
@@ -184,7 +184,7 @@ class Run:
 
         split = split or ("test" if str(name) in SETS else None)
         options: dict[str, Any] = {}
-        if self.settings.size is not None and Path(name).is_dir():
+        if self.settings.size is not None and os.path.isdir(name):
             options["size"] = self.settings.size
         dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
         data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
