@@ -411,3 +411,19 @@ def test_unseen_deviation_of_a_network_that_says_zero():
     np.testing.assert_allclose(unseen.unseen_deviation(Zero(), x, near, 3, 0, noise=0.1), found, rtol=1e-10)
     quiet = unseen.unseen_deviation(Zero(), 0 * x.nan_to_num(), x[:0], 3, 0, noise=0.1)
     assert (quiet > 0).all() and (quiet <= 0.1).all()  # constant columns: little, but not nothing
+
+
+def test_unseen_deviation_does_not_count_the_spread_of_the_networks():
+    """Networks that say 0.5 and -0.5 in turn: their variance is added elsewhere, so it is no deviation around them."""
+
+    class Undecided:
+        def reconstruct(self, x, samples, *, generator, keep):
+            signs = torch.tensor([0.5, -0.5], dtype=x.dtype).repeat(samples // 2)
+            return SimpleNamespace(samples=signs[:, None, None].expand(-1, *x.shape))
+
+    x = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, torch.nan]], dtype=torch.float64)
+    spread = 4 * 0.5**2 / 3
+    own, counts = np.array([3 - 3 * spread, 8 - 2 * spread]), np.array([3.0, 2.0])
+    expected = (own + unseen.COMMON_ENTRIES * own.sum() / 5) / (counts + unseen.COMMON_ENTRIES)
+    found = unseen.unseen_deviation(Undecided(), x, x[:0], 4, 0, noise=0.1)
+    np.testing.assert_allclose(found, np.sqrt(expected), rtol=1e-10)

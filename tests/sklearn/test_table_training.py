@@ -35,6 +35,24 @@ def test_training_goes_back_to_the_best_epoch(monkeypatch):
     assert not all(torch.equal(value, further.means()[name]) for name, value in best.means().items())
 
 
+def test_held_out_value_is_the_negative_log_of_the_mean_density_per_observed_entry():
+    x = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, 1] = x[3, 0] = x[3, 2] = x[6] = torch.nan
+    torch.manual_seed(0)
+    networks = [perceptron(a, b, (4,), "tanh").double() for a, b in ((3, 2), (2, 3))]
+    source = torch.Generator().manual_seed(1)
+    online = table_training.online_learner(*networks, source, num_data=40, prior_precision=1.0)
+    online.step(*table_training.observed(x))  # so that there is some curvature and some noise
+    check = table_training._HeldOut(x, 0.0, source)
+    draws, density = torch.Generator().manual_seed(check.seed), torch.zeros(7, dtype=torch.float64)
+    for _ in range(table_training.HELD_OUT_DRAWS):
+        f = online.outputs(online.draw(draws), x.nan_to_num(0.0)).detach()
+        each = torch.distributions.Normal(f, online.state.noise_precision**-0.5).log_prob(x.nan_to_num(0.0))
+        density += torch.where(x.isnan(), 0.0, each).sum(1).exp() / table_training.HELD_OUT_DRAWS
+    assert check(online) == pytest.approx(float(-density.log().sum() / 15), rel=1e-10)
+    assert check(online) == check(online)  # the same draws
+
+
 def test_hidden_entries_are_a_share_that_differs_between_rows():
     x = torch.ones(400, 500, dtype=torch.float64)
     assert table_training.hidden(x, 0.0, torch.Generator()) is x
