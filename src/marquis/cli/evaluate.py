@@ -38,6 +38,8 @@ def evaluate(
     from marquis.errors import DataError
     from marquis.run import Run
 
+    if limit < 1:
+        raise DataError(f"--limit {limit}: at least 1")
     opened = Run.open(run)
     name = "evaluation" if ood is None else f"ood-{Path(ood).stem}"
     table, picture = (out or run) / f"{name}.json", (out or run) / f"{name}.png"

@@ -7,11 +7,23 @@ from typing import Annotated
 
 import typer
 
+from marquis.errors import DataError
+
+SEEDS = 2**32
+"""So many there are; also NumPy takes no more."""
+
+
+def _checked_seed(seed: int) -> int:
+    if not 0 <= seed < SEEDS:
+        raise DataError(f"--seed {seed}: from 0 to {SEEDS - 1}")
+    return seed
+
+
 FinishedRun = Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")]
 DataSource = Annotated[str, typer.Argument(help="File, folder or name of the data.")]
 ColumnsFile = Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")]
 Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
 Draws = Annotated[int, typer.Option(help="Draws of the model.")]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
-DrawSeed = Annotated[int, typer.Option(help="Of the random draws.")]
+DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]

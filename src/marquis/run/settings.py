@@ -91,6 +91,9 @@ class Settings:
             if getattr(self, name) < least:
                 raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
 
+        if self.seed >= 2**32:  # NumPy takes no more
+            raise DataError(f"seed must be less than {2**32}, not {self.seed}")
+
     def options(self, rows: int) -> dict[str, Any]:
         """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
         named: dict[str, Any] = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
