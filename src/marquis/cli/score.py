@@ -29,7 +29,8 @@ def score(
     """Write outlier scores of each row, larger for stranger rows, and how rare such a score is among held-out rows.
 
     `p_value` is the share of held-out rows (of the training data's own test split) with a combined score at least as
-    large: below 0.01 for one row in a hundred that is no outlier.
+    large, the row itself counted among them: below 0.01 for one row in a hundred that is no outlier, and never below
+    1 / (1 + held-out rows).
     """
     from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
     from marquis.errors import DataError
@@ -56,10 +57,9 @@ def score(
         inside = ood.combined(scores(known.test[:reference].x), trained)
         at_least = (inside[None, :] >= found["combined"][:, None]).sum(1)
         found["p_value"] = (1 + at_least).double() / (1 + len(inside))
+        strange = int((at_least < 0.01 * len(inside)).sum())
+        typer.echo(f"{len(rows.x)} rows, {strange} of them stranger than 99 % of {len(inside)} held-out rows")
     first = ("combined", "p_value")
     ordered = [name for name in first if name in found] + [name for name in found if name not in first]
     write_columns(out, {name: found[name].numpy() for name in ordered})
-    if "p_value" in found:
-        strange = int((found["p_value"] < 0.01).sum())
-        typer.echo(f"{len(rows.x)} rows, {strange} of them stranger than 99 % of the held-out rows")
     typer.echo(f"written: {out}")
