@@ -76,8 +76,8 @@ def load_table(
     if len(rows) == 0:
         raise DataError(f"{path}: split {split!r} of {len(x)} rows has none; at least five rows are needed to split")
     return Data(
-        _as_rows(x[rows], names, path, dtype),
-        None if y is None else _as_targets(y[rows], target_names, path, dtype),
+        _as_rows(x[rows], rows, names, path, dtype),
+        None if y is None else _as_targets(y[rows], rows, target_names, path, dtype),
         str(path),
         split,
         feature_names=names,
@@ -238,7 +238,7 @@ def _take_targets(
     return x[:, kept], y, tuple(names[i] for i in kept), targets
 
 
-def _as_rows(x: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype) -> Tensor:
+def _as_rows(x: np.ndarray, rows: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype) -> Tensor:
     """Array to tensor: bytes with image axes stay bytes `[N, C, H, W]`, everything else becomes floats."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:
@@ -246,20 +246,27 @@ def _as_rows(x: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: to
         elif x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):  # channels last
             x = x.transpose(0, 3, 1, 2)
         return torch.from_numpy(np.ascontiguousarray(x))
-    return _as_floats(x[:, None] if x.ndim == 1 else x, names, path, dtype)
+    return _as_floats(x[:, None] if x.ndim == 1 else x, rows, names, path, dtype)
 
 
-def _as_targets(y: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype) -> Tensor:
+def _as_targets(
+    y: np.ndarray, rows: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype
+) -> Tensor:
     """Integers `[N]` are class labels; floats are regression targets `[N, K]`."""
     if y.dtype.kind in "biu":
         return torch.from_numpy(y.astype(np.int64))
     if y.dtype.kind != "f":
         raise DataError(f"{path}: the targets are {y.dtype}; encode them as numbers, or leave them out")
-    return _as_floats(y[:, None] if y.ndim == 1 else y, names, path, dtype)
+    return _as_floats(y[:, None] if y.ndim == 1 else y, rows, names, path, dtype)
 
 
-def _as_floats(array: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype) -> Tensor:
-    """Numbers as floats of `dtype`; infinities, which are neither values nor missing, are refused."""
+def _as_floats(
+    array: np.ndarray, rows: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype
+) -> Tensor:
+    """Numbers as floats of `dtype`; infinities, which are neither values nor missing, are refused.
+
+    `rows` are their numbers in the file, for the message.
+    """
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path} holds {array.dtype}; only numbers can be used")
     tensor = torch.from_numpy(array.astype(np.float64)).to(dtype)
@@ -267,6 +274,6 @@ def _as_floats(array: np.ndarray, names: tuple[str, ...] | None, path: Path, dty
         row, *rest = torch.isinf(tensor).nonzero()[0].tolist()
         column = repr(names[rest[0]]) if names and rest else f"{rest}"
         raise DataError(
-            f"{path}: row {row}, column {column} is infinite or too large for {dtype}; mark missing values as NaN"
+            f"{path}: row {rows[row]}, column {column} is infinite or too large for {dtype}; mark missing values as NaN"
         )
     return tensor
