@@ -8,14 +8,17 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from sklearn.datasets import load_wine
 
 from cli_commands import SMALL, exit_code, one_line
+from marquis.run import Run
 
 NAMES = list("abcdef")
 
@@ -271,3 +274,138 @@ def test_a_disk_that_is_full_when_evaluating(marquis, kept, monkeypatch):
     words = ("evaluate", kept / "wine", "--samples", "2", "--out", "results")
     one_line(marquis(*words), "results/evaluation.json cannot be written", "No space left")
     assert not list(Path("results").iterdir())
+
+
+# ---- counts, images and runs
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("sample", "RUN", "-n", "0"), ("-n 0", "at least one")),
+        (("sample", "RUN", "-n", "-3"), ("-n -3", "at least one")),
+        (("sample", "RUN", "--rounds", "0"), ("rounds=0",)),
+        (("sample", "RUN", "--seed", "-1"), ("--seed -1", "from 0 to 4294967295")),
+        (("sample", "RUN", "--seed", 10**30), ("from 0 to 4294967295",)),
+        (("embed", "RUN", "FILE", "--limit", "0"), ("limit", "at least 1")),
+        (("embed", "RUN", "FILE", "--limit", "-2"), ("limit", "at least 1")),
+        (("embed", "RUN", "FILE", "--samples", "0"), ("samples=0",)),
+        (("embed", "RUN", "FILE", "--split", "half"), ("no split 'half'", "train, test, all")),
+        (("score", "RUN", "FILE", "--samples", "-1"), ("samples=-1",)),
+        (("score", "RUN", "FILE", "--reference", "-1"), ("--reference -1",)),
+        (("impute", "RUN", "FILE", "--rounds", "0"), ("rounds=0",)),
+        (("evaluate", "RUN", "--limit", "0"), ("--limit 0", "at least 1")),
+        (("evaluate", "RUN", "--limit", "-5"), ("--limit -5", "at least 1")),
+        (("evaluate", "RUN", "--samples", "0"), ("samples=0",)),
+        (("train", "ae", "--data", "FILE", "--seed", 2**32), ("seed", "less than 4294967296")),
+    ],
+)
+def test_numbers_that_cannot_be_meant(marquis, kept, words, texts):
+    names = {"RUN": kept / "wine", "FILE": kept / "wine.csv"}
+    out = {"evaluate": ".", "train": "run"}.get(str(words[0]), "out.csv")
+    refused(marquis(*(names.get(word, word) for word in words), "--out", out), *texts)
+    assert not list(Path().iterdir())
+
+
+def test_numbers_that_mark_missing_values(marquis, kept, table):
+    """Such as 9.97e36, which NetCDF writes where there is nothing."""
+    table.assign(c=[1.0] * 7 + [9.96921e36] * 23).to_csv("given.csv", index=False)
+    for command in ("impute", "score", "embed"):
+        refused(marquis(command, kept / "wine", "given.csv", "--out", "out.csv"), "row 7", "too large", "NaN")
+
+
+def test_the_row_of_an_infinity_is_that_of_the_file(marquis, table):
+    table["c"] = 1.0
+    table.loc[25, "c"] = np.inf
+    table.to_csv("given.csv", index=False)
+    one_line(marquis("train", "ae", "--data", "given.csv", "--out", "run"), "row 25, column 'c'")
+
+
+def test_a_few_held_out_rows_still_tell_outliers(marquis, kept, table):
+    """With 35 of them no p-value is below 0.01, however strange a row is: the sentence must not go by that."""
+    ordinary = table.mean()
+    pd.DataFrame([ordinary, ordinary]).assign(a=[1e6, ordinary["a"]]).to_csv("given.csv", index=False)
+    code, said, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
+    assert code == 0 and "2 rows, 1 of them stranger than 99 % of 35 held-out rows" in said
+    assert pd.read_csv("out.csv")["p_value"][0] == pytest.approx(1 / 36)
+
+
+def test_images_that_are_refused(marquis, kept):
+    grey = [Image.fromarray(np.full((8, 8), shade, np.uint8)) for shade in (0, 100, 200)]
+    folders = {
+        "large": [image.resize((9, 9)) for image in grey],
+        "colour": [image.convert("RGB") for image in grey],
+        "deep": [Image.fromarray(np.full((8, 8), 5000, np.uint16))],
+        "mixed": [grey[0], grey[1].resize((9, 9))],
+        "none": [],
+        "parts/train": grey,
+        "parts/test": grey,
+    }
+    for name, images in folders.items():
+        Path(name).mkdir(parents=True)
+        for number, image in enumerate(images):
+            image.save(f"{name}/{number}.png")
+    np.savez("holes.npz", x=np.full((2, 1, 8, 8), np.nan, np.float32))
+    np.savez("flat.npz", x=np.zeros((2, 64), np.float32))
+    for name, texts in {
+        "large": ("9x9", "8x8"),
+        "colour": ("3 channels", "1 channel"),
+        "deep": ("deep/0.png", "8 bits"),
+        "mixed": ("mixed/1.png", "9x9", "8x8"),
+        "none": ("no images",),
+        "parts": ("train and test", "give its path"),
+        "holes.npz": ("missing entries", "marquis impute", "--out FILE"),
+        "flat.npz": ("64 columns", "8x8"),
+        "parts/test/0.png": ("'.png'", "the folder it is in"),
+    }.items():
+        for command in ("score", "embed"):
+            refused(marquis(command, kept / "digits", name, "--out", "out.csv"), name, *texts)
+        refused(marquis("evaluate", kept / "digits", "--ood", name, "--out", "."), name, *texts)
+    assert not list(Path().glob("ood-*"))
+    # what the advice says is possible
+    assert marquis("impute", kept / "digits", "holes.npz", "--out", "full.npz", "--samples", "2")[0] == 0
+    assert marquis("embed", kept / "digits", "full.npz", "--out", "out.csv", "--samples", "2")[0] == 0
+    assert marquis("embed", kept / "digits", "parts/test", "--out", "parts.csv", "--samples", "2")[0] == 0
+
+
+def test_runs_that_are_damaged(marquis, kept):
+    def refuse(change: Callable[[Path], object], *texts: str) -> None:
+        run = Path(shutil.copytree(kept / "wine", "run"))
+        change(run)
+        for words in (("impute", run, kept / "wine.csv"), ("embed", run, kept / "wine.csv"), ("sample", run)):
+            refused(marquis(*words, "--out", "out.csv"), *texts)
+        refused(marquis("evaluate", run, "--out", "."), *texts)
+        shutil.rmtree(run)
+
+    def edited(**changes: object) -> Callable[[Path], object]:
+        held = json.loads((kept / "wine/config.json").read_text())
+        return lambda run: (run / "config.json").write_text(json.dumps({**held, **changes}))
+
+    refuse(lambda run: (run / "config.json").unlink(), "not a run", "marquis train")
+    refuse(lambda run: (run / "config.json").write_text("{"), "config.json is damaged")
+    refuse(lambda run: (run / "model.safetensors").unlink(), "no finished model", "--resume")
+    refuse(lambda run: (run / "model.safetensors").write_bytes(b"half"), "model.safetensors", "truncated")
+    refuse(lambda run: shutil.copy(kept / "digits/model.safetensors", run), "not the model that", "config.json")
+    refuse(edited(scaling={"mean": [0.0], "scale": [1.0]}), "config.json is damaged", "scales")
+    refuse(edited(columns=["a"]), "config.json is damaged", "1 columns")
+
+
+def test_training_data_that_are_gone_or_changed(marquis, kept, table):
+    run = Path(shutil.copytree(kept / "wine", "run"))
+    held = json.loads((run / "config.json").read_text())
+    held["settings"]["data"] = str(Path("moved.csv").absolute())
+    (run / "config.json").write_text(json.dumps(held))
+    words = [("score", run, kept / "wine.csv", "--out", "out.csv"), ("evaluate", run, "--out", ".")]
+    for call in words:
+        refused(marquis(*call), "the training data of run", "moved.csv does not exist")
+    table.rename(columns={"b": "other"}).to_csv("moved.csv", index=False)  # as wide, but not the same
+    for call in words:
+        refused(marquis(*call), "the training data of run", "lacks b and has other")
+    table[table.columns[::-1]].to_csv("moved.csv", index=False)  # the same, in another order
+    opened = Run.open(run).data_module
+    opened.setup()
+    table.to_csv("moved.csv", index=False)
+    straight = Run.open(run).data_module
+    straight.setup()
+    assert np.array_equal(opened.train.x, straight.train.x, equal_nan=True)
+    assert opened.train.feature_names == straight.train.feature_names == tuple(NAMES)

@@ -71,7 +71,7 @@ def impute(
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS), data)
-    rows = opened.read(data, split=split, limit=limit)
+    rows = opened.read(data, split=split, limit=limit, holes=True)
     missing = _missing(rows, hide)
     if out.suffix.lower() in TABLES:
         _check_names(rows, missing)

@@ -111,6 +111,9 @@ class Run:
             spec = ModelSpec(**{**held["model"], "shape": tuple(held["model"]["shape"])})
             scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
             columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
+            widths = [len(part) for part in (columns, scaling and scaling.mean) if part is not None]
+            if any((width,) != spec.shape for width in widths):
+                raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
         return cls(path, settings, spec, scaling, columns)
@@ -144,14 +147,17 @@ class Run:
         """The finished model, in evaluation mode.
 
         Raises:
-            DataError: Training is not over.
+            DataError: Training is not over, or the file is damaged or another model's.
         """
         if not self.model_path.is_file():
             raise DataError(
                 f"{self.path} has no finished model yet; go on with "
                 f"`marquis train {self.settings.model} --out {self.path} --resume`"
             )
-        return load_model(self.model_path)[0]
+        model, spec = load_model(self.model_path)
+        if (spec.kind, spec.shape, spec.latent) != (self.spec.kind, self.spec.shape, self.spec.latent):
+            raise DataError(f"{self.model_path} is not the model that {self.path / CONFIG} describes; train it again")
+        return model
 
     def rows_of_training(self) -> list[Row]:
         """The rows of `metrics.csv`, one per epoch."""
@@ -164,21 +170,37 @@ class Run:
         if settings.data == "celeba":  # its official validation rows
             options = {"limit": settings.limit, "data_dir": settings.data_dir}
             return DataModule("celeba", batch_size=settings.batch_size, seed=settings.seed, **options)
-        train, test = (self._scaled(_load(settings, split)) for split in ("train", "test"))
+        try:
+            train, test = (self._scaled(_load(settings, split)) for split in ("train", "test"))
+        except DataError as problem:
+            raise DataError(f"the training data of {self.path}: {problem}") from problem
         return DataModule(train, test=test, batch_size=settings.batch_size, seed=settings.seed)
 
     def _scaled(self, data: Data) -> Data:
         if self.scaling is None:
             return data
-        return replace(data, stored=rows_of(data, self.spec.shape, scaling=self.scaling).x)
+        rows = rows_of(data, self.spec.shape, scaling=self.scaling, columns=self.columns)
+        return replace(data, stored=rows.x, feature_names=rows.names)
 
-    def read(self, name: str | os.PathLike[str], *, split: str | None = None, limit: int | None = None) -> Rows:
+    def read(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        limit: int | None = None,
+        holes: bool = False,
+    ) -> Rows:
         """Rows of another file, folder or data set, as the model wants them.
 
         Args:
             name: As in `mq.data.load`; by default the test rows of a named set and all rows of a file.
             split: "train", "test" or "all".
             limit: Only the first so many.
+            holes: Whether entries may be missing although the model was trained on complete data, as they are to be
+                filled in.
+
+        Raises:
+            DataError: They cannot be read, are of another shape, or have missing entries that the model cannot take.
         """
         from marquis.data.registry import SETS
 
@@ -189,7 +211,13 @@ class Run:
         dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
         data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
-        return rows_of(data, self.spec.shape, **described)
+        rows = rows_of(data, self.spec.shape, **described)
+        if not holes and not self.spec.missing and bool(rows.x.isnan().any()):
+            raise DataError(
+                f"{rows.source} has missing entries, but the model was trained on complete data; fill them in first: "
+                f"`marquis impute {self.path} {name} --out FILE`"
+            )
+        return rows
 
 
 def _load(settings: Settings, split: str) -> Data:

@@ -12,6 +12,9 @@ from marquis.data import Data
 from marquis.errors import DataError
 from marquis.run.scaling import Scaling
 
+LARGEST = 1e18
+"""The square of more is infinite in float32; what is so far out was not measured, but marks missing values."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -58,11 +61,12 @@ def rows_of(
     if tuple(x.shape[1:]) != tuple(shape):
         raise DataError(f"{data.source}: {_called(x.shape[1:])}, but the model was trained on {_called(shape)}")
     narrow = x.to(torch.float32)  # what models are trained in
-    too_large = narrow.isinf().flatten(1).any(1)
+    scaled = narrow if scaling is None else scaling.scaled(narrow)
+    too_large = (scaled.abs() > LARGEST).flatten(1).any(1)
     if bool(too_large.any()):
         row = int(too_large.nonzero()[0])
-        raise DataError(f"{data.source}: row {row} has a number too large for float32; mark missing values as NaN")
-    return Rows(narrow if scaling is None else scaling.scaled(narrow), x, data.y, data.source, names or columns)
+        raise DataError(f"{data.source}: row {row} has a number too large for the model; mark missing values as NaN")
+    return Rows(scaled, x, data.y, data.source, names or columns)
 
 
 def _in_order(
