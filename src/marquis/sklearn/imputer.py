@@ -148,7 +148,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             parts[:, :, self._known] = filled
         elif not self._known.all():  # as SimpleImputer says it, whenever columns get lost
             empty = np.flatnonzero(~self._known)
-            names = getattr(self, "feature_names_in_", np.arange(len(self._known)))[empty].tolist()
+            names = getattr(self, "feature_names_in_", np.arange(self._known.size))[empty].tolist()
             warnings.warn(
                 f"Columns {names} had no value in fit and are left out; keep_empty_features=True fills them with 0.",
                 stacklevel=3,
