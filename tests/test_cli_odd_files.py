@@ -409,3 +409,26 @@ def test_training_data_that_are_gone_or_changed(marquis, kept, table):
     straight.setup()
     assert np.array_equal(opened.train.x, straight.train.x, equal_nan=True)
     assert opened.train.feature_names == straight.train.feature_names == tuple(NAMES)
+
+
+def test_results_without_a_name_go_to_the_runs_folder(marquis, kept, table):
+    """As the issue writes these commands; nothing there is overwritten either."""
+    for name in ("wine", "digits"):
+        shutil.copytree(kept / name, name)
+    table.to_csv("new rows.csv", index=False)
+    calls = (
+        ("scores-new rows.csv", 30, ("score", "wine", "new rows.csv", "--samples", "2")),
+        ("codes-new rows.csv", 30, ("embed", "wine", "new rows.csv", "--samples", "2")),
+        ("samples.csv", 4, ("sample", "wine", "-n", "4")),
+        ("codes-digits.csv", 5, ("embed", "digits", "digits", "--limit", "5", "--samples", "2")),
+        ("samples.png", None, ("sample", "digits", "-n", "4")),
+    )
+    for name, rows, call in calls:
+        code, said, _ = marquis(*call)
+        place = Path(call[1]) / name
+        assert code == 0 and f"written: {place}" in said
+        if rows is not None:
+            assert len(pd.read_csv(place)) == rows
+        one_line(marquis(*call), name, "--force")
+        assert marquis(*call, "--force")[0] == 0
+    one_line(marquis("score", "no-such-run", "new rows.csv"), "no-such-run")

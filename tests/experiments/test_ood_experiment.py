@@ -14,8 +14,9 @@ from marquis.experiments import ood, ood_rows
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_pictures import STYLES
+from marquis.experiments.ood_report import _each_training
 from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
-from marquis.experiments.ood_tables import LABELS, PAPER, score_name, values
+from marquis.experiments.ood_tables import COLUMNS, LABELS, PAPER, score_name, values
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
 from marquis.tasks.ood import OodResult, scores
 from marquis.tasks.ranking import auroc
@@ -112,6 +113,23 @@ def test_the_column_of_a_decoder_that_predicts_its_noise():
         for training in size.trainings:
             drawn = set(training.models) - {"ae", "ae-variance"}  # these have no variance over draws
             assert drawn <= set(STYLES) and set(training.models) <= set(LABELS)
+
+
+def test_of_several_trainings_the_one_with_the_smallest_error_inside_is_chosen():
+    def row(seed: int, error: float, auroc: float) -> dict:
+        found = {name: {"auroc": auroc} for name in COLUMNS}
+        return {"key": "online-sketched", "seed": seed, "failed": None, "error": error, "table": found}
+
+    rows = [row(0, 3.0, 0.991), row(1, 1.0, 0.972), row(2, 2.0, 0.993)]
+    said = _each_training(rows, ["online-sketched"], PAPER)
+    assert [line.split(" | ")[1:3] for line in said[1].splitlines()[2:]] == [
+        ["0", "0.991"],
+        ["1", "0.972"],
+        ["2", "0.993"],
+    ]
+    assert "that is seed 1 (error 1.00, the next 2.00), with 0.972 0.972 0.972 0.972: 2 of 4" in said[2]
+    assert _each_training(rows[:2], ["online-sketched"], PAPER) == []
+    assert len(_each_training(rows, ["online-sketched"], {})) == 2  # nothing to compare with
 
 
 def test_quick_run_writes_a_page_and_goes_on(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`marquis embed RUN FILE --out FILE`."""
+"""`marquis embed RUN FILE`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True, 
 def embed(
     run: FinishedRun,
     data: DataSource,
-    out: ColumnsFile,
+    out: ColumnsFile = None,
     split: Split = None,
     samples: Draws = 100,
     limit: FirstRows = None,
@@ -21,11 +21,12 @@ def embed(
     force: OverwriteFile = False,
 ) -> None:
     """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ..."""
-    from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
+    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, require_free, write_columns
     from marquis.run import Run
 
-    require_free(out, force, (*TABLES, *ARRAYS), data)
     opened = Run.open(run)
+    out = beside_run(run, "codes", data) if out is None else out
+    require_free(out, force, (*TABLES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit)
     model = opened.model()
 

@@ -21,7 +21,9 @@ def _checked_seed(seed: int) -> int:
 
 FinishedRun = Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")]
 DataSource = Annotated[str, typer.Argument(help="File, folder or name of the data.")]
-ColumnsFile = Annotated[Path, typer.Option(help="A .csv, .parquet or .npz file.")]
+ColumnsFile = Annotated[
+    Path | None, typer.Option(help="A .csv, .parquet or .npz file.", show_default="a .csv in the run's folder")
+]
 Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
 Draws = Annotated[int, typer.Option(help="Draws of the model.")]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]

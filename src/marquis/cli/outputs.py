@@ -61,6 +61,13 @@ def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str 
         raise DataError(f"{path} is there already; --force overwrites it")
 
 
+def beside_run(run: Path, what: str, data: str, suffix: str = ".csv") -> Path:
+    """Where results go if nobody says: `RUN/what-DATA.csv`, DATA the name of the data or of their file."""
+    source = Path(data).expanduser()
+    name = source.resolve().stem if source.exists() else data.replace("/", "-")
+    return run / f"{what}-{name}{suffix}"
+
+
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """A table of named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
     suffix = path.suffix.lower()

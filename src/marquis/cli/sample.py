@@ -1,4 +1,4 @@
-"""`marquis sample RUN -n 64 --out FILE`."""
+"""`marquis sample RUN -n 64`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ app = typer.Typer(help="New data from a trained model.", no_args_is_help=True, a
 @app.command()
 def sample(
     run: FinishedRun,
-    out: Annotated[Path, typer.Option(help="A .png sheet of images, .npz, or .csv/.parquet for a table.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .png sheet of images, .npz, or .csv/.parquet for a table.", show_default="in the run's folder"
+        ),
+    ] = None,
     n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
     rounds: Annotated[int, typer.Option(help="Passes through the model, from noise (not for vae).")] = 1,
     seed: DrawSeed = 0,
@@ -33,6 +38,7 @@ def sample(
 
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
+    out = run / ("samples.csv" if is_table else "samples.png") if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS))
     if n < 1:
         raise DataError(f"-n {n}: ask for at least one")

@@ -1,4 +1,4 @@
-"""`marquis score RUN FILE --out FILE`."""
+"""`marquis score RUN FILE`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True, add_comp
 def score(
     run: FinishedRun,
     data: DataSource,
-    out: ColumnsFile,
+    out: ColumnsFile = None,
     split: Split = None,
     samples: Draws = 100,
     reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,
@@ -32,14 +32,15 @@ def score(
     large, the row itself counted among them: below 0.01 for one row in a hundred that is no outlier, and never below
     1 / (1 + held-out rows).
     """
-    from marquis.cli.outputs import ARRAYS, TABLES, require_free, write_columns
+    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, require_free, write_columns
     from marquis.errors import DataError
     from marquis.run import Run
 
+    opened = Run.open(run)
+    out = beside_run(run, "scores", data) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
-    opened = Run.open(run)
     rows = opened.read(data, split=split, limit=limit)
     model, known = opened.model(), opened.data_module
     known.setup()
