@@ -122,8 +122,8 @@ def _each_training(rows: list[Row], shown: list[str], paper: dict[str, tuple[flo
     if not body:
         return []
     choice = (
-        "Who trains several times and keeps the network with the smallest error on images from inside (those outside "
-        "play no part in that) gets, from above, one training. " + " ".join(said)
+        "Who trains several times can keep the network with the smallest error on images from inside (those outside "
+        "play no part in that). " + " ".join(said)
     )
     return ["Each training:", table(["", "seed", *HEADS, "error inside"], body), *([choice] if said else [])]
 
