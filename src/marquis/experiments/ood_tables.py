@@ -20,7 +20,7 @@ LABELS = {
     "online-sketched-paper": "LAE online, preset paper",
     "online-kronecker": "LAE online, Kronecker",
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
-    "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, trained at temperature 0.1, read at 1",
+    "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, temperature 0.1, read at 1",
     "online-approximate": "LAE online, approximate diagonal",
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-temperature-1": "LAE online, temperature 1",
