@@ -82,7 +82,7 @@ SETTINGS = {
     "default": Settings(
         (
             Training(
-                *(FASHION, ("mnist",), 2, ("ae", "online-sketched", FACTORED), (*CHEAPER, FACTORED)),
+                *(FASHION, ("mnist",), 2, ("ae", FACTORED), (*CHEAPER, FACTORED)),
                 ablation=replace(FASHION, images=5_000, epochs=10),
             ),
             Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 2, ("ae", "online-sketched"), CHEAPER),
