@@ -412,7 +412,7 @@ def test_training_data_that_are_gone_or_changed(marquis, kept, table):
 
 
 def test_results_without_a_name_go_to_the_runs_folder(marquis, kept, table):
-    """As the issue writes these commands; nothing there is overwritten either."""
+    """Nothing there is overwritten either."""
     for name in ("wine", "digits"):
         shutil.copytree(kept / name, name)
     table.to_csv("new rows.csv", index=False)
