@@ -156,15 +156,12 @@ def _missing(rows: Rows, hide: str | None) -> Tensor:
     return missing
 
 
-def _names(rows: Rows) -> tuple[str, ...]:
-    return rows.names or tuple(f"column_{number}" for number in range(1, rows.x.shape[1] + 1))
-
-
 def _check_names(rows: Rows, missing: Tensor) -> None:
     """Refuse a table in which NAME_std is the name of a column of its own, which would be lost."""
+    from marquis.cli.outputs import column_names
     from marquis.errors import DataError
 
-    names = _names(rows)
+    names = column_names(rows.names, rows.x.shape[1])
     for name, has_holes in zip(names, missing.any(0).tolist(), strict=True):
         if has_holes and f"{name}_std" in names:
             raise DataError(
@@ -187,7 +184,7 @@ def _in_units(
 def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor) -> None:
     import torch
 
-    from marquis.cli.outputs import ARRAYS, PICTURES, write_columns, write_picture
+    from marquis.cli.outputs import ARRAYS, PICTURES, column_names, write_columns, write_picture
 
     if out.suffix.lower() in ARRAYS:
         held = {"x": mean, "std": std, "missing": missing, "samples": samples}
@@ -199,7 +196,7 @@ def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, sa
         rows_of_three = torch.stack([given, mean, spread / spread.max().clamp_min(1e-12)], 1).flatten(0, 1)
         write_picture(out, rows_of_three.numpy(), together=3)
         return
-    names = _names(rows)
+    names = column_names(rows.names, rows.x.shape[1])
     columns = {name: mean[:, number].numpy() for number, name in enumerate(names)}
     for number, name in enumerate(names):
         if bool(missing[:, number].any()):

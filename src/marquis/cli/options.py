@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from marquis.errors import DataError
-
-SEEDS = 2**32
-"""So many there are; also NumPy takes no more."""
-
 
 def _checked_seed(seed: int) -> int:
+    from marquis.errors import DataError
+    from marquis.run.settings import SEEDS
+
     if not 0 <= seed < SEEDS:
         raise DataError(f"--seed {seed}: from 0 to {SEEDS - 1}")
     return seed

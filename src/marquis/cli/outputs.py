@@ -61,11 +61,16 @@ def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str 
         raise DataError(f"{path} is there already; --force overwrites it")
 
 
-def beside_run(run: Path, what: str, data: str, suffix: str = ".csv") -> Path:
+def beside_run(run: Path, what: str, data: str) -> Path:
     """Where results go if nobody says: `RUN/what-DATA.csv`, DATA the name of the data or of their file."""
     source = Path(data).expanduser()
     name = source.resolve().stem if source.exists() else data.replace("/", "-")
-    return run / f"{what}-{name}{suffix}"
+    return run / f"{what}-{name}.csv"
+
+
+def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:
+    """Of a table: those that are known, else column_1, column_2, ..."""
+    return tuple(known or (f"column_{number}" for number in range(1, width + 1)))
 
 
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:

@@ -32,7 +32,7 @@ def sample(
     force: OverwriteFile = False,
 ) -> None:
     """Draw new data: a vae from its prior, other models by filling data in which everything is missing."""
-    from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free, write_columns, write_picture
+    from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, column_names, require_free, write_columns, write_picture
     from marquis.errors import DataError
     from marquis.run import Run
 
@@ -49,7 +49,7 @@ def sample(
     elif out.suffix.lower() in ARRAYS:
         write_columns(out, {"x": values})
     else:
-        names = opened.columns or tuple(f"column_{number}" for number in range(1, values.shape[1] + 1))
+        names = column_names(opened.columns, values.shape[1])
         write_columns(out, {name: values[:, number] for number, name in enumerate(names)})
     typer.echo(f"written: {out}")
 

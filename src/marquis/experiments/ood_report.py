@@ -113,7 +113,7 @@ def _each_training(rows: list[Row], shown: list[str], paper: dict[str, tuple[flo
         best = [values(mine[:1], key, column) for column in COLUMNS]
         pairs = [(one[0], goal) for one, goal in zip(best, goals, strict=True) if one and goal is not None]
         if pairs and key in ONLINE:
-            reached = sum(round(value, 2) >= goal for value, goal in pairs)
+            reached = sum(_reaches(value, goal) for value, goal in pairs)
             said.append(
                 f"{LABELS[key]}: that is seed {mine[0]['seed']} (error {mine[0]['error']:.2f}, the next "
                 f"{mine[1]['error']:.2f}), with {' '.join(f'{value:.3f}' for value, _ in pairs)}: {reached} of "
@@ -140,6 +140,11 @@ def _other_table(rows: list[Row], shown: list[str]) -> str:
     return table(["AUPR / FPR95", *HEADS, "combined"], body)
 
 
+def _reaches(value: float, goal: float) -> bool:
+    """To two digits, as the paper has them."""
+    return round(value, 2) >= goal
+
+
 def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str:
     """Column by column: the best model, and for the paper's pair whether its figures for the online LAE are reached."""
     said = []
@@ -153,7 +158,7 @@ def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str
         online = {key: means[key] for key in ONLINE if key in means}
         if goal is not None and online:
             top = max(online, key=lambda key: online[key])
-            reached = [LABELS[key] for key, value in online.items() if round(value, 2) >= goal]
+            reached = [LABELS[key] for key, value in online.items() if _reaches(value, goal)]
             said[-1] += f" The paper's online LAE has {goal:.2f}: " + (
                 f"reached, to two digits, by {', '.join(reached)}."
                 if reached

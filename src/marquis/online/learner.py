@@ -331,9 +331,8 @@ class OnlineLaplace:
             temperature: T of what is read; by default that of training. Networks that were trained at a cold posterior
                 can be judged at another one: the precision is divided by T, and nothing else depends on it.
         """
-        if temperature is not None and not 0 < temperature < math.inf:
-            raise DataError(f"temperature={temperature}: it has to be positive and finite.")
-        precision = self.state.precision(self.settings.factor, temperature or self.settings.temperature)
+        own = self.settings.changed({"temperature": temperature})
+        precision = self.state.precision(own.factor, own.temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)
 

@@ -14,6 +14,8 @@ ARCHITECTURES = {"mnist": "mnist-dense", "kmnist": "mnist-dense", "celeba": "cel
 LATENT = {"celeba": 64}
 CHANGEABLE = ("epochs",)
 """What may differ when a run is resumed: more epochs continue the same training."""
+SEEDS = 2**32
+"""So many there are: NumPy takes no more."""
 LATER = ("structure", "temperature")
 """Came after the first runs were written, which have the defaults."""
 EVERY = 20
@@ -91,8 +93,8 @@ class Settings:
             if getattr(self, name) < least:
                 raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
 
-        if self.seed >= 2**32:  # NumPy takes no more
-            raise DataError(f"seed must be less than {2**32}, not {self.seed}")
+        if self.seed >= SEEDS:
+            raise DataError(f"seed must be less than {SEEDS}, not {self.seed}")
 
     def options(self, rows: int) -> dict[str, Any]:
         """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
