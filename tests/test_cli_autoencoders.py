@@ -323,7 +323,7 @@ def test_image_folders(marquis, digits):
 
 def test_a_table_is_scaled_and_may_have_holes(wine, kept):
     run = Run.open(wine)
-    assert run.spec.missing and run.columns == (*"abcdef", "constant")
+    assert run.spec.missing == "mask" and run.columns == (*"abcdef", "constant")
     x = run.data_module
     x.setup()
     held = torch.cat([x.train.x, x.validation.x])  # type: ignore[union-attr]

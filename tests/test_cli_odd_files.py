@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_when_evaluating(marquis, kept, monkeypatch):
         (("embed", "RUN", "FILE", "--split", "half"), ("no split 'half'", "train, test, all")),
         (("score", "RUN", "FILE", "--samples", "-1"), ("samples=-1",)),
         (("score", "RUN", "FILE", "--reference", "-1"), ("--reference -1",)),
-        (("impute", "RUN", "FILE", "--rounds", "0"), ("rounds=0",)),
+        (("impute", "RUN", "FILE", "--rounds", "-1"), ("rounds=-1",)),
         (("evaluate", "RUN", "--limit", "0"), ("--limit 0", "at least 1")),
         (("evaluate", "RUN", "--limit", "-5"), ("--limit -5", "at least 1")),
         (("evaluate", "RUN", "--samples", "0"), ("samples=0",)),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,3 +191,39 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
 def test_an_error_in_one_process_is_raised_here():
     with pytest.raises(ZeroDivisionError):
         work_ahead(divmod, [(1, 0), (1, 0)], workers=2)
+
+
+def test_workers_end_with_whoever_started_them(tmp_path):
+    """Also where that is killed without a chance to say goodbye."""
+    (tmp_path / "beating.py").write_text(
+        "import pathlib, time\n"
+        "from marquis.experiments.ahead import work_ahead\n"
+        "def alive(number):\n"
+        "    for beat in range(6000):\n"
+        "        pathlib.Path(f'worker-{number}').write_text(str(beat))\n"
+        "        time.sleep(0.1)\n"
+        "if __name__ == '__main__':\n"
+        "    work_ahead(alive, [(0,), (1,)], workers=2)\n"
+    )
+    started = subprocess.Popen([sys.executable, "beating.py"], cwd=tmp_path)
+
+    def until(condition):
+        for _ in range(1500):
+            if condition():
+                return True
+            time.sleep(0.2)
+        return False
+
+    files = [tmp_path / f"worker-{number}" for number in range(2)]
+    try:
+        assert until(lambda: all(file.exists() and file.read_text() for file in files))
+    finally:
+        started.kill()
+        started.wait()
+
+    def silent():
+        before = [file.read_text() for file in files]
+        time.sleep(2)
+        return before == [file.read_text() for file in files]
+
+    assert until(silent)

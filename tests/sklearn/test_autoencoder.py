@@ -104,7 +104,7 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
     for s, network in enumerate(networks):
         draw = fitted.model_.draw_at({name: value[0] for name, value in network.items()})
         around = said.samples[s] + noise[s] * torch.from_numpy(fitted.hole_std_ / fitted.scaler_.scale_)
-        codes.append(draw.encode(torch.where(x.isnan(), around, x)))
+        codes.append(draw.encode(fitted.model_.inputs(torch.where(x.isnan(), around, x), None)))
     expected = torch.stack(codes).std(0)
     np.testing.assert_allclose(std[1:], expected[1:], rtol=1e-8)
     assert std[1:].mean() > 1.2 * said.latent.std[1:].mean()  # as if the column's mean had been observed
@@ -115,13 +115,13 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
 def test_missing_targets_have_no_influence(holes, monkeypatch):
     """The twin is trained towards wild values at the missing entries: the same weights to the last bit."""
     plain = LaplacianAutoencoder(**SMALL).fit(holes)
-    original = table_training.observed
+    original = table_training.TableTraining.shown
 
-    def wild(x):
-        inputs, targets, mask = original(x)
+    def wild(self, x, generator):
+        inputs, targets, mask = original(self, x, generator)
         return inputs, torch.where(mask, targets, 1e3 * torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)), mask
 
-    monkeypatch.setattr(table_training, "observed", wild)
+    monkeypatch.setattr(table_training.TableTraining, "shown", wild)
     twin = LaplacianAutoencoder(**SMALL).fit(holes)
     for name, value in weights(plain).items():
         assert torch.equal(value, weights(twin)[name])
@@ -129,7 +129,11 @@ def test_missing_targets_have_no_influence(holes, monkeypatch):
     np.testing.assert_array_equal(plain.score_samples(holes), twin.score_samples(holes))
 
     # And the twin can tell: observed entries do have influence.
-    monkeypatch.setattr(table_training, "observed", lambda x: (original(x)[0], original(x)[1] + 1, original(x)[2]))
+    def shifted(self, x, generator):
+        inputs, targets, mask = original(self, x, generator)
+        return inputs, targets + 1, mask
+
+    monkeypatch.setattr(table_training.TableTraining, "shown", shifted)
     other = LaplacianAutoencoder(**SMALL).fit(holes)
     assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(plain).items())
 

@@ -42,6 +42,37 @@ def test_projector_gives_alternating_projections(rounds):
     assert not torch.allclose(other.reconstructions, found.reconstructions, rtol=1e-6)  # rounds do something
 
 
+def test_without_rounds_the_first_answers_stand():
+    model, _ = projector(scale=0.3)
+    x, missing = case()
+    found = imputation.impute(model, x, missing, samples=4, rounds=0, fill=0.5, generator=seeded())
+    start = torch.where(missing, 0.5, x)
+    said = model.reconstruct(start, 4, generator=seeded(), keep=True)
+    assert torch.equal(found.reconstructions, said.samples) and found.averaged == 1
+    assert torch.equal(found.samples, torch.where(missing, said.samples, x))
+    assert not found.within_variance.any()
+    assert [call[:2] for call in model.calls] == [("reconstruct", 4)] * 2
+
+
+def test_holes_can_be_left_to_the_model():
+    """It is given NaN, once; what it answers goes the usual way from there."""
+
+    class Knowing(LinearModel):
+        def reconstruct(self, x, *args, **options):
+            self.holes = [*getattr(self, "holes", []), x.isnan()]
+            return super().reconstruct(x.nan_to_num(0.25), *args, **options)
+
+    x, missing = case()
+    options = {"samples": 3, "averaged": 2, "rounds": 2}
+    plain, knowing = projector(scale=0.3)[0], projector(scale=0.3)[0]
+    knowing.__class__ = Knowing
+    wanted = imputation.impute(plain, x, missing, fill=0.25, generator=seeded(), **options)
+    found = imputation.impute(knowing, x, missing, fill="missing", generator=seeded(), **options)
+    assert torch.equal(found.samples, wanted.samples)
+    assert torch.equal(knowing.holes[0], missing) and not any(bool(holes.any()) for holes in knowing.holes[1:])
+    assert torch.equal(found.filled, torch.where(missing, 0.0, x))
+
+
 def test_many_rounds_recover_what_lies_in_the_range():
     model, p = projector(rank=2)
     x = torch.rand(3, 8, generator=seeded(), dtype=F64) @ p
@@ -257,7 +288,7 @@ def test_classifier_must_be_in_evaluation_mode():
         ({"fill": float("nan"), "missing": torch.ones(5, 8, dtype=torch.bool)}, "fill itself"),
         ({"samples": 0}, "samples=0"),
         ({"averaged": 0}, "averaged=0"),
-        ({"rounds": 0}, "rounds=0"),
+        ({"rounds": -1}, "rounds=-1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

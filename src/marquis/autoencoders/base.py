@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
@@ -19,6 +19,8 @@ from marquis.variational.base import evaluating
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+Missing = bool | Literal["mask"]
+"""What NaN means to a model; see `BaseAutoencoder`."""
 
 
 @runtime_checkable
@@ -56,7 +58,8 @@ class BaseAutoencoder(LightningModule):
         likelihood: "gaussian" or "bernoulli", or an object with that interface.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry. Then missing entries enter the encoder as 0 (centre the data) and
-            leave the likelihood (methods.md 1.2). If False, NaN is refused.
+            leave the likelihood (methods.md 1.2). If False, NaN is refused. With "mask" the encoder also sees which
+            entries were observed: it takes twice the data along dimension 1, first the data, then ones and zeros.
     """
 
     def __init__(
@@ -66,12 +69,15 @@ class BaseAutoencoder(LightningModule):
         likelihood: str | Likelihood = "gaussian",
         *,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         super().__init__()
+        if missing not in (True, False, "mask"):
+            raise DataError(f"missing={missing!r}: True, False, or 'mask' to show the encoder what was observed.")
         self.encoder, self.decoder = encoder, decoder
         self.likelihood = as_likelihood(likelihood)
-        self.lr, self.missing = lr, missing
+        self.lr = lr
+        self.missing: Missing = missing
 
     # What a model says
 
@@ -121,10 +127,10 @@ class BaseAutoencoder(LightningModule):
             generator: For the draws; the same seed gives the same networks for every batch.
             keep: Also return the draws themselves.
         """
-        x, _ = self._filled(x)
+        inputs = self.inputs(*self._filled(x))
         found = Moments(keep)
         for draw in self._counted(samples, generator):
-            found.add(draw.encode(x))
+            found.add(draw.encode(inputs))
         return _estimate(found, None)
 
     @torch.no_grad()
@@ -146,10 +152,11 @@ class BaseAutoencoder(LightningModule):
     ) -> Reconstruction:
         """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
         x, mask = self._data(x)
+        inputs = self.inputs(x, mask)
         latent, found, noise = Moments(keep), Moments(keep), Average()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
-            z = draw.encode(x)
+            z = draw.encode(inputs)
             output = draw.decode(z)
             latent.add(z)
             _add_output(found, noise, output)
@@ -168,6 +175,12 @@ class BaseAutoencoder(LightningModule):
             raise DataError(f"samples={samples}: an estimate needs at least one draw.")
         with evaluating(self):  # batch statistics or dropout of a network left in training mode would change answers
             yield from self.draws(samples, generator)
+
+    def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """What the encoder takes: the data without holes, and with `missing="mask"` what was observed of them."""
+        if self.missing != "mask":
+            return x
+        return torch.cat([x, torch.ones_like(x) if mask is None else mask.to(x.dtype)], 1)
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs without holes, and the mask of what was observed."""
@@ -206,7 +219,7 @@ class BaseAutoencoder(LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Reconstruction by the mean network, as the decoder gives it."""
-        return self.decoder(self.encoder(x))
+        return self.decoder(self.encoder(self.inputs(x, None)))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimiser trains, as torch's optimisers take it."""

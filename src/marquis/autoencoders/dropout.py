@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
@@ -71,7 +71,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         p: Probability that a unit falls out.
         on_code: Whether the code too is thinned, before the decoder.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         p: float = 0.2,
         on_code: bool = False,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         thinned = with_dropout(decoder, p)
         if on_code:
@@ -118,7 +118,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         for layer in layers:
             layer.source = source
         try:
-            return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
+            return -self.likelihood.log_prob(self.decoder(self.encoder(self.inputs(x, mask))), x, mask).mean()
         finally:
             for layer in layers:
                 layer.source = None

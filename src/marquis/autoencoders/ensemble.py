@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
 from marquis.errors import DataError
@@ -35,7 +35,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         members: How many.
         seed: For the starts of the copies; None continues torch's global random stream.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         members: int = 5,
         seed: int | None = None,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
         if members < 1:
@@ -63,7 +63,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         likelihood: str | Likelihood = "gaussian",
         *,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> EnsembleAutoencoder:
         """An ensemble of networks that are there already, for instance autoencoders trained one by one."""
         if not members:
@@ -81,7 +81,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mean of the members' outputs."""
-        return torch.stack([member(x) for member in self.members]).mean(0)
+        return torch.stack([member(self.inputs(x, None)) for member in self.members]).mean(0)
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """The members."""
@@ -90,5 +90,6 @@ class EnsembleAutoencoder(BaseAutoencoder):
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The members' negative log-likelihoods per datum, summed over the members."""
-        losses = [-self.likelihood.log_prob(member(x), x, mask).mean() for member in self.members]
+        inputs = self.inputs(x, mask)
+        losses = [-self.likelihood.log_prob(member(inputs), x, mask).mean() for member in self.members]
         return torch.stack(losses).sum()

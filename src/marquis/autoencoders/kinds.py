@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from marquis.autoencoders import architectures
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.dropout import DropoutAutoencoder
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
@@ -101,7 +101,7 @@ class ModelSpec:
             "convolutional" for networks derived from the shape; "own" for networks that are given to `build`.
         width: Factor on the numbers of channels and hidden units.
         likelihood: "gaussian", "bernoulli", or an object.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`. "mask" with derived networks only.
         lr: Learning rate.
         options: Further options of the kind, such as `preset` or `kl_weight`; what JSON can hold.
     """
@@ -112,7 +112,7 @@ class ModelSpec:
     architecture: str = "auto"
     width: float = 1.0
     likelihood: str | Likelihood = "gaussian"
-    missing: bool = False
+    missing: Missing = False
     lr: float = 1e-3
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -150,10 +150,19 @@ class ModelSpec:
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
     def _pair(self, seed: int | None) -> architectures.Pair:
-        if self.architecture in BUILT:
-            kind = cast(architectures.Kind, self.architecture)
-            return architectures.build(self.shape, self.latent, self.width, kind=kind, seed=seed)
-        return architectures.build(self.architecture, self.latent, self.width, seed=seed)
+        if self.architecture not in BUILT:
+            return architectures.build(self.architecture, self.latent, self.width, seed=seed)
+        kind = cast(architectures.Kind, self.architecture)
+        with seeded(seed):
+            encoder, decoder = architectures.build(self.shape, self.latent, self.width, kind=kind)
+            if self.missing == "mask":
+                encoder, _ = architectures.build(self._inputs, self.latent, self.width, kind=kind)
+            return encoder, decoder
+
+    @property
+    def _inputs(self) -> tuple[int, ...]:
+        """Shape of what the encoder takes."""
+        return (2 * self.shape[0], *self.shape[1:]) if self.missing == "mask" else self.shape
 
     def build(self, seed: int | None = None, networks: tuple[nn.Module, nn.Module] | None = None) -> BaseAutoencoder:
         """The model, untrained; for a post-hoc kind, the plain autoencoder that is trained first.
@@ -187,7 +196,7 @@ class ModelSpec:
 def _require_shape(encoder: nn.Module, decoder: nn.Module, spec: ModelSpec) -> None:
     """Try the networks out on data without contents."""
     try:
-        out = decoder(encoder(torch.empty(1, *spec.shape)))
+        out = decoder(encoder(torch.empty(1, *spec._inputs)))
     except RuntimeError as error:
         raise DataError(
             f"the architecture {spec.architecture!r} does not take data of shape {list(spec.shape)}; use 'auto'."

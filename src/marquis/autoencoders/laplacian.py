@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, num_data_of
+from marquis.autoencoders.base import BaseAutoencoder, Missing, num_data_of
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.errors import DataError
@@ -40,7 +40,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         num_data: N; by default the number of rows behind the trainer's training loader.
         generator: Source of the draws in training; by default torch's global random stream gives their seed.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
         **options: Of `OnlineLaplace`: `prior_precision`, `noise_precision`, `temperature`, `forgetting`, ...
     """
 
@@ -56,7 +56,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         num_data: int | None = None,
         generator: torch.Generator | None = None,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
         **options: Any,
     ) -> None:
         self._online: OnlineLaplace | None = None
@@ -112,7 +112,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         rate = None
         if online.settings.forgetting == "learning-rate":
             rate = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
-        return online.step(x, x, mask, learning_rate=rate)
+        return online.step(self.inputs(x, mask), x, mask, learning_rate=rate)
 
     def posterior(self, temperature: float | None = None) -> Posterior:
         """The weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import reinitialised
 from marquis.likelihoods import Heteroscedastic
@@ -40,7 +40,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
             weights of its own.
         min_log_sigma: Where log σ is softly clipped.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         *,
         min_log_sigma: float = MIN_LOG_SIGMA,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         super().__init__(encoder, decoder, Heteroscedastic(), lr=lr, missing=missing)
         self.variance_decoder = reinitialised(decoder) if variance_decoder is None else variance_decoder
@@ -63,7 +63,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Negative log-likelihood per datum."""
-        return -self.likelihood.log_prob(self._outputs(self.encoder(x)), x, mask).mean()
+        return -self.likelihood.log_prob(self._outputs(self.encoder(self.inputs(x, mask))), x, mask).mean()
 
     def _outputs(self, z: Tensor) -> Tensor:
         return mean_and_variance(self.decoder(z), self.variance_decoder(z), self.min_log_sigma)

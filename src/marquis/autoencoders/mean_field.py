@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, num_data_of
+from marquis.autoencoders.base import BaseAutoencoder, Missing, num_data_of
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.noise import TrainingNoise
@@ -32,7 +32,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         num_data: N; by default the number of rows behind the trainer's training loader.
         generator: For the start and for the seed of the draws in training; by default torch's global random stream.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
         **options: Of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
     """
 
@@ -45,7 +45,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         num_data: int | None = None,
         generator: torch.Generator | None = None,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
         **options: Any,
     ) -> None:
         method = MeanFieldVI.bayes_by_backprop(
@@ -74,7 +74,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
             raise DataError("the weight of the KL is 1 / N: pass num_data=, or train with a Lightning Trainer.")
         self.method.num_data = self.num_data
         self.method.generator = self.noise.next(x.device)
-        return self.method.step(x, x, mask)
+        return self.method.step(self.inputs(x, mask), x, mask)
 
     def posterior(self) -> Posterior:
         """The weights as a Gaussian posterior, which samples, predicts and saves."""

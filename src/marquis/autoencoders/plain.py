@@ -23,4 +23,4 @@ class Autoencoder(BaseAutoencoder):
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Negative log-likelihood per datum."""
-        return -self.likelihood.log_prob(self.decoder(self.encoder(x)), x, mask).mean()
+        return -self.likelihood.log_prob(self.decoder(self.encoder(self.inputs(x, mask))), x, mask).mean()

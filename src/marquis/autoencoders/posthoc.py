@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, inputs_of
+from marquis.autoencoders.base import BaseAutoencoder, Missing, inputs_of
 from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
@@ -35,7 +35,7 @@ class PosteriorAutoencoder(BaseAutoencoder):
         likelihood: str | Likelihood = "gaussian",
         *,
         laplace: Laplace | None = None,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         own = copy.deepcopy(EncoderDecoder(encoder, decoder)).eval()
         _require_fit(own, posterior)
@@ -70,7 +70,7 @@ def from_posterior(
     posterior: Posterior | Laplace,
     likelihood: str | Likelihood | None = None,
     *,
-    missing: bool = False,
+    missing: Missing = False,
 ) -> PosteriorAutoencoder:
     """An uncertain autoencoder from trained networks and a posterior over their weights, of any structure.
 
@@ -79,7 +79,7 @@ def from_posterior(
         decoder: `[B, K] -> [B, ...]`; copied.
         posterior: Over parameters of `EncoderDecoder(encoder, decoder)`; or the `Laplace` that was fitted to it.
         likelihood: Of the data; by default that of the `Laplace` with its noise, else Gaussian with unit noise.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
 
     Raises:
         ModelMismatchError: The posterior is over other parameters.
@@ -150,10 +150,11 @@ class _Reconstructing:
         device = next(self._autoencoder.parameters()).device
         for batch in self._loader:
             x, mask = self._autoencoder._data(inputs_of(batch).to(device))
+            inputs = self._autoencoder.inputs(x, mask)
             if not self._autoencoder.missing:
-                yield x, x
+                yield inputs, x
             else:
-                yield x, x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+                yield inputs, x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask
 
 
 def _mask_of(batch: Any) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.estimate import Draw, Estimate, Reconstruction
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
@@ -41,7 +41,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         kl_weight: `w`.
         min_log_sigma: Where log s is softly clipped.
         lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         kl_weight: float = 1.0,
         min_log_sigma: float = MIN_LOG_SIGMA,
         lr: float = 1e-3,
-        missing: bool = False,
+        missing: Missing = False,
     ) -> None:
         learnt = likelihood == "gaussian"
         super().__init__(encoder, decoder, Heteroscedastic() if learnt else likelihood, lr=lr, missing=missing)
@@ -73,13 +73,16 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     # The bound
 
-    def code(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """μ and log σ of the code, `[B, K]` each, for data without holes."""
-        return self.encoder(x), self.sigma_encoder(x)
+    def code(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ and log σ of the code, `[B, K]` each; holes of `x` are filled already, `mask` says where there are none."""
+        return self._code(self.inputs(x, mask))
+
+    def _code(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.encoder(inputs), self.sigma_encoder(inputs)
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The negative bound per datum, with one code drawn per datum."""
-        mu, log_sigma = self.code(x)
+        mu, log_sigma = self.code(x, mask)
         z = mu + log_sigma.exp() * _normal(mu.shape, mu, self.noise.next(mu.device))
         fit = self.likelihood.log_prob(self._outputs(z), x, mask)
         return (self.kl_weight * kl_to_prior(mu, log_sigma) - fit).mean()
@@ -92,7 +95,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         """
         x, mask = self._data(x)
         fit = [fit for fit, _, _ in self._weighed(x, mask, samples, generator)]
-        return torch.stack(fit).mean(0) - kl_to_prior(*self.code(x))
+        return torch.stack(fit).mean(0) - kl_to_prior(*self.code(x, mask))
 
     @torch.no_grad()
     def log_marginal(self, x: Tensor, samples: int = 1000, *, generator: torch.Generator | None = None) -> Tensor:
@@ -111,7 +114,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         """`log p(x|z)`, `log p(z)`, `log q(z|x)` for codes drawn from q, each datum with noise of its own."""
         if samples < 1:
             raise DataError(f"samples={samples}: an estimate needs at least one draw.")
-        mu, log_sigma = self.code(x)
+        mu, log_sigma = self.code(x, mask)
         for _ in range(samples):
             yield self.log_terms(x, mask, mu, log_sigma, _normal(mu.shape, mu, generator))
 
@@ -129,7 +132,7 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """One ε each, the same for all data; the encoders run once per batch, not once per draw."""
-        code = _remembered(self.code)
+        code = _remembered(self._code)
         seeds = torch.randint(2**62, (samples,), generator=generator, device=_device_of(generator)).tolist()
         for seed in seeds:
             yield Draw(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
@@ -158,7 +161,7 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     def _exact(self, latent: Estimate, x: Tensor, samples: int) -> Estimate:
         with evaluating(self):
-            mu, log_sigma = self.code(self._filled(x)[0])
+            mu, log_sigma = self.code(*self._filled(x))
         return replace(latent, mean=mu, variance=(2 * log_sigma).exp(), draws=samples)
 
     @torch.no_grad()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def work_ahead(
     if workers < 2 or not jobs:
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin) as pool:
         running = [pool.submit(work, *job) for job in jobs]
         try:
             for done in as_completed(running):
@@ -45,6 +47,19 @@ def work_ahead(
         except BaseException:  # nothing new is begun when one has failed or somebody has had enough
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _begin() -> None:
+    """In every worker: one thread, and an end when whoever started it is gone, by whatever signal."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)  # at once, in the middle of a training: results are written atomically
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def train_ahead(

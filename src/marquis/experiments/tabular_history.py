@@ -13,6 +13,11 @@ housing, naval propulsion, iris; one fit each, 250 or 300 rows at most), not at 
   two of the three tables (Boston 3.37 to 3.31, iris 2.83 to 2.15) and rose on one (naval 1.36 to 1.44). That
   variances are widened by one factor from held-out rows was decided on a made table.
 
+One thing was changed afterwards, because the method asks for it and not for these numbers, which were computed anew: if
+entries are missing in `fit`, the encoder also sees which ones (`mask_input`). Before, the same 120 tables with holes
+had a mean RMSE of 0.819 (now 0.800) and an interval score of 3.59 (now 3.48), with as good a coverage (0.893, now
+0.894). What follows was tried before that.
+
 What PCA and `IterativeImputer` are better at looks like the linear part, so more was tried on one split each of Boston
 housing and energy efficiency, which are not on this page either (250 rows; AUROC for permuted rows, RMSE at 30 %
 holes). None of it was a clear gain, and nothing was changed:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from marquis.atomic import write_json
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
 from marquis.autoencoders.saving import load as load_model
@@ -87,7 +87,7 @@ class Run:
             settings.architecture,
             settings.width,
             settings.likelihood,
-            missing=len(shape) == 1 or bool(train.stored.isnan().any()),
+            missing=_missing(train),
             lr=settings.lr,
             options=settings.options(len(train)),
         )
@@ -223,6 +223,14 @@ class Run:
 def _load(settings: Settings, split: str) -> Data:
     options: dict[str, Any] = {"target": settings.target or None, "size": settings.size}
     return load(settings.data, split, settings.data_dir, limit=settings.limit, **options)
+
+
+def _missing(train: Data) -> Missing:
+    """What the model is told about missing entries: tables may have some later on, even if there are none now."""
+    holes = bool(train.stored.isnan().any())
+    if len(train.shape) == 2:
+        return "mask" if holes else True
+    return holes
 
 
 def _remove_run(path: Path) -> None:

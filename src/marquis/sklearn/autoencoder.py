@@ -32,7 +32,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     One estimator for four uses: a transformer (codes with error bars), an outlier detector, an imputer, and a generator
     of new rows. It is the Laplacian autoencoder (Miani et al. 2022; methods.md 6): its weights are a Gaussian that is
     learnt while it trains. NaN marks missing entries, in `fit` and everywhere else: they enter the encoder as their
-    column's mean and leave the likelihood (methods.md 1.2). Columns are standardised by their observed entries.
+    column's mean and leave the likelihood (methods.md 1.2); if there are some in `fit`, the encoder also sees which
+    entries were observed. Columns are standardised by their observed entries.
 
     Cost of `fit`: about 2.5 times that of a plain autoencoder; of everything else: `samples` passes of the network.
 
@@ -48,6 +49,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             goes on for all `epochs`.
         hide: Share of the observed entries that the encoder does not get to see in training, though they are predicted:
             teaches it to fill holes. 0 for an ordinary autoencoder.
+        mask_input: Whether the encoder has one more input per column, which says whether the entry was observed;
+            "auto": if entries are missing in `fit`. Then a hole is not the same as the column's mean.
         prior: Precision of the weights.
         temperature: Of the posterior: 1 is the Laplace approximation, less is colder (see `marquis.OnlineLaplace`).
         samples: Networks drawn for codes, reconstructions and scores.
@@ -79,6 +82,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         patience: int = 20,
         validation_fraction: float = 0.1,
         hide: float = 0.2,
+        mask_input: bool | Literal["auto"] = "auto",
         prior: float = 1.0,
         temperature: float = 0.01,
         samples: int = 25,
@@ -95,6 +99,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         self.patience = patience
         self.validation_fraction = validation_fraction
         self.hide = hide
+        self.mask_input = mask_input
         self.prior = prior
         self.temperature = temperature
         self.samples = samples
@@ -112,17 +117,20 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         checked: Any = validate_data(
             self, X, dtype=np.float64, order="C", ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        training, hidden = checked_options(self)
+        training, hidden = checked_options(self, bool(np.isnan(checked).any()))
         self.scaler_: Any = column_scaler(checked, getattr(self, "feature_names_in_", None))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         generator = torch.Generator().manual_seed(self._seed)
         with private_randomness(self._seed, torch.device("cpu")):
-            encoder = perceptron(checked.shape[1], int(self.latent_dim), hidden, self.activation).double()
-            decoder = perceptron(int(self.latent_dim), checked.shape[1], hidden[::-1], self.activation).double()
+            columns, codes = checked.shape[1], int(self.latent_dim)
+            inputs = 2 * columns if training.mask_input else columns
+            encoder = perceptron(inputs, codes, hidden, self.activation).double()
+            decoder = perceptron(codes, columns, hidden[::-1], self.activation).double()
             x = self._inputs(checked)
             options: dict[str, Any] = {"prior_precision": self.prior, "temperature": self.temperature}
             trained, self.n_iter_, held_out = training.run(encoder, decoder, x, generator, **options)
-        self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.noisy_likelihood, missing=True)
+        missing = "mask" if training.mask_input else True
+        self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.noisy_likelihood, missing=missing)
         self._describe(x)
         noise = float((self.noise_std_ / self.scaler_.scale_)[0])
         away = unseen_deviation(self.model_, x, held_out, int(self.samples), self._seed, noise)

@@ -50,17 +50,13 @@ def answers(model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, g
     """
     from marquis.tasks.imputation import impute
 
-    if rounds == 0:
-        said = model.reconstruct(x, samples, generator=generator, keep=True).samples
-        assert said is not None
-        return said
     return impute(
         model,
         x,
         samples=samples,
         averaged=1,
         rounds=rounds,
-        fill=0.0,
+        fill="missing",
         generator=generator,
         batch_size=len(x),
         progress=False,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from marquis.sklearn.autoencoder import LaplacianAutoencoder
 
 
-def checked_options(asked: LaplacianAutoencoder) -> tuple[TableTraining, list[int]]:
-    """How to train, and the hidden sizes.
+def checked_options(asked: LaplacianAutoencoder, holes: bool) -> tuple[TableTraining, list[int]]:
+    """How to train on a table with or without holes, and the hidden sizes.
 
     Raises:
         DataError: An option has a value that cannot be meant.
@@ -30,6 +30,8 @@ def checked_options(asked: LaplacianAutoencoder) -> tuple[TableTraining, list[in
             raise DataError(f"{name}={getattr(asked, name)!r}: whole numbers from 1 on.")
     if not (isinstance(asked.contamination, Real) and 0 < asked.contamination <= 0.5):
         raise DataError(f"contamination={asked.contamination!r}: the share of outliers, above 0 and at most 0.5.")
+    if asked.mask_input not in (True, False, "auto"):
+        raise DataError(f"mask_input={asked.mask_input!r}: True, False, or 'auto' for tables with missing entries.")
     training = TableTraining(
         epochs=asked.epochs,
         batch_size=asked.batch_size,
@@ -37,6 +39,7 @@ def checked_options(asked: LaplacianAutoencoder) -> tuple[TableTraining, list[in
         patience=asked.patience,
         held_out=asked.validation_fraction,
         hide=asked.hide,
+        mask_input=holes if asked.mask_input == "auto" else bool(asked.mask_input),
         report=print if asked.verbose else None,
     )
     return training, [int(size) for size in hidden]

@@ -34,6 +34,7 @@ class TableTraining:
         patience: Epochs without a better held-out likelihood after which training stops.
         held_out: Share of the rows that is held out.
         hide: Share of the observed entries, from 0 to 1, that the encoder does not see though they are predicted.
+        mask_input: Whether the encoder takes `[B, 2 d]`: the entries it sees, and which ones these are.
         report: Called with a line of text now and then; None is silent.
     """
 
@@ -43,6 +44,7 @@ class TableTraining:
     patience: int
     held_out: float
     hide: float
+    mask_input: bool = False
     report: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -77,14 +79,14 @@ class TableTraining:
         online = online_learner(encoder, decoder, num_data=len(train), generator=generator, **options)
         weights = online.means()
         optimiser = adam([{"params": list(weights.values())}], self.learning_rate)
-        check = _HeldOut(held_out, self.hide, generator) if len(held_out) else None
+        check = _HeldOut(self, held_out, generator) if len(held_out) else None
         best, kept, since = math.inf, None, 0
         epoch = 0
         for epoch in range(1, int(self.epochs) + 1):
             for rows in torch.randperm(len(train), generator=generator).split(int(self.batch_size)):
-                inputs, targets, mask = observed(train[rows])
+                inputs, targets, mask = self.shown(train[rows], generator)
                 optimiser.zero_grad()
-                loss = online.step(hidden(inputs, self.hide, generator), targets, mask)
+                loss = online.step(inputs, targets, mask)
                 if not bool(loss.detach().isfinite()):
                     raise NumericalError(
                         f"training diverged: the loss is {float(loss)} in epoch {epoch}; lower lr, or look for values "
@@ -114,6 +116,18 @@ class TableTraining:
         self._say(f"{epoch} epochs, noise precision {online.state.noise_precision:.4g}")
         return online, epoch, held_out
 
+    def shown(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """What the encoder sees of rows, what is to be predicted, and the mask of what was observed of that.
+
+        Zero, the mean of a column, stands at entries that are missing or hidden. A target that the mask leaves out has
+        no influence whatsoever.
+        """
+        observed = ~x.isnan()
+        targets = torch.where(observed, x, 0)
+        seen = observed & ~hidden(x, self.hide, generator)
+        inputs = torch.where(seen, targets, 0)
+        return torch.cat([inputs, seen.to(x.dtype)], 1) if self.mask_input else inputs, targets, observed
+
     def _split(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Training rows and held-out rows."""
         count = round(self.held_out * len(x))
@@ -141,30 +155,19 @@ def online_learner(encoder: nn.Module, decoder: nn.Module, generator: torch.Gene
     return OnlineLaplace(joined, "gaussian", "diagonal", "exact", **options)
 
 
-def observed(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs and targets with zero, the mean of a column, at missing entries; and the mask of the observed ones.
-
-    A target that the mask leaves out has no influence whatsoever.
-    """
-    mask = ~x.isnan()
-    filled = torch.where(mask, x, 0)
-    return filled, filled, mask
-
-
 def hidden(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Inputs of which some are put to zero: for each row a share between 0 and twice `share` (at most all)."""
+    """Which entries the encoder is not to see: for each row a share between 0 and twice `share` (at most all)."""
     if share == 0:
-        return x
+        return torch.zeros_like(x, dtype=torch.bool)
     shares = 2 * share * torch.rand(len(x), 1, dtype=x.dtype, generator=generator)
-    return torch.where(torch.rand(x.shape, dtype=x.dtype, generator=generator) < shares, 0, x)
+    return torch.rand(x.shape, dtype=x.dtype, generator=generator) < shares
 
 
 class _HeldOut:
     """Negative predictive log-likelihood per observed entry of held-out rows, with the same draws every time."""
 
-    def __init__(self, x: Tensor, share: float, generator: torch.Generator) -> None:
-        inputs, self.targets, self.mask = observed(x)
-        self.inputs = hidden(inputs, share, generator)
+    def __init__(self, training: TableTraining, x: Tensor, generator: torch.Generator) -> None:
+        self.inputs, self.targets, self.mask = training.shown(x, generator)
         self.seed = int(torch.randint(2**62, (), generator=generator))
 
     @torch.no_grad()

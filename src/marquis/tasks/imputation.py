@@ -62,15 +62,19 @@ def impute(
         missing: Boolean, True where missing; of the shape of `x` or of one datum. None: where `x` is NaN.
         samples: S1, how many versions.
         averaged: S2, how many networks each version averages.
-        rounds: How often the observed entries are put back; 1 in the paper.
+        rounds: How often the observed entries are put back; 1 in the paper. With 0 the first answers stand: for models
+            that have learnt to answer without what is missing, which would take an answer for an observation.
         fill: What missing entries start from: "noise" (normal numbers, scaled to [0, 1] per datum: for images), a
-            number, or a tensor that broadcasts against `x` (column means for tables).
+            number, or a tensor that broadcasts against `x` (column means for tables). "missing" leaves the first
+            answer to the model, which is given NaN and has learnt what to do about it (`missing=` of autoencoders).
         generator: For the noise and the draws.
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
-    at_least_one(samples=samples, averaged=averaged, rounds=rounds)
+    at_least_one(samples=samples, averaged=averaged)
+    if rounds < 0:
+        raise DataError(f"rounds={rounds} must be at least 0.")
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
     parts, start = [], 0
@@ -78,7 +82,9 @@ def impute(
         rows = slice(start, start + len(first))
         start += len(first)
         hidden = missing[rows].to(first.device)
-        parts.append([t.to(x.device) for t in _two_stages(model, first, hidden, samples, averaged, rounds, generator)])
+        told = torch.where(hidden, torch.nan, first) if fill == "missing" else first
+        found = _two_stages(model, told, hidden, samples, averaged, rounds, generator)
+        parts.append([part.to(x.device) for part in found])
     reconstructions = torch.cat([part[0] for part in parts], 1)
     within, noise = (torch.where(missing, torch.cat([part[i] for part in parts]), 0) for i in (1, 2))
     put_back = torch.where(missing, reconstructions, x)
@@ -112,7 +118,7 @@ def generate(
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
-    at_least_one(n=n)
+    at_least_one(n=n, rounds=rounds)
     nothing = torch.zeros(n, *shape, dtype=dtype_of(model), device=device_of(model))
     options = {"samples": samples, "averaged": averaged, "rounds": rounds, "generator": generator}
     everything = torch.ones_like(nothing, dtype=torch.bool)
@@ -149,21 +155,29 @@ def _two_stages(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Reconstructions `[S1, B, ...]`, mean variance within, mean noise, and how many draws S2 really were."""
-    versions = model.reconstruct(first, samples, generator=generator, keep=True).samples
+    said = model.reconstruct(first, samples, generator=generator, keep=True)
+    versions = said.samples
     if versions is None or versions.shape[1:] != first.shape:
         got = None if versions is None else list(versions.shape)
         raise DataError(
             f"reconstruct(x, keep=True) of x {list(first.shape)} must give samples [S, *x.shape], got {got}."
         )
-    within, noise, draws = torch.zeros_like(first), torch.zeros_like(first), 1
+    within, noise, draws = torch.zeros_like(first), _noise_of(said, first), 1
     for round_number in range(rounds):
         answers = []
+        if round_number == rounds - 1:
+            noise = torch.zeros_like(first)
         for version in versions:
             said = model.reconstruct(torch.where(hidden, version, first), averaged, generator=generator)
             answers.append(said.mean)
             if round_number == rounds - 1:
                 within += said.variance / len(versions)
-                noise += (0 if said.noise_variance is None else said.noise_variance) / len(versions)
+                noise += _noise_of(said, first) / len(versions)
                 draws = said.draws
         versions = torch.stack(answers)
     return versions, within, noise, torch.tensor(draws)
+
+
+def _noise_of(said: Any, x: Tensor) -> Tensor:
+    """Variance of the data around what a model says, in the shape of the data; zero where it claims none."""
+    return torch.zeros_like(x) if said.noise_variance is None else said.noise_variance.expand_as(x)

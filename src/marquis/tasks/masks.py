@@ -48,10 +48,12 @@ def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
 
 
 def initial_fill(x: Tensor, missing: Tensor, fill: str | float | Tensor, generator: torch.Generator | None) -> Tensor:
-    """What the missing entries of `x` start from, in the shape of `x`."""
+    """What the missing entries of `x` start from, in the shape of `x`; zeros where they are left to the model."""
     if isinstance(fill, str):
+        if fill == "missing":
+            return torch.zeros_like(x)
         if fill != "noise":
-            raise DataError(f'fill={fill!r}: "noise", a number or a tensor.')
+            raise DataError(f'fill={fill!r}: "noise", "missing", a number or a tensor.')
         return minmax_noise(x, generator)
     value = torch.as_tensor(fill, dtype=x.dtype, device=x.device)
     try:
