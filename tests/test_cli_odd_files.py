@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
@@ -49,6 +50,23 @@ def refused(said: tuple[int, str, str], *texts: str, out: str = "out.csv") -> No
 
 
 # ---- what comes in
+
+
+def test_columns_far_from_zero_are_learnt_from_and_read_in_their_own_precision(marquis):
+    """Times in seconds differ by less than 32 bits can tell at 1.6e9."""
+    x = np.random.RandomState(0).randn(200)
+    given = pd.DataFrame({"time": 1.6e9 + 100 * x, "other": x, "constant": 1.6e9 + 0.1})
+    given.to_csv("times.csv", index=False)
+    quick = ["1" if word == "2" else word for word in SMALL]
+    assert marquis("train", "ae", "--data", "times.csv", "--out", "times", *quick)[0] == 0
+    run = Run.open("times")
+    assert run.scaling is not None
+    np.testing.assert_allclose(run.scaling.scale, [100 * x.std(), x.std(), 1.0], rtol=0.2)  # of the training rows
+    assert float(run.scaling.scale[2]) == 1.0
+    run.data_module.setup()
+    for rows in (run.data_module.train.x, run.read("times.csv").x):
+        assert rows.dtype == torch.float32
+        np.testing.assert_allclose(rows[:, 0], rows[:, 1], atol=1e-5)  # the same numbers in other units
 
 
 def test_observed_numbers_come_out_as_they_went_in(marquis, kept, table):

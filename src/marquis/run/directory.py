@@ -177,10 +177,10 @@ class Run:
         return DataModule(train, test=test, batch_size=settings.batch_size, seed=settings.seed)
 
     def _scaled(self, data: Data) -> Data:
-        if self.scaling is None:
+        if len(self.spec.shape) > 1:
             return data
         rows = rows_of(data, self.spec.shape, scaling=self.scaling, columns=self.columns)
-        return replace(data, stored=rows.x, feature_names=rows.names)
+        return replace(data, stored=rows.x, feature_names=rows.names, dtype=rows.x.dtype)
 
     def read(
         self,
@@ -221,8 +221,10 @@ class Run:
 
 
 def _load(settings: Settings, split: str) -> Data:
-    options: dict[str, Any] = {"target": settings.target or None, "size": settings.size}
-    return load(settings.data, split, settings.data_dir, limit=settings.limit, **options)
+    """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
+    options: dict[str, Any] = {"target": settings.target or None, "size": settings.size, "limit": settings.limit}
+    data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
+    return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)
 
 
 def _missing(train: Data) -> Missing:

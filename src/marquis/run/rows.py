@@ -60,8 +60,7 @@ def rows_of(
         x, names = _in_order(x, names, columns, targets, data.source)
     if tuple(x.shape[1:]) != tuple(shape):
         raise DataError(f"{data.source}: {_called(x.shape[1:])}, but the model was trained on {_called(shape)}")
-    narrow = x.to(torch.float32)  # what models are trained in
-    scaled = narrow if scaling is None else scaling.scaled(narrow)
+    scaled = (x if scaling is None else scaling.scaled(x)).to(torch.float32)  # what models are trained in
     too_large = (scaled.abs() > LARGEST).flatten(1).any(1)
     if bool(too_large.any()):
         row = int(too_large.nonzero()[0])

@@ -41,7 +41,7 @@ class Scaling:
         mean = values.sum(0) / count
         deviation = (torch.where(seen, x.double() - mean, 0).square().sum(0) / count).sqrt()
         # rounding gives a constant column a deviation that is not quite zero
-        constant = deviation <= 1e-7 * mean.abs()
+        constant = deviation <= 1e-12 * mean.abs()
         return cls(mean, torch.where(constant | (deviation == 0), 1.0, deviation))
 
     def scaled(self, x: Tensor) -> Tensor:
