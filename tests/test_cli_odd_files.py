@@ -69,6 +69,38 @@ def test_columns_far_from_zero_are_learnt_from_and_read_in_their_own_precision(m
         np.testing.assert_allclose(rows[:, 0], rows[:, 1], atol=1e-5)  # the same numbers in other units
 
 
+def test_images_in_other_units_are_refused(marquis, kept):
+    """Bytes as floats; a bright image is no reason, and runs from before the check are read as ever."""
+    images = np.random.RandomState(0).rand(3, 1, 8, 8)
+    np.save("bytes.npy", 255 * images)
+    np.save("bright.npy", 3 * images)
+    for command in ("score", "embed"):
+        refused(marquis(command, kept / "digits", "bytes.npy", "--out", "out.csv"), "255", "up to 1;", "same units")
+    assert marquis("score", kept / "digits", "bright.npy", "--out", "bright.csv")[0] == 0
+    shutil.copytree(kept / "digits", "old")
+    config = json.loads(Path("old/config.json").read_text())
+    assert config.pop("brightest") == 1.0
+    Path("old/config.json").write_text(json.dumps(config))
+    assert marquis("score", "old", "bytes.npy", "--out", "old.csv")[0] == 0
+
+
+def test_filled_table_has_the_columns_of_the_file(marquis):
+    """In their order, and with the target, which the model never saw."""
+    x = np.random.RandomState(0).randn(80, 3)
+    table = pd.DataFrame({"a": x[:, 0], "group": np.arange(80) % 3, "b": x[:, 1], "c": x[:, 2]})
+    table.to_csv("table.csv", index=False)
+    quick = ["1" if word == "2" else word for word in SMALL]
+    assert marquis("train", "ae", "--data", "table.csv", "--target", "group", "--out", "run", *quick)[0] == 0
+    asked = table[["c", "group", "b", "a"]].copy()
+    asked.loc[4, "b"] = asked.loc[7, "c"] = np.nan
+    asked.to_csv("asked.csv", index=False)
+    assert marquis("impute", "run", "asked.csv", "--out", "filled.csv")[0] == 0
+    filled = pd.read_csv("filled.csv")
+    assert list(filled) == ["c", "group", "b", "a", "b_std", "c_std"]
+    assert filled.notna().all(axis=None) and filled["b_std"][4] > 0
+    pd.testing.assert_frame_equal(filled[asked.notna()][list(asked)], asked, check_dtype=False, check_exact=True)
+
+
 def test_observed_numbers_come_out_as_they_went_in(marquis, kept, table):
     """Also those that 32 bits cannot hold: people find their rows again by them."""
     given = table.assign(e=16_777_217.0 + np.arange(30), f=0.1)

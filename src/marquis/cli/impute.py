@@ -60,9 +60,9 @@ def impute(
 ) -> None:
     """Fill missing entries; observed ones stay exactly as they are.
 
-    A table gets one more column NAME_std for each column with missing entries: the standard deviation of the missing
-    value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in, and how
-    much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`.
+    A table keeps its columns, and gets one more, NAME_std, for each one with missing entries: the standard deviation of
+    the missing value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in,
+    and how much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`.
 
     Two methods. `two-stage` reconstructs again and again, as published. `codes` asks which other, complete rows
     (donors) explain what was observed, by Bayes' rule, and fills in what the model makes of those: nearer to the truth
@@ -171,7 +171,7 @@ def _check_names(rows: Rows, missing: Tensor) -> None:
 
     names = column_names(rows.names, rows.x.shape[1])
     for name, has_holes in zip(names, missing.any(0).tolist(), strict=True):
-        if has_holes and f"{name}_std" in names:
+        if has_holes and f"{name}_std" in (*names, *rows.aside):
             raise DataError(
                 f"{rows.source} has a column {name}_std, which is what the error bars of {name} would be called; "
                 "write an .npz file, or train with another name for it"
@@ -205,7 +205,9 @@ def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, sa
         write_picture(out, rows_of_three.numpy(), together=3)
         return
     names = column_names(rows.names, rows.x.shape[1])
-    columns = {name: mean[:, number].numpy() for number, name in enumerate(names)}
+    filled = {name: mean[:, number].numpy() for number, name in enumerate(names)}
+    filled |= {name: values.numpy() for name, values in rows.aside.items()}
+    columns = {name: filled[name] for name in rows.file_names or names}
     for number, name in enumerate(names):
         if bool(missing[:, number].any()):
             columns[f"{name}_std"] = std[:, number].numpy()

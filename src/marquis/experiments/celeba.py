@@ -74,7 +74,7 @@ class Settings:
 
 SETTINGS = {
     "quick": Settings(Recipe(PATCHES, 64, 1, "celeba-conv", 0.1, 32, latent=8), 1, 80, 10, 5, 6, 2, 20),
-    "default": Settings(Recipe("celeba", 8_000, 2, "celeba-conv", 0.25, 32, latent=64), 2, 2_000, 10, 30, 30),
+    "default": Settings(Recipe("celeba", 16_000, 4, "celeba-conv", 0.25, 32, latent=64), 2, 2_000, 10, 30, 30),
     "full": Settings(
         Recipe("celeba", 162_770, 200, "celeba-conv", 1.0, 128, validation=19_867, latent=64),
         *(5, 10_000, 10, 50, 100),

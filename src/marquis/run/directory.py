@@ -27,6 +27,8 @@ from marquis.run.settings import Settings
 
 VERSION = 1
 CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
+OTHER_UNITS = 10
+"""So many times brighter than all training images, an image is not strange but given in other units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,7 @@ class Run:
         spec: How the model is built.
         scaling: Of the columns of a table; None for images.
         columns: Names of a table's columns, where it has them.
+        brightest: Largest value of the training images; None for tables, and in runs of before it was kept.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class Run:
     spec: ModelSpec
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
+    brightest: float | None = None
 
     # Making and opening
 
@@ -91,7 +95,8 @@ class Run:
             lr=settings.lr,
             options=settings.options(len(train)),
         )
-        return cls(path, settings, spec, scaling, train.feature_names)
+        brightest = None if len(shape) == 1 else float(train.x.nan_to_num(0.0).abs().max())
+        return cls(path, settings, spec, scaling, train.feature_names, brightest)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -114,9 +119,10 @@ class Run:
             widths = [len(part) for part in (columns, scaling and scaling.mean) if part is not None]
             if any((width,) != spec.shape for width in widths):
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
+            brightest = None if held.get("brightest") is None else float(held["brightest"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
-        return cls(path, settings, spec, scaling, columns)
+        return cls(path, settings, spec, scaling, columns, brightest)
 
     def resumed(self, given: dict[str, Any]) -> Run:
         """The same run, if what is given now does not contradict its settings."""
@@ -133,6 +139,7 @@ class Run:
             "model": {**spec, "shape": list(self.spec.shape), "options": dict(self.spec.options)},
             "scaling": None if self.scaling is None else self.scaling.as_json(),
             "columns": None if self.columns is None else list(self.columns),
+            "brightest": self.brightest,
         }
         write_json(self.path / CONFIG, held)
 
@@ -212,6 +219,12 @@ class Run:
         data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         rows = rows_of(data, self.spec.shape, **described)
+        largest = float(rows.x.nan_to_num(0.0).abs().max())
+        if self.brightest is not None and largest > OTHER_UNITS * max(self.brightest, 1e-6):
+            raise DataError(
+                f"{rows.source} has values up to {largest:.4g}, the training images up to {self.brightest:.4g}; "
+                "bring them to the same units, for instance by dividing by 255"
+            )
         if not holes and not self.spec.missing and bool(rows.x.isnan().any()):
             raise DataError(
                 f"{rows.source} has missing entries, but the model was trained on complete data; fill them in first: "

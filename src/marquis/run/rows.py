@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class Rows:
         y: Targets, where the data have some.
         source: File, folder or name.
         names: Of the columns, for a table that has names.
+        file_names: Likewise as they stand in the file, with those that were set apart in training.
+        aside: These, as read.
     """
 
     x: Tensor
@@ -33,6 +35,8 @@ class Rows:
     y: Tensor | None
     source: str
     names: tuple[str, ...] | None
+    file_names: tuple[str, ...] | None = None
+    aside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def rows_of(
@@ -56,6 +60,7 @@ def rows_of(
         DataError: Another shape, other columns, or numbers too large for the model.
     """
     x, names = data.x, data.feature_names
+    aside = {name: x[:, number] for number, name in enumerate(names or ()) if name in targets}
     if columns is not None and names is not None:
         x, names = _in_order(x, names, columns, targets, data.source)
     if tuple(x.shape[1:]) != tuple(shape):
@@ -65,7 +70,7 @@ def rows_of(
     if bool(too_large.any()):
         row = int(too_large.nonzero()[0])
         raise DataError(f"{data.source}: row {row} has a number too large for the model; mark missing values as NaN")
-    return Rows(scaled, x, data.y, data.source, names or columns)
+    return Rows(scaled, x, data.y, data.source, names or columns, data.feature_names or columns, aside)
 
 
 def _in_order(
