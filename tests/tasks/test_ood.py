@@ -120,6 +120,8 @@ def test_histogram_shares_its_edges():
     assert outside[0] == first
     with pytest.raises(DataError, match="no score 'entropy'; there are error"):
         found.histogram("entropy")
+    with pytest.raises(DataError, match="bins=0"):
+        found.histogram("nll", 0)
 
 
 def test_combined_by_hand():

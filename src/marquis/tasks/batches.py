@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -46,8 +47,7 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
     """
     from marquis.autoencoders.base import inputs_of  # here, because it loads Lightning
 
-    if batch_size < 1:
-        raise DataError(f"batch_size={batch_size} must be at least 1.")
+    at_least_one(batch_size=batch_size)
     if isinstance(data, Tensor) and data.dim() < 2:
         raise DataError(f"{what}: data are [n, ...] with at least one entry per datum, got shape {list(data.shape)}.")
     parts: Iterable[Any] = data.split(batch_size) if isinstance(data, Tensor) else data
@@ -77,10 +77,15 @@ def require(model: Any, method: str) -> None:
 
 
 def at_least_one(**counts: int) -> None:
-    """Refuse counts below one, by their name."""
+    """Refuse counts below one, and what is no count at all, by their name."""
     for name, count in counts.items():
-        if count < 1:
-            raise DataError(f"{name}={count} must be at least 1.")
+        at_least(1, name, count)
+
+
+def at_least(least: int, name: str, count: int) -> None:
+    """Refuse a count below `least`, and what is no whole number."""
+    if not isinstance(count, Integral) or count < least:
+        raise DataError(f"{name}={count!r} must be a whole number, at least {least}.")
 
 
 def device_of(model: Any) -> torch.device | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.tasks.batches import at_least_one, batches, device_of, dtype_of, require
+from marquis.tasks.batches import at_least, at_least_one, batches, device_of, dtype_of, require
 from marquis.tasks.imputation_results import Imputation, ImputationErrors, WeightedImputation, errors
 from marquis.tasks.imputation_weighted import condition
 from marquis.tasks.masks import as_mask, initial_fill, minmax_noise, top_half
@@ -73,8 +73,7 @@ def impute(
     """
     require(model, "reconstruct")
     at_least_one(samples=samples, averaged=averaged)
-    if rounds < 0:
-        raise DataError(f"rounds={rounds} must be at least 0.")
+    at_least(0, "rounds", rounds)
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
     parts, start = [], 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import Data, SameDraws, batches, require
+from marquis.tasks.batches import Data, SameDraws, at_least_one, batches, require
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class OodResult:
     def histogram(self, score: str, bins: int = 50) -> tuple[Tensor, Tensor, Tensor]:
         """Common edges `[bins + 1]`, and the counts of inside and outside between them."""
         self._known(score)
+        at_least_one(bins=bins)
         both = torch.cat([self.inside[score], self.outside[score]]).double()
         low, high = float(both.min()), float(both.max())
         high = high if high > low else low + 1
