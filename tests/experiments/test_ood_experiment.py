@@ -188,6 +188,21 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
     assert own["error"] < 0.9 * warmer["error"]
 
 
+def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
+    (joined, (key, count)) = next(iter(ood_rows.TOGETHER.items()))
+    tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
+    training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
+    groups = ood.jobs(training)
+    assert [[job.key for job in group] for group in groups] == [[key, joined]] + [[key]] * (count - 1)
+    place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 4)
+    row = one_row(place, sizes, groups[0][1])
+    assert len(list(place.shared.glob("*.safetensors"))) == count and row["draws"] == 4 * count
+    singly = [one_row(place, sizes, group[0]) for group in groups]
+    assert row["error"] == pytest.approx(sum(one["error"] for one in singly) / count, rel=1e-6)
+    assert row["error"] not in [one["error"] for one in singly]
+    assert len(list(place.shared.glob("*.safetensors"))) == count  # nothing was trained twice
+
+
 def test_an_error_in_one_process_is_raised_here():
     with pytest.raises(ZeroDivisionError):
         work_ahead(divmod, [(1, 0), (1, 0)], workers=2)

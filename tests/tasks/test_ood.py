@@ -109,6 +109,44 @@ def test_table_against_scikit_learn_and_the_raw_scores():
     assert again.table == found.table
 
 
+def test_trainings_together_are_the_mixture_of_their_draws():
+    """By hand from all draws of both: mean error, log of the mean density, mean of the variances within each."""
+    models = [projector(scale=scale, seed=seed)[0] for scale, seed in ((0.1, 0), (0.3, 5))]
+    sets = {"inside": normal(6), "outside": normal(7, seed=2) + 1, "train": normal(9, seed=3)}
+    options = {"samples": 5, "generator": seeded()}
+    results = [ood.evaluate(model, *sets.values(), **options | {"generator": seeded()}) for model in models]
+    found = ood.together(results)
+    by_hand: dict[str, dict[str, torch.Tensor]] = {}
+    for name, x in sets.items():
+        said = [m.reconstruct(x, 5, generator=ood.SameDraws(m, seeded()).again(), keep=True) for m in models]
+        samples = torch.cat([one.samples for one in said])
+        log_prob = -0.5 * (samples - x).square().sum(2) - 4 * math.log(2 * math.pi)
+        by_hand[name] = {
+            "error": (samples - x).square().sum(2).mean(0),
+            "nll": -(log_prob.logsumexp(0) - math.log(10)),
+            "output_variance": sum(one.samples.var(0).sum(1) for one in said) / 2,
+            "latent_variance": sum(one.latent.samples.var(0).sum(1) for one in said) / 2,
+        }
+    typical = by_hand["train"]["error"].mean()
+    for name in sets:
+        for score, wanted in by_hand[name].items():
+            assert getattr(found, name)[score] == pytest.approx(wanted, rel=1e-10), score
+        assert getattr(found, name)["typicality"] == pytest.approx((by_hand[name]["error"] - typical).abs(), rel=1e-9)
+        joined = ood.combined(by_hand[name], by_hand["train"])
+        assert getattr(found, name)["combined"] == pytest.approx(joined, rel=1e-9)
+    assert found.draws == 10 and found.table["nll"]["auroc"] == auroc(
+        by_hand["inside"]["nll"], by_hand["outside"]["nll"]
+    )
+    alone = ood.together(results[:1])
+    for score, values in results[0].outside.items():
+        assert alone.outside[score] == pytest.approx(values, rel=1e-12)
+    with pytest.raises(DataError, match="no results"):
+        ood.together([])
+    fewer = ood.evaluate(models[0], sets["inside"][:4], sets["outside"], sets["train"], **options)
+    with pytest.raises(DataError, match="4, 6 data inside"):
+        ood.together([results[0], fewer])
+
+
 def test_histogram_shares_its_edges():
     model, _ = projector(scale=0.2)
     found = ood.evaluate(model, normal(30, seed=5), 3 * normal(20, seed=6), normal(30, seed=7), 3)

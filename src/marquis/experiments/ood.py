@@ -18,6 +18,7 @@ from marquis.experiments.ood_report import write_report
 from marquis.experiments.ood_rows import (
     READ_AT,
     SHUFFLED,
+    TOGETHER,
     Job,
     Place,
     Sizes,
@@ -72,7 +73,7 @@ FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
 LONG = Recipe("fashion-mnist", 55_000, 20, "fashion-conv", 0.25)
 LONGER = replace(LONG, epochs=50)
 WARM, FACTORED = "online-sketched-temperature-0.1", "online-kronecker-temperature-0.1"
-(READ_WARMER,) = READ_AT
+(READ_WARMER,), (JOINED,) = READ_AT, TOGETHER
 SETTINGS = {
     "quick": Settings(
         (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), Sizes(60, 50, 8, 4, 4)
@@ -88,7 +89,11 @@ SETTINGS = {
     ),
     "full": Settings(
         (
-            Training(replace(LONGER, falling=5), ("mnist",), 3, models=("ae", FACTORED, READ_WARMER), part="falling"),
+            Training(
+                *(replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, READ_WARMER)),
+                models=("ae", FACTORED, READ_WARMER, JOINED),
+                part="falling",
+            ),
             Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
             Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
             Training(

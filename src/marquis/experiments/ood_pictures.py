@@ -19,6 +19,7 @@ STYLES = {
     "online-kronecker": ("#c2185b", "--"),
     "online-kronecker-temperature-0.1": ("#c2185b", "-"),
     "online-kronecker-temperature-0.1-read-at-1": ("#c2185b", ":"),
+    "online-kronecker-temperature-0.1-together": ("#5e0b2d", "-"),
     "online-sketched-paper-code": (GREEN, "-"),
     "online-sketched-paper": ("black", ":"),
 }

@@ -24,6 +24,8 @@ DISSECTED = ("online-sketched", "online-sketched-paper-code")
 """Models whose layers are looked at one by one."""
 READ_AT = {"online-kronecker-temperature-0.1-read-at-1": ("online-kronecker-temperature-0.1", 1.0)}
 """Models that are another one's network with its posterior at another temperature: key to that one and temperature."""
+TOGETHER = {"online-kronecker-temperature-0.1-together": ("online-kronecker-temperature-0.1", 3)}
+"""Models that are several trainings of another one: key to that one and how many, with the first seeds."""
 SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
@@ -88,7 +90,12 @@ class Job:
     @property
     def trained_as(self) -> str:
         """The key of the model that has to be trained."""
-        return READ_AT.get(self.key, (self.key,))[0]
+        return {**READ_AT, **TOGETHER}.get(self.key, (self.key,))[0]
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Of the trainings that the row is about."""
+        return range(TOGETHER[self.key][1]) if self.key in TOGETHER else (self.seed,)
 
     @property
     def dissected(self) -> bool:
@@ -118,22 +125,26 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
 
     def compute() -> dict[str, Any]:
         images = _images(job.recipe, place.data_dir)
-        outcome = model(place.shared, job.trained_as, job.seed, job.recipe, images, say)
-        trained = {"train_seconds": outcome.cpu_seconds, "failed": outcome.failed}
-        if outcome.model is None:
+        outcomes = [model(place.shared, job.trained_as, seed, job.recipe, images, say) for seed in job.seeds]
+        failed = [outcome.failed for outcome in outcomes if outcome.model is None]
+        trained = {"train_seconds": sum(one.cpu_seconds for one in outcomes), "failed": failed[0] if failed else None}
+        if failed:
             return trained
-        judged = _read_at(outcome.model, job.key)
         before = time.process_time()
         inside = images.test[: sizes.rows].x
         outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
-        generator = torch.Generator().manual_seed(job.seed)
-        told = {"generator": generator, "progress": False}
         typical = images.train[: sizes.train].x
-        found = ood.evaluate(judged, inside, outside, typical, job.samples(sizes), **told)
+        judged = [_read_at(outcome.require(), job.key) for outcome in outcomes]
+        generators = [torch.Generator().manual_seed(seed) for seed in job.seeds]
+        single = [
+            ood.evaluate(one, inside, outside, typical, job.samples(sizes), generator=drawn, progress=False)
+            for one, drawn in zip(judged, generators, strict=True)
+        ]
+        found = single[0] if len(single) == 1 else ood.together(single)
         result = {**trained, **summary(found), "evaluation_seconds": time.process_time() - before}
-        if job.dissected and isinstance(outcome.model, LaplacianAutoencoder):
+        if job.dissected and isinstance(judged[0], LaplacianAutoencoder):
             part = slice(sizes.layer_rows)
-            result["layers"] = by_layer(outcome.model, inside[part], outside[part], sizes.layer_samples, generator)
+            result["layers"] = by_layer(judged[0], inside[part], outside[part], sizes.layer_samples, generators[0])
         return result
 
     return cell(place.folder, job.name, job.described(sizes), compute)

@@ -23,6 +23,9 @@ Scores = dict[str, Tensor]
 COMBINED_OF = ("nll", "output_variance", "latent_variance")
 """What the combined score looks at, where it is not told otherwise."""
 
+DERIVED = ("typicality", "typicality_nll", "combined")
+"""Scores that are made of the others, with training data beside them."""
+
 FPR_AT, TAIL_FROM = 0.95, 0.9
 
 
@@ -200,6 +203,38 @@ def evaluate(
         if other != shape:
             raise DataError(f"the data {name} have shape {list(other)} each, the training data {list(shape)}.")
         complete[name] = _with_derived(found, reference)
+    return _compared(complete, draws)
+
+
+def together(results: Sequence[OodResult]) -> OodResult:
+    """Several trainings as one model: a mixture of their posteriors in equal parts, judged on the same data.
+
+    A datum's errors and variances are averaged over the trainings, its likelihood is that of the mixture,
+    `log (1/K) Σ_k p_k(x)`; typicality and the combined score are made anew of these. Trainings have codes of their own,
+    so the variance *between* trainings means nothing for a code, and is left out of the outputs' likewise.
+
+    Args:
+        results: What `evaluate` said of each training, with the same data in the same order.
+
+    Raises:
+        DataError: There are none, or their data differ in number.
+    """
+    if not results:
+        raise DataError("no results to put together.")
+    complete: dict[str, Scores] = {}
+    for name in ("train", "inside", "outside"):
+        parts: list[Scores] = [getattr(result, name) for result in results]
+        counts = {len(part["nll"]) for part in parts}
+        if len(counts) > 1:
+            raise DataError(f"the results are of {', '.join(map(str, sorted(counts)))} data {name}: not of the same.")
+        joined = {key: torch.stack([part[key] for part in parts]).mean(0) for key in parts[0] if key not in DERIVED}
+        nll = torch.stack([part["nll"] for part in parts])
+        joined["nll"] = math.log(len(parts)) - (-nll).logsumexp(0)
+        complete[name] = _with_derived(joined, complete.get("train", joined))
+    return _compared(complete, sum(result.draws for result in results))
+
+
+def _compared(complete: dict[str, Scores], draws: int) -> OodResult:
     table = {name: _row(score, complete["outside"][name]) for name, score in complete["inside"].items()}
     return OodResult(complete["inside"], complete["outside"], complete["train"], table, draws)
 
