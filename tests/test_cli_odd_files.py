@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_wine
 
 from cli_commands import SMALL, exit_code, one_line
-from marquis.run import Run
+from marquis.run import Run, Settings, directory
 
 NAMES = list("abcdef")
 
@@ -82,6 +82,31 @@ def test_images_in_other_units_are_refused(marquis, kept):
     assert config.pop("brightest") == 1.0
     Path("old/config.json").write_text(json.dumps(config))
     assert marquis("score", "old", "bytes.npy", "--out", "old.csv")[0] == 0
+
+
+def test_images_from_0_to_255_in_training_and_to_1_afterwards_are_refused_too(marquis):
+    images = np.random.RandomState(0).rand(30, 1, 8, 8)
+    for name, held in (("bytes", 255 * images), ("given", images), ("black", 0 * images), ("dim", 5 * images)):
+        np.save(f"{name}.npy", held)
+    np.save("uint8.npy", (255 * images).astype(np.uint8))  # which are read as 0 to 1
+    quick = ["1" if word == "2" else word for word in SMALL]
+    assert marquis("train", "ae", "--data", "bytes.npy", "--out", "run", "--architecture", "dense", *quick)[0] == 0
+    for name in ("given.npy", "uint8.npy"):
+        refused(marquis("score", "run", name, "--out", "out.csv"), "up to 0.99", "up to 25", "multiplying by 255")
+    for name in ("black", "dim"):
+        assert marquis("score", "run", f"{name}.npy", "--out", f"{name}.csv")[0] == 0
+
+
+def test_images_stay_bytes_when_a_run_is_made(marquis, monkeypatch):
+    """As floats they take four times the memory."""
+    np.save("uint8.npy", np.random.RandomState(0).randint(0, 200, (30, 1, 8, 8)).astype(np.uint8))
+    seen = []
+    load = directory._load
+    monkeypatch.setattr(directory, "_load", lambda *args: seen.append(load(*args)) or seen[-1])
+    run = Run.create("run", Settings("ae", "uint8.npy", architecture="dense", width=0.125))
+    assert run.brightest == pytest.approx(199 / 255) and [data.stored.dtype for data in seen] == [torch.uint8]
+    assert "x" not in vars(seen[0])  # a cached property, which was not asked for
+    assert seen[0].x is vars(seen[0])["x"]  # and where it would have been seen
 
 
 def test_filled_table_has_the_columns_of_the_file(marquis):

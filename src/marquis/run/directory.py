@@ -28,7 +28,8 @@ from marquis.run.settings import Settings
 VERSION = 1
 CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
 OTHER_UNITS = 10
-"""So many times brighter than all training images, an image is not strange but given in other units."""
+"""So many times brighter than all training images, an image is not strange but given in other units. Likewise images of
+at most 1, where training images were brighter than this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Run:
             lr=settings.lr,
             options=settings.options(len(train)),
         )
-        brightest = None if len(shape) == 1 else float(train.x.nan_to_num(0.0).abs().max())
+        brightest = None if len(shape) == 1 else _largest(train)
         return cls(path, settings, spec, scaling, train.feature_names, brightest)
 
     @classmethod
@@ -219,18 +220,32 @@ class Run:
         data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         rows = rows_of(data, self.spec.shape, **described)
-        largest = float(rows.x.nan_to_num(0.0).abs().max())
-        if self.brightest is not None and largest > OTHER_UNITS * max(self.brightest, 1e-6):
-            raise DataError(
-                f"{rows.source} has values up to {largest:.4g}, the training images up to {self.brightest:.4g}; "
-                "bring them to the same units, for instance by dividing by 255"
-            )
+        self._check_units(data)
         if not holes and not self.spec.missing and bool(rows.x.isnan().any()):
             raise DataError(
                 f"{rows.source} has missing entries, but the model was trained on complete data; fill them in first: "
                 f"`marquis impute {self.path} {name} --out FILE`"
             )
         return rows
+
+    def _check_units(self, data: Data) -> None:
+        """Refuse images from 0 to 255 where those of training went to 1, and the other way round."""
+        if self.brightest is None:
+            return
+        largest = _largest(data)
+        brighter = largest > OTHER_UNITS * max(self.brightest, 1e-6)
+        if brighter or (0 < largest <= 1 and self.brightest > OTHER_UNITS):
+            raise DataError(
+                f"{data.source} has values up to {largest:.4g}, the training images up to {self.brightest:.4g}; "
+                f"bring them to the same units, for instance by {'dividing' if brighter else 'multiplying'} by 255"
+            )
+
+
+def _largest(data: Data) -> float:
+    """Largest absolute value, without making floats of bytes: they would not fit into memory where images are many."""
+    if data.stored.dtype == torch.uint8:
+        return float(data.stored.max()) / 255
+    return float(data.stored.nan_to_num(0.0).abs().max())
 
 
 def _load(settings: Settings, split: str) -> Data:
