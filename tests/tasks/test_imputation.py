@@ -73,6 +73,16 @@ def test_holes_can_be_left_to_the_model():
     assert torch.equal(found.filled, torch.where(missing, 0.0, x))
 
 
+def test_fill_may_be_an_array_of_numpy():
+    model, _ = projector(scale=0.3)
+    x, missing = case()
+    means = torch.linspace(-1, 1, x.shape[1], dtype=F64)
+    wanted = imputation.impute(model, x, missing, samples=2, fill=means, generator=seeded())
+    for fill in (means.numpy(), means.tolist()):
+        found = imputation.impute(model, x, missing, samples=2, fill=fill, generator=seeded())
+        assert torch.equal(found.samples, wanted.samples)
+
+
 def test_many_rounds_recover_what_lies_in_the_range():
     model, p = projector(rank=2)
     x = torch.rand(3, 8, generator=seeded(), dtype=F64) @ p

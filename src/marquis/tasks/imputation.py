@@ -76,12 +76,13 @@ def impute(
     at_least(0, "rounds", rounds)
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
+    left_to_model = isinstance(fill, str) and fill == "missing"
     parts, start = [], 0
     for first in batches(model, filled, batch_size, "imputation", progress):
         rows = slice(start, start + len(first))
         start += len(first)
         hidden = missing[rows].to(first.device)
-        told = torch.where(hidden, torch.nan, first) if fill == "missing" else first
+        told = torch.where(hidden, torch.nan, first) if left_to_model else first
         found = _two_stages(model, told, hidden, samples, averaged, rounds, generator)
         parts.append([part.to(x.device) for part in found])
     reconstructions = torch.cat([part[0] for part in parts], 1)
