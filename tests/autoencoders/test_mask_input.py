@@ -120,5 +120,7 @@ def test_file_brings_it_back(kind, tmp_path):
 def test_refusals():
     with pytest.raises(DataError, match=r"missing='maks'.*'mask'"):
         Autoencoder(nn.Identity(), nn.Identity(), missing="maks")
-    with pytest.raises(DataError, match="mnist-dense"):
+    with pytest.raises(DataError, match=r"mnist-dense.*mask beside them.*auto"):
         ModelSpec("ae", (1, 28, 28), 2, "mnist-dense", missing="mask").build(0)
+    with pytest.raises(DataError, match=r"shape \[1, 8, 8\]; use 'auto'"):  # the mask is not to blame
+        ModelSpec("ae", (1, 8, 8), 2, "mnist-dense", missing=True).build(0)

@@ -101,7 +101,7 @@ class ModelSpec:
             "convolutional" for networks derived from the shape; "own" for networks that are given to `build`.
         width: Factor on the numbers of channels and hidden units.
         likelihood: "gaussian", "bernoulli", or an object.
-        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`. "mask" with derived networks only.
+        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`. "mask" with derived or own networks.
         lr: Learning rate.
         options: Further options of the kind, such as `preset` or `kl_weight`; what JSON can hold.
     """
@@ -198,9 +198,10 @@ def _require_shape(encoder: nn.Module, decoder: nn.Module, spec: ModelSpec) -> N
     try:
         out = decoder(encoder(torch.empty(1, *spec._inputs)))
     except RuntimeError as error:
-        raise DataError(
-            f"the architecture {spec.architecture!r} does not take data of shape {list(spec.shape)}; use 'auto'."
-        ) from error
+        taken = f"data of shape {list(spec.shape)}"
+        if spec.missing == "mask":
+            taken += " with the mask beside them (missing='mask')"
+        raise DataError(f"the architecture {spec.architecture!r} does not take {taken}; use 'auto'.") from error
     if tuple(out.shape[1:]) != tuple(spec.shape):
         raise DataError(
             f"the architecture {spec.architecture!r} makes data of shape {list(out.shape[1:])} out of "

@@ -188,7 +188,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def transform(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The codes `[N, latent_dim]`: the mean over the posterior; with `return_std` also the deviation.
 
-        Missing entries enter the encoder as their column's mean. What else they may have been is part of the deviation.
+        Missing entries enter the encoder as their column's mean, marked as missing if it sees that (`mask_input`). What
+        else they may have been is part of the deviation.
         """
         x = self._checked(X)
         found = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
@@ -269,7 +270,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
         The encoder has learnt to do without what it does not see (`hide`), so no correction is needed: on three tables
         of 100 to 300 rows, rounds made most answers worse (docs, experiments/tabular), and the deviations are those of
-        the first answer. Rounds are the paper's way, of an encoder that has always seen everything (`hide=0`).
+        the first answer. Rounds are the paper's way, of an encoder that has always seen everything (`hide=0`, complete
+        rows in `fit`); one that sees which entries were observed (`mask_input`) takes an answer for an observation.
 
         Args:
             X: `[N, columns]` with NaN where entries are missing.
