@@ -1,4 +1,4 @@
-"""`marquis impute --method codes`: the same numbers as `condition`, donors from the run or a file, and bad ones."""
+"""`marquis impute`: the same numbers as `impute` and, with `--method codes`, `condition`; its donors, and bad ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.datasets import load_wine
 from cli_commands import SMALL, exit_code, one_line
 from marquis.data import load
 from marquis.run import Run
-from marquis.tasks.imputation import condition
+from marquis.tasks.imputation import condition, impute
 
 CODES = ("--method", "codes")
 
@@ -93,6 +93,27 @@ def test_tables_are_filled_in_their_own_units(marquis, kept):
             np.testing.assert_allclose(filled[f"{name}_std"][hole], std.numpy()[hole], rtol=1e-12)
             assert (filled[f"{name}_std"][~hole] == 0).all() and (filled[f"{name}_std"][hole] > 0).all()
     pd.testing.assert_frame_equal(pd.read_parquet("f.parquet"), filled)
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "missing", "usual"),
+    [("wine", "mask", {"fill": "missing", "rounds": 0}), ("complete", True, {"fill": 0.0, "rounds": 1})],
+)
+def test_two_stages_are_asked_as_the_model_has_learnt_it(marquis, kept, trained_on, missing, usual):
+    """Holes stay holes for an encoder that sees them, which is asked once; others get column means and a round."""
+    words = ["1" if word == "2" else word for word in SMALL]
+    assert marquis("train", "lae", "--data", kept / f"{trained_on}.csv", "--out", "run", *words)[0] == 0
+    run = Run.open("run")
+    assert run.spec.missing == missing and run.scaling is not None
+    x, found = run.read(kept / "wine.csv").x, {}
+    for rounds in (None, 0, 1):
+        asked = () if rounds is None else ("--rounds", rounds)
+        assert marquis("impute", "run", kept / "wine.csv", "--samples", "3", *asked, "--out", f"{rounds}.npz")[0] == 0
+        found[rounds] = np.load(f"{rounds}.npz")["x"][x.isnan()]
+        options = usual | ({} if rounds is None else {"rounds": rounds})
+        expected = impute(run.model(), x, samples=3, generator=torch.Generator().manual_seed(0), **options).mean
+        np.testing.assert_allclose(found[rounds], run.scaling.unscaled(expected).numpy()[x.isnan()], rtol=1e-12)
+    assert np.array_equal(found[None], found[usual["rounds"]]) and not np.allclose(found[0], found[1], rtol=1e-5)
 
 
 def test_donors_of_a_file_are_found_by_name_and_scaled(marquis, kept):

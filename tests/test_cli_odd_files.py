@@ -124,6 +124,11 @@ def test_filled_table_has_the_columns_of_the_file(marquis):
     assert list(filled) == ["c", "group", "b", "a", "b_std", "c_std"]
     assert filled.notna().all(axis=None) and filled["b_std"][4] > 0
     pd.testing.assert_frame_equal(filled[asked.notna()][list(asked)], asked, check_dtype=False, check_exact=True)
+    for name in ("table", "asked"):  # the target is called what the error bars would be: one of the two would be lost
+        pd.read_csv(f"{name}.csv").rename(columns={"group": "b_std"}).to_csv(f"{name}.csv", index=False)
+    words = ("--target", "b_std", "--out", "run", "--force", *quick)
+    assert marquis("train", "ae", "--data", "table.csv", *words)[0] == 0
+    refused(marquis("impute", "run", "asked.csv", "--out", "out.csv"), "has a column b_std", "error bars of b")
 
 
 def test_observed_numbers_come_out_as_they_went_in(marquis, kept, table):
