@@ -410,6 +410,21 @@ def test_a_few_held_out_rows_still_tell_outliers(marquis, kept, table):
     assert pd.read_csv("out.csv")["p_value"][0] == pytest.approx(1 / 36)
 
 
+def test_scores_say_how_much_is_missing(marquis, kept, table):
+    """A row counts by what was observed of it, so that holes hide a strange one; without any holes nothing is said."""
+    strange = pd.DataFrame([table.mean(), table.mean()]).assign(b=1e3)
+    strange.iloc[1, 1] = np.nan
+    strange.to_csv("given.csv", index=False)
+    code, said, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
+    usual = Run.open(kept / "wine").data_module
+    usual.setup()
+    share = float(usual.train.x.isnan().double().mean())
+    assert code == 0 and f"8.3% of the entries are missing, {share:.1%} in the training rows" in said
+    assert share > 0.01 and pd.read_csv("out.csv")["nll"].diff()[1] < -1
+    code, said, _ = marquis("score", kept / "digits", "digits", "--limit", "5", "--out", "d.csv", "--samples", "2")
+    assert code == 0 and "missing" not in said
+
+
 def test_images_that_are_refused(marquis, kept):
     grey = [Image.fromarray(np.full((8, 8), shade, np.uint8)) for shade in (0, 100, 200)]
     folders = {

@@ -31,6 +31,9 @@ def score(
     `p_value` is the share of held-out rows (of the training data's own test split) with a combined score at least as
     large, the row itself counted among them: below 0.01 for one row in a hundred that is no outlier, and never below
     1 / (1 + held-out rows).
+
+    Missing entries count for nothing, so a row with more of them looks less strange; only rows with about as many, and
+    as many as in the training data, can be compared.
     """
     from marquis.cli.outputs import ARRAYS, TABLES, beside_run, require_free, write_columns
     from marquis.errors import DataError
@@ -52,7 +55,8 @@ def score(
     def scores(x: Tensor) -> ood.Scores:  # the same draws for all three, so that they can be compared
         return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
 
-    found, trained = scores(rows.x), scores(known.train[:reference].x)
+    learnt = known.train[:reference].x
+    found, trained = scores(rows.x), scores(learnt)
     found["combined"] = ood.combined(found, trained)
     if known.test is not None:
         inside = ood.combined(scores(known.test[:reference].x), trained)
@@ -63,4 +67,10 @@ def score(
     first = ("combined", "p_value")
     ordered = [name for name in first if name in found] + [name for name in found if name not in first]
     write_columns(out, {name: found[name].numpy() for name in ordered})
+    holes, usual = (float(x.isnan().float().mean()) for x in (rows.x, learnt))
+    if holes or usual:
+        typer.echo(
+            f"{holes:.1%} of the entries are missing, {usual:.1%} in the training rows; the more of a row is missing, "
+            "the less strange it looks"
+        )
     typer.echo(f"written: {out}")

@@ -104,7 +104,8 @@ def scores(
       the paper's "output variance"
     - `latent_variance`, `latent_std`: sum over the code of σ² (or of σ)
 
-    Entries of `x` that are NaN are left out of `error`; whether they may occur is the model's business.
+    Entries of `x` that are NaN are left out of `error` and `nll`, which are sums, so that data with more of them look
+    less strange: compare data with about as many. Whether they may occur is the model's business.
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
