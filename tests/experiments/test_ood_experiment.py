@@ -222,8 +222,8 @@ def test_workers_end_with_whoever_started_them(tmp_path):
     )
     started = subprocess.Popen([sys.executable, "beating.py"], cwd=tmp_path)
 
-    def until(condition):
-        for _ in range(1500):
+    def until(condition, tries):
+        for _ in range(tries):
             if condition():
                 return True
             time.sleep(0.2)
@@ -231,7 +231,7 @@ def test_workers_end_with_whoever_started_them(tmp_path):
 
     files = [tmp_path / f"worker-{number}" for number in range(2)]
     try:
-        assert until(lambda: all(file.exists() and file.read_text() for file in files))
+        assert until(lambda: all(file.exists() and file.read_text() for file in files), 1500)
     finally:
         started.kill()
         started.wait()
@@ -241,4 +241,4 @@ def test_workers_end_with_whoever_started_them(tmp_path):
         time.sleep(2)
         return before == [file.read_text() for file in files]
 
-    assert until(silent)
+    assert until(silent, 30)  # a minute; left alone they would go on for ten

@@ -37,11 +37,7 @@ def impute(
         str, typer.Option(help="two-stage (as published), or codes: of other data, weighted by what was observed.")
     ] = "two-stage",
     rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="For two-stage: how often the observed entries are put back.",
-            show_default="1; 0 if the model learnt from a table with holes",
-        ),
+        int | None, typer.Option(help="For two-stage: how often the observed entries are put back.", show_default="1")
     ] = None,
     donors: Annotated[
         str | None,
@@ -90,7 +86,7 @@ def impute(
         given = chosen_donors(opened, rows.x[missing.flatten(1).any(1)], donors, most, generator)
         found = _by_codes(opened, rows, missing, given, 1.0 if exponent is None else exponent, samples, generator)
     else:
-        found = _in_two_stages(opened, rows, missing, rounds, samples, generator)
+        found = _in_two_stages(opened, rows, missing, 1 if rounds is None else rounds, samples, generator)
     spread = found.total_variance.sqrt()
     mean, std, answers = _in_units(opened, rows, missing, found.mean, spread, found.samples)
     _write(out, rows, missing, mean, std, answers)
@@ -110,15 +106,13 @@ def _check_method(method: str, **given: object) -> None:
 
 
 def _in_two_stages(
-    run: Run, rows: Rows, missing: Tensor, rounds: int | None, samples: int, generator: Generator
+    run: Run, rows: Rows, missing: Tensor, rounds: int, samples: int, generator: Generator
 ) -> Imputation:
     from marquis.tasks.imputation import impute as filled_in
 
     fill: str | float = "noise" if run.scaling is None else 0.0  # the columns' means
-    usual = 1
     if run.spec.missing == "mask":  # its encoder knows what a hole is, and would take a fill for an observation
-        fill, usual = "missing", 0
-    rounds = usual if rounds is None else rounds
+        fill = "missing"
     options = {"samples": samples, "rounds": rounds, "fill": fill, "generator": generator}
     return filled_in(run.model(), rows.x, missing, **options)
 
