@@ -21,7 +21,7 @@ LABELS = {
     "online-kronecker": "LAE online, Kronecker",
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
     "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, temperature 0.1, read at 1",
-    "online-kronecker-temperature-0.1-together": "LAE online, Kronecker, temperature 0.1, three trainings together",
+    "online-kronecker-temperature-0.1-together": "LAE online, Kronecker, three trainings together",
     "online-approximate": "LAE online, approximate diagonal",
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-temperature-1": "LAE online, temperature 1",
