@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import SMALL, exit_code, one_line
+from cli_commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis import report
 from marquis.autoencoders.epoch_table import read_rows
 from marquis.data import load
@@ -110,24 +110,22 @@ def test_the_report_is_the_last_thing(marquis, kept, digits, monkeypatch):
 
 def test_every_other_kind_trains(marquis):
     for kind in ("lae-posthoc", "ae-variance", "vae", "dropout", "ensemble", "bbb"):
-        one_epoch = ["1" if word == "2" else word for word in SMALL]
-        code, out, err = marquis("train", kind, "--data", "digits", *one_epoch, "--limit", "40")
+        code, out, err = marquis("train", kind, "--data", "digits", *ONE_EPOCH, "--limit", "40")
         assert code == 0, err
         assert f"runs/{kind}-digits" in out.replace("\n", "")
     assert marquis("sample", "runs/vae-digits", "-n", "3", "--out", "v.png")[0] == 0
 
 
 def test_presets_likelihoods_and_architectures_arrive(marquis):
-    words = ["1" if word == "2" else word for word in SMALL]
     options = ("--preset", "paper-code", "--architecture", "dense", "--likelihood", "bernoulli", "--lr", "0.002")
-    assert marquis("train", "lae", "--data", "digits", "--out", "r", *options, *words)[0] == 0
+    assert marquis("train", "lae", "--data", "digits", "--out", "r", *options, *ONE_EPOCH)[0] == 0
     run = Run.open("r")
     assert run.spec.options == {"preset": "paper-code"} and run.spec.likelihood == "bernoulli" and run.spec.lr == 0.002
     assert run.model().online.settings.factor == 0.5  # type: ignore[union-attr]
 
 
 def test_structure_and_temperature_arrive(marquis):
-    words = [*("1" if word == "2" else word for word in SMALL), "--structure", "kronecker", "--temperature", "0.1"]
+    words = [*ONE_EPOCH, "--structure", "kronecker", "--temperature", "0.1"]
     for kind in ("lae", "lae-posthoc"):
         code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40")
         assert code == 0, err
@@ -393,8 +391,7 @@ def test_sample_and_score_tables(marquis, wine, kept):
 
 def test_a_column_set_apart(marquis, kept):
     shutil.copy(kept / "complete.csv", "t.csv")
-    words = ["1" if word == "2" else word for word in SMALL]
-    assert marquis("train", "ae", "--data", "t.csv", "--target", "a", "--out", "r", *words)[0] == 0
+    assert marquis("train", "ae", "--data", "t.csv", "--target", "a", "--out", "r", *ONE_EPOCH)[0] == 0
     assert Run.open("r").columns == (*"bcdef", "constant")
     assert marquis("embed", "r", "t.csv", "--out", "e.csv", "--samples", "1")[0] == 0
     one_line(marquis("train", "ae", "--data", "t.csv", "--target", "zz", "--out", "q"), "zz")

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import SMALL, exit_code, one_line
+from cli_commands import ONE_EPOCH, exit_code, one_line
 from marquis.run import Run, Settings, directory
 
 NAMES = list("abcdef")
@@ -31,10 +31,9 @@ def kept(tmp_path_factory):
     wine = load_wine(as_frame=True).frame.drop(columns="target").iloc[:, :6]  # type: ignore[union-attr]
     wine.columns = NAMES
     wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05).to_csv(folder / "wine.csv", index=False)
-    quick = ["1" if word == "2" else word for word in SMALL]
     for name, data in (("digits", "digits"), ("wine", folder / "wine.csv")):
         with contextlib.redirect_stdout(io.StringIO()):
-            assert exit_code("train", "lae", "--data", data, "--out", folder / name, *quick) == 0
+            assert exit_code("train", "lae", "--data", data, "--out", folder / name, *ONE_EPOCH) == 0
     return folder
 
 
@@ -57,8 +56,7 @@ def test_columns_far_from_zero_are_learnt_from_and_read_in_their_own_precision(m
     x = np.random.RandomState(0).randn(200)
     given = pd.DataFrame({"time": 1.6e9 + 100 * x, "other": x, "constant": 1.6e9 + 0.1})
     given.to_csv("times.csv", index=False)
-    quick = ["1" if word == "2" else word for word in SMALL]
-    assert marquis("train", "ae", "--data", "times.csv", "--out", "times", *quick)[0] == 0
+    assert marquis("train", "ae", "--data", "times.csv", "--out", "times", *ONE_EPOCH)[0] == 0
     run = Run.open("times")
     assert run.scaling is not None
     np.testing.assert_allclose(run.scaling.scale, [100 * x.std(), x.std(), 1.0], rtol=0.2)  # of the training rows
@@ -89,8 +87,7 @@ def test_images_from_0_to_255_in_training_and_to_1_afterwards_are_refused_too(ma
     for name, held in (("bytes", 255 * images), ("given", images), ("black", 0 * images), ("dim", 5 * images)):
         np.save(f"{name}.npy", held)
     np.save("uint8.npy", (255 * images).astype(np.uint8))  # which are read as 0 to 1
-    quick = ["1" if word == "2" else word for word in SMALL]
-    assert marquis("train", "ae", "--data", "bytes.npy", "--out", "run", "--architecture", "dense", *quick)[0] == 0
+    assert marquis("train", "ae", "--data", "bytes.npy", "--out", "run", "--architecture", "dense", *ONE_EPOCH)[0] == 0
     for name in ("given.npy", "uint8.npy"):
         refused(marquis("score", "run", name, "--out", "out.csv"), "up to 0.99", "up to 25", "multiplying by 255")
     for name in ("black", "dim"):
@@ -114,8 +111,7 @@ def test_filled_table_has_the_columns_of_the_file(marquis):
     x = np.random.RandomState(0).randn(80, 3)
     table = pd.DataFrame({"a": x[:, 0], "group": np.arange(80) % 3, "b": x[:, 1], "c": x[:, 2]})
     table.to_csv("table.csv", index=False)
-    quick = ["1" if word == "2" else word for word in SMALL]
-    assert marquis("train", "ae", "--data", "table.csv", "--target", "group", "--out", "run", *quick)[0] == 0
+    assert marquis("train", "ae", "--data", "table.csv", "--target", "group", "--out", "run", *ONE_EPOCH)[0] == 0
     asked = table[["c", "group", "b", "a"]].copy()
     asked.loc[4, "b"] = asked.loc[7, "c"] = np.nan
     asked.to_csv("asked.csv", index=False)
@@ -126,7 +122,7 @@ def test_filled_table_has_the_columns_of_the_file(marquis):
     pd.testing.assert_frame_equal(filled[asked.notna()][list(asked)], asked, check_dtype=False, check_exact=True)
     for name in ("table", "asked"):  # the target is called what the error bars would be: one of the two would be lost
         pd.read_csv(f"{name}.csv").rename(columns={"group": "b_std"}).to_csv(f"{name}.csv", index=False)
-    words = ("--target", "b_std", "--out", "run", "--force", *quick)
+    words = ("--target", "b_std", "--out", "run", "--force", *ONE_EPOCH)
     assert marquis("train", "ae", "--data", "table.csv", *words)[0] == 0
     refused(marquis("impute", "run", "asked.csv", "--out", "out.csv"), "has a column b_std", "error bars of b")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
+from marquis.autoencoders.network import beside_mask
 from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
@@ -180,7 +181,7 @@ class BaseAutoencoder(LightningModule):
         """What the encoder takes: the data without holes, and with `missing="mask"` what was observed of them."""
         if self.missing != "mask":
             return x
-        return torch.cat([x, torch.ones_like(x) if mask is None else mask.to(x.dtype)], 1)
+        return beside_mask(x, torch.ones_like(x) if mask is None else mask)
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs without holes, and the mask of what was observed."""

@@ -81,7 +81,8 @@ class EnsembleAutoencoder(BaseAutoencoder):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mean of the members' outputs."""
-        return torch.stack([member(self.inputs(x, None)) for member in self.members]).mean(0)
+        inputs = self.inputs(x, None)
+        return torch.stack([member(inputs) for member in self.members]).mean(0)
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """The members."""

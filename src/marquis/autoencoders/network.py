@@ -24,6 +24,11 @@ class EncoderDecoder(nn.Module):
         return self.decoder(self.encoder(x))
 
 
+def beside_mask(x: Tensor, seen: Tensor) -> Tensor:
+    """What an encoder takes that sees the mask: the data without holes, then ones and zeros, along dimension 1."""
+    return torch.cat([x, seen.to(x.dtype)], 1)
+
+
 def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
     """A copy of `network` that shares nothing with it and starts from weights of its own.
 

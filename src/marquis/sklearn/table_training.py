@@ -122,11 +122,13 @@ class TableTraining:
         Zero, the mean of a column, stands at entries that are missing or hidden. A target that the mask leaves out has
         no influence whatsoever.
         """
+        from marquis.autoencoders.network import beside_mask  # here, because it loads Lightning
+
         observed = ~x.isnan()
         targets = torch.where(observed, x, 0)
         seen = observed & ~hidden(x, self.hide, generator)
         inputs = torch.where(seen, targets, 0)
-        return torch.cat([inputs, seen.to(x.dtype)], 1) if self.mask_input else inputs, targets, observed
+        return beside_mask(inputs, seen) if self.mask_input else inputs, targets, observed
 
     def _split(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Training rows and held-out rows."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.tasks.batches import at_least_one
 
 BINS = 15
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -226,8 +227,7 @@ def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _check_probabilities(probs: Tensor, labels: Tensor, bins: int) -> None:
-    if bins < 1:
-        raise DataError(f"bins={bins} must be at least 1.")
+    at_least_one(bins=bins)
     if probs.dim() != 2 or probs.numel() == 0 or labels.shape != probs.shape[:1]:
         shapes = f"{list(probs.shape)} and {list(labels.shape)}"
         raise DataError(f"calibration needs probabilities [n, C] and labels [n], n at least 1; got {shapes}.")

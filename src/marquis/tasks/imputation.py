@@ -163,17 +163,14 @@ def _two_stages(
             f"reconstruct(x, keep=True) of x {list(first.shape)} must give samples [S, *x.shape], got {got}."
         )
     within, noise, draws = torch.zeros_like(first), _noise_of(said, first), 1
-    for round_number in range(rounds):
-        answers = []
-        if round_number == rounds - 1:
-            noise = torch.zeros_like(first)
+    for _ in range(rounds):  # what is said of the last one stays
+        answers, within, noise = [], torch.zeros_like(first), torch.zeros_like(first)
         for version in versions:
             said = model.reconstruct(torch.where(hidden, version, first), averaged, generator=generator)
             answers.append(said.mean)
-            if round_number == rounds - 1:
-                within += said.variance / len(versions)
-                noise += _noise_of(said, first) / len(versions)
-                draws = said.draws
+            within += said.variance / len(versions)
+            noise += _noise_of(said, first) / len(versions)
+            draws = said.draws
         versions = torch.stack(answers)
     return versions, within, noise, torch.tensor(draws)
 

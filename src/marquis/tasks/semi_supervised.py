@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws
+from marquis.tasks.batches import SameDraws, at_least_one
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
@@ -267,8 +267,7 @@ def _check(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -
         raise DataError(f"labels must be {wanted} for data [n, ...]; got {list(labels.shape)} for {list(x.shape)}.")
     if labels.is_floating_point() or labels.dtype == torch.bool or bool((labels < 0).any()):
         raise DataError(f"labels must be integers from 0, got {labels.dtype}.")
-    if repetitions < 1 or copies < 1:
-        raise DataError(f"repetitions={repetitions} and copies={copies} must be at least 1.")
+    at_least_one(repetitions=repetitions, copies=copies)
 
 
 def _checked_codes(codes: Tensor, means: Tensor | None) -> Tensor:
