@@ -21,12 +21,14 @@ from sklearn.datasets import load_wine
 
 from cli_commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis import report
+from marquis.autoencoders import linearised
 from marquis.autoencoders.epoch_table import read_rows
 from marquis.data import load
 from marquis.errors import DataError
 from marquis.run import Run, Scaling, Settings
 from marquis.run.settings import steps_between
 from marquis.tasks import ood
+from marquis.tasks.batches import SameDraws
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +297,27 @@ def test_score(marquis, digits):
     for number, score in enumerate(ood.combined(ours, trained)):
         above = sum(float(score) <= float(other) for other in ood.combined(inside, trained))
         assert found["p_value"][number] == pytest.approx((1 + above) / 121, rel=1e-9)
+
+
+def test_the_linearised_network_at_temperature_one(marquis, digits):
+    few = ("--samples", "5", "--limit", "8")
+    for words in ((), ("--linearised",)):
+        assert marquis("embed", digits, "digits", "--out", f"{len(words)}.npz", *few, *words)[0] == 0
+    own, straight = (np.load(name)["std"] for name in ("0.npz", "1.npz"))
+    assert (straight > 3 * own).all()  # trained at temperature 0.01: ten times the deviation, and chance
+    model, x = linearised(Run.open(digits).model(), 1.0), load("digits", "test").x[:8]
+    same = SameDraws(model, torch.Generator().manual_seed(0)).again()
+    np.testing.assert_allclose(straight, model.encode(x, 5, generator=same).std, rtol=1e-4)
+    for words in (
+        ("score", digits, "digits", "--out", "s.csv"),
+        ("evaluate", digits),
+        ("evaluate", digits, "--ood", "digits"),
+    ):
+        code, _, err = marquis(*words, *few, "--linearised")
+        assert code == 0, err
+    assert (digits / "evaluation-linearised.json").is_file() and (digits / "ood-digits-linearised.png").is_file()
+    assert marquis("train", "vae", "--data", "digits", "--out", "v", *ONE_EPOCH, "--limit", "40")[0] == 0
+    one_line(marquis("embed", "v", "digits", "--out", "v.csv", "--linearised"), "'vae'", "no posterior", "lae")
 
 
 def test_impute_images(marquis, digits):

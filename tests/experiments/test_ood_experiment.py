@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from marquis.autoencoders import LaplacianAutoencoder, for_data
-from marquis.experiments import ood, ood_rows
+from marquis.autoencoders import LaplacianAutoencoder, for_data, linearised
+from marquis.experiments import ood, ood_readings, ood_rows
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_pictures import STYLES
@@ -171,7 +171,7 @@ def test_two_cores_compute_the_rows_that_one_would(tmp_path):
 
 
 def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tmp_path):
-    (read, (key, temperature)) = next(iter(ood_rows.READ_AT.items()))
+    read, key = ood.READ_WARMER, ood.FACTORED
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     (group,) = ood.jobs(ood.Training(tiny, (ood_rows.SHUFFLED,), 1, models=(key, read)))
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40)
@@ -182,14 +182,33 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
     images = Images.load(tiny)
     trained = model(place.shared, key, 0, tiny, images).require()
     assert isinstance(trained, LaplacianAutoencoder) and trained.online is not None
-    trained.online.settings = replace(trained.online.settings, temperature=temperature)
+    trained.online.settings = replace(trained.online.settings, temperature=1.0)
     by_hand = scores(trained, images.test[:20].x, 40, generator=torch.Generator().manual_seed(5), progress=False)
     assert warmer["error"] == pytest.approx(float(by_hand["error"].mean()), rel=0.05)
     assert own["error"] < 0.9 * warmer["error"]
 
 
+def test_linearised_rows_train_nothing_and_are_the_tangent_at_temperature_one(tmp_path):
+    tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
+    place, sizes, images = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40), Images.load(tiny)
+    for read, temperature in ((ood.TANGENT, 1.0), (ood.DEFAULT_TANGENT, 1.0), (ood.POSTHOC_TANGENT, None)):
+        key = ood_readings.trained_as(read)
+        (group,) = ood.jobs(ood.Training(tiny, (ood_rows.SHUFFLED,), 1, models=(key, read)))
+        before = len(list(place.shared.glob("*.safetensors")))
+        own, straight = (one_row(place, sizes, job) for job in group)
+        assert len(list(place.shared.glob("*.safetensors"))) <= before + 2  # post hoc: the plain one, too
+        trained = model(place.shared, key, 0, tiny, images).require()
+        by_hand = linearised(trained, temperature)
+        found = scores(by_hand, images.test[:20].x, 40, generator=torch.Generator().manual_seed(0), progress=False)
+        assert straight["error"] == pytest.approx(float(found["error"].mean()), rel=1e-4)  # the same draws
+        assert straight["table"]["latent_variance"] != own["table"]["latent_variance"]
+    assert ood_readings.trained_as(ood.JOINED_TANGENTS) == ood.FACTORED
+    plain = model(place.shared, "ae", 0, tiny, images).require()
+    assert ood_readings.read_as(plain, "ae") is plain
+
+
 def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
-    (joined, (key, count)) = next(iter(ood_rows.TOGETHER.items()))
+    joined, (key, count) = ood.JOINED, ood_readings.TOGETHER[ood.JOINED]
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
     groups = ood.jobs(training)

@@ -10,6 +10,7 @@ from marquis.autoencoders.estimate import Estimate, Reconstruction
 from marquis.autoencoders.kinds import KINDS, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
+from marquis.autoencoders.linearised import LinearisedAutoencoder, linearised
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
@@ -28,6 +29,7 @@ __all__ = [
     "Estimate",
     "LaplacianAutoencoder",
     "LearntVarianceAutoencoder",
+    "LinearisedAutoencoder",
     "MeanFieldAutoencoder",
     "ModelSpec",
     "PosteriorAutoencoder",
@@ -41,6 +43,7 @@ __all__ = [
     "fit_posthoc",
     "for_data",
     "from_posterior",
+    "linearised",
     "load",
     "save",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
-from marquis.autoencoders.network import beside_mask
+from marquis.autoencoders.network import beside_mask, part_of
 from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
@@ -105,8 +105,7 @@ class BaseAutoencoder(LightningModule):
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
         """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
         params = {name: laid_out_like(value, self.get_parameter(name)) for name, value in params.items()}
-        codes = {name[8:]: value for name, value in params.items() if name.startswith("encoder.")}
-        images = {name[8:]: value for name, value in params.items() if name.startswith("decoder.")}
+        codes, images = (part_of(params, part) for part in ("encoder.", "decoder."))
         return Draw(
             lambda x: functional_call(self.encoder, codes, (x,)),
             lambda z: self.output(functional_call(self.decoder, images, (z,))),
@@ -157,8 +156,7 @@ class BaseAutoencoder(LightningModule):
         latent, found, noise = Moments(keep), Moments(keep), Average()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
-            z = draw.encode(inputs)
-            output = draw.decode(z)
+            z, output = draw.reconstruct(inputs)
             latent.add(z)
             _add_output(found, noise, output)
             density = self.likelihood.log_prob(output.f, x, mask)

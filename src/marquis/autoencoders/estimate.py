@@ -65,10 +65,21 @@ class Output(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One network out of the model's distribution: two functions that belong together."""
+    """One network out of the model's distribution: two functions that belong together.
+
+    `joined` is both at once, code and output, where that is not the one after the other.
+    """
 
     encode: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Output]
+    joined: Callable[[Tensor], tuple[Tensor, Output]] | None = None
+
+    def reconstruct(self, x: Tensor) -> tuple[Tensor, Output]:
+        """The code of `x` and what it decodes to."""
+        if self.joined is not None:
+            return self.joined(x)
+        z = self.encode(x)
+        return z, self.decode(z)
 
 
 class Moments:

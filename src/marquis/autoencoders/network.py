@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,11 @@ class EncoderDecoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The reconstruction of `x`, as the decoder gives it."""
         return self.decoder(self.encoder(x))
+
+
+def part_of(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The weights of `part`, "encoder." or "decoder.", by their names within it."""
+    return {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
 
 
 def beside_mask(x: Tensor, seen: Tensor) -> Tensor:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from marquis.cli.options import ColumnsFile, DataSource, Draws, DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
+from marquis.cli.options import (
+    ColumnsFile,
+    DataSource,
+    Draws,
+    DrawSeed,
+    FinishedRun,
+    FirstRows,
+    Linear,
+    OverwriteFile,
+    Split,
+)
 
 app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True, add_completion=False)
 
@@ -16,6 +26,7 @@ def embed(
     out: ColumnsFile = None,
     split: Split = None,
     samples: Draws = 100,
+    linear: Linear = False,
     limit: FirstRows = None,
     seed: DrawSeed = 0,
     force: OverwriteFile = False,
@@ -28,7 +39,7 @@ def embed(
     out = beside_run(run, "codes", data) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit)
-    model = opened.model()
+    model = opened.model(linear=linear)
 
     import torch
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marquis.cli.options import Draws, DrawSeed, FinishedRun
+from marquis.cli.options import Draws, DrawSeed, FinishedRun, Linear
 
 if TYPE_CHECKING:
     from marquis.tasks.ood import OodResult
@@ -26,6 +26,7 @@ def evaluate(
     run: FinishedRun,
     ood: Annotated[str | None, typer.Option(help="Data from elsewhere, by name or path: are they recognised?")] = None,
     samples: Draws = 100,
+    linear: Linear = False,
     limit: Annotated[int, typer.Option(help="At most so many rows of each set.")] = 2000,
     out: Annotated[Path | None, typer.Option(help="Folder for table and pictures.", show_default="the run")] = None,
     seed: DrawSeed = 0,
@@ -41,11 +42,11 @@ def evaluate(
     if limit < 1:
         raise DataError(f"--limit {limit}: at least 1")
     opened = Run.open(run)
-    name = "evaluation" if ood is None else f"ood-{Path(ood).stem}"
+    name = ("evaluation" if ood is None else f"ood-{Path(ood).stem}") + ("-linearised" if linear else "")
     table, picture = (out or run) / f"{name}.json", (out or run) / f"{name}.png"
     for path in (table, picture):
         require_free(path, force)
-    model, data = opened.model(), opened.data_module
+    model, data = opened.model(linear=linear), opened.data_module
     data.setup()
     if data.test is None:
         raise DataError(f"{opened.settings.data} has no test rows to evaluate on")

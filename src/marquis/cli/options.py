@@ -24,6 +24,10 @@ ColumnsFile = Annotated[
 ]
 Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
 Draws = Annotated[int, typer.Option(help="Draws of the model.")]
+Linear = Annotated[
+    bool,
+    typer.Option("--linearised", help="Of the linearised network, at temperature 1 (lae and lae-posthoc only)."),
+]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
 DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marquis.cli.options import ColumnsFile, DataSource, Draws, DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
+from marquis.cli.options import (
+    ColumnsFile,
+    DataSource,
+    Draws,
+    DrawSeed,
+    FinishedRun,
+    FirstRows,
+    Linear,
+    OverwriteFile,
+    Split,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +31,7 @@ def score(
     out: ColumnsFile = None,
     split: Split = None,
     samples: Draws = 100,
+    linear: Linear = False,
     reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,
     limit: FirstRows = None,
     seed: DrawSeed = 0,
@@ -45,7 +56,7 @@ def score(
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
     rows = opened.read(data, split=split, limit=limit)
-    model, known = opened.model(), opened.data_module
+    model, known = opened.model(linear=linear), opened.data_module
     known.setup()
 
     import torch

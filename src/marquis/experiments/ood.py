@@ -14,19 +14,17 @@ from typing import Any
 
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.cells import timed_from_now, write_json
-from marquis.experiments.ood_report import write_report
-from marquis.experiments.ood_rows import (
-    READ_AT,
-    SHUFFLED,
-    TOGETHER,
-    Job,
-    Place,
-    Sizes,
-    is_there,
-    line,
-    one_row,
-    rows_of_one_model,
+from marquis.experiments.ood_readings import (
+    DEFAULT_TANGENT,
+    FACTORED,
+    JOINED,
+    JOINED_TANGENTS,
+    POSTHOC_TANGENT,
+    READ_WARMER,
+    TANGENT,
 )
+from marquis.experiments.ood_report import write_report
+from marquis.experiments.ood_rows import SHUFFLED, Job, Place, Sizes, is_there, line, one_row, rows_of_one_model
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, VARIANTS, Recipe
 from marquis.experiments.trained import shared_networks
 
@@ -72,8 +70,9 @@ class Settings:
 FASHION = Recipe("fashion-mnist", 10_000, 20, "fashion-conv", 0.25)
 LONG = Recipe("fashion-mnist", 55_000, 20, "fashion-conv", 0.25)
 LONGER = replace(LONG, epochs=50)
-WARM, FACTORED = "online-sketched-temperature-0.1", "online-kronecker-temperature-0.1"
-(READ_WARMER,), (JOINED,) = READ_AT, TOGETHER
+WARM = "online-sketched-temperature-0.1"
+LONG_MODELS = ("ae", "posthoc-sketched", "online-kronecker", FACTORED, POSTHOC_TANGENT, TANGENT)
+TANGENTS = (POSTHOC_TANGENT, DEFAULT_TANGENT, TANGENT)
 SETTINGS = {
     "quick": Settings(
         (Training(TASK_RECIPES["quick"], (SHUFFLED,), 1, ablation=TASK_RECIPES["quick"]),), Sizes(60, 50, 8, 4, 4)
@@ -81,29 +80,30 @@ SETTINGS = {
     "default": Settings(
         (
             Training(
-                *(FASHION, ("mnist",), 2, ("ae", "online-sketched", FACTORED), (*OTHERS, PAPER_CODE, FACTORED)),
+                *(FASHION, ("mnist",), 2, ("ae", "online-sketched", FACTORED, DEFAULT_TANGENT, TANGENT)),
+                models=(*OTHERS, PAPER_CODE, FACTORED, *TANGENTS),
                 ablation=replace(FASHION, images=5_000, epochs=10),
             ),
-            Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 1, models=OTHERS),
+            Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 1, models=(*OTHERS, *TANGENTS[:2])),
         )
     ),
     "full": Settings(
         (
             Training(
-                *(replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, READ_WARMER)),
-                models=("ae", FACTORED, READ_WARMER, JOINED),
+                *(replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, READ_WARMER, TANGENT)),
+                models=("ae", FACTORED, READ_WARMER, TANGENT, JOINED, JOINED_TANGENTS),
                 part="falling",
             ),
             Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
-            Training(LONG, ("mnist",), 3, models=("ae", "posthoc-sketched", "online-kronecker", FACTORED), part="long"),
+            Training(LONG, ("mnist",), 3, models=LONG_MODELS, part="long"),
             Training(
                 Recipe("fashion-mnist", 55_000, 200, "fashion-conv", validation=5_000),
                 ("mnist",),
                 5,
-                models=(*MODELS, WARM, FACTORED),
+                models=(*MODELS, WARM, FACTORED, *TANGENTS),
                 ablation=FASHION,
             ),
-            Training(TASK_RECIPES["full"], ("kmnist", "fashion-mnist"), 5),
+            Training(TASK_RECIPES["full"], ("kmnist", "fashion-mnist"), 5, models=(*MODELS, *TANGENTS[:2])),
         ),
         Sizes(5000, 1000, ablation_samples=100, layer_samples=100, layer_rows=1000),
     ),

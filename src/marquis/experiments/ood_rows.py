@@ -12,20 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import LaplacianAutoencoder, from_posterior
-from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders import LaplacianAutoencoder
 from marquis.data import load as load_data
 from marquis.experiments.cells import cell, stored
 from marquis.experiments.ood_layers import by_layer
+from marquis.experiments.ood_readings import TOGETHER, read_as, trained_as
 from marquis.experiments.shared_autoencoders import Images, Recipe, model
 from marquis.tasks import ood
 
 DISSECTED = ("online-sketched", "online-sketched-paper-code")
 """Models whose layers are looked at one by one."""
-READ_AT = {"online-kronecker-temperature-0.1-read-at-1": ("online-kronecker-temperature-0.1", 1.0)}
-"""Models that are another one's network with its posterior at another temperature: key to that one and temperature."""
-TOGETHER = {"online-kronecker-temperature-0.1-together": ("online-kronecker-temperature-0.1", 3)}
-"""Models that are several trainings of another one: key to that one and how many, with the first seeds."""
 SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
@@ -90,7 +86,7 @@ class Job:
     @property
     def trained_as(self) -> str:
         """The key of the model that has to be trained."""
-        return {**READ_AT, **TOGETHER}.get(self.key, (self.key,))[0]
+        return trained_as(self.key)
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -134,7 +130,7 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
         inside = images.test[: sizes.rows].x
         outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
         typical = images.train[: sizes.train].x
-        judged = [_read_at(outcome.require(), job.key) for outcome in outcomes]
+        judged = [read_as(outcome.require(), job.key) for outcome in outcomes]
         generators = [torch.Generator().manual_seed(seed) for seed in job.seeds]
         single = [
             ood.evaluate(one, inside, outside, typical, job.samples(sizes), generator=drawn, progress=False)
@@ -153,15 +149,6 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
 def rows_of_one_model(place: Place, sizes: Sizes, jobs: Sequence[Job]) -> str:
     """Compute several rows of the same model, in a process of their own; returns what there is to say."""
     return "; ".join(line(one_row(place, sizes, job)) for job in jobs)
-
-
-def _read_at(trained: BaseAutoencoder, key: str) -> BaseAutoencoder:
-    """The model of a key from the one that was trained for it."""
-    if key not in READ_AT:
-        return trained
-    assert isinstance(trained, LaplacianAutoencoder)
-    posterior = trained.posterior(temperature=READ_AT[key][1])
-    return from_posterior(trained.encoder, trained.decoder, posterior, trained.likelihood)
 
 
 @lru_cache(maxsize=2)

@@ -22,6 +22,10 @@ LABELS = {
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
     "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, temperature 0.1, read at 1",
     "online-kronecker-temperature-0.1-together": "LAE online, Kronecker, three trainings together",
+    "posthoc-sketched-linearised": "LAE post-hoc, diagonal, linearised",
+    "online-sketched-linearised": "LAE online, default, linearised at 1",
+    "online-kronecker-temperature-0.1-linearised": "LAE online, Kronecker, temperature 0.1, linearised at 1",
+    "online-kronecker-temperature-0.1-linearised-together": "LAE online, Kronecker, linearised, three together",
     "online-approximate": "LAE online, approximate diagonal",
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-temperature-1": "LAE online, temperature 1",
@@ -44,6 +48,8 @@ PAPER: dict[str, tuple[float | None, ...]] = {
 ONLINE = (
     *("online-sketched", "online-sketched-temperature-0.1", "online-kronecker", "online-kronecker-temperature-0.1"),
     *("online-kronecker-temperature-0.1-read-at-1", "online-kronecker-temperature-0.1-together"),
+    *("online-sketched-linearised", "online-kronecker-temperature-0.1-linearised"),
+    "online-kronecker-temperature-0.1-linearised-together",
     *("online-sketched-paper-code", "online-sketched-paper"),
 )
 

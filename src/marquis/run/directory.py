@@ -16,11 +16,14 @@ from marquis.atomic import write_json
 from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
+from marquis.autoencoders.laplacian import LaplacianAutoencoder
+from marquis.autoencoders.linearised import linearised
+from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.autoencoders.saving import load as load_model
 from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
-from marquis.errors import DataError
+from marquis.errors import DataError, UnsupportedOperationError
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import Settings
@@ -151,11 +154,15 @@ class Run:
         """Where the finished model is, or will be."""
         return self.path / MODEL
 
-    def model(self) -> BaseAutoencoder:
+    def model(self, *, linear: bool = False) -> BaseAutoencoder:
         """The finished model, in evaluation mode.
+
+        Args:
+            linear: Its posterior at temperature 1, read through the linearised network; see `autoencoders.linearised`.
 
         Raises:
             DataError: Training is not over, or the file is damaged or another model's.
+            UnsupportedOperationError: `linear`, and the model is not a Laplacian autoencoder.
         """
         if not self.model_path.is_file():
             raise DataError(
@@ -165,7 +172,13 @@ class Run:
         model, spec = load_model(self.model_path)
         if (spec.kind, spec.shape, spec.latent) != (self.spec.kind, self.spec.shape, self.spec.latent):
             raise DataError(f"{self.model_path} is not the model that {self.path / CONFIG} describes; train it again")
-        return model
+        if not linear:
+            return model
+        if not isinstance(model, (LaplacianAutoencoder, PosteriorAutoencoder)):
+            raise UnsupportedOperationError(
+                f"{self.path} is of kind {spec.kind!r}, which has no posterior to linearise; train lae or lae-posthoc"
+            )
+        return linearised(model, 1.0 if isinstance(model, LaplacianAutoencoder) else None)
 
     def rows_of_training(self) -> list[Row]:
         """The rows of `metrics.csv`, one per epoch."""
