@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -16,14 +15,25 @@ from marquis.autoencoders import (
     LaplacianAutoencoder,
     VariationalAutoencoder,
     for_data,
+    linearised,
 )
 from marquis.data import load
 from marquis.errors import DataError
-from marquis.experiments import few_labels, few_labels_report, few_labels_widths
+from marquis.experiments import few_labels, few_labels_report
 from marquis.experiments.few_labels import SETTINGS, codes_of, held_out, measured, width
-from marquis.experiments.few_labels_rows import LABELS, Rows, accuracies, mean_and_error, points, verdict
-from marquis.experiments.few_labels_widths import best_cloud, by_chosen_width, clouds, widened
-from marquis.tasks.semi_supervised import evaluate_codes
+from marquis.experiments.few_labels_rows import (
+    CONTROL,
+    CONTROL_WIDTH,
+    LABELS,
+    TEMPERATURES,
+    Rows,
+    accuracies,
+    mean_and_error,
+    points,
+    verdict,
+)
+from marquis.experiments.few_labels_widths import best_cloud, by_chosen_width, clouds
+from marquis.tasks.semi_supervised import embed, evaluate_codes
 
 
 def pair():
@@ -54,21 +64,32 @@ def test_mean_of_a_variational_autoencoder_is_exact():
     assert codes_of(Autoencoder(*pair()), images(), 7, 0)[0].shape == (1, 12, 2)
 
 
-def test_widened_covariance_is_multiplied_and_nothing_else():
+def learnt() -> LaplacianAutoencoder:
     own = LaplacianAutoencoder(*pair(), num_data=12)
     own.loss(images(), None)
-    before, wide = own.posterior(), widened(own, 9.0)
-    for name, variance in before.variance().items():
-        assert torch.allclose(wide.posterior.variance()[name], 9 * variance, rtol=1e-5)
-        assert torch.equal(wide.posterior.mean[name], before.mean[name])
-    z = before.noise(1, torch.Generator().manual_seed(1))
-    narrow, broad = before.deviations_from(z), wide.posterior.deviations_from(z)
-    assert all(torch.allclose(broad[name], 3 * narrow[name], rtol=1e-5) for name in narrow)
-    again = widened(widened(own, 3.0), 3.0)  # of a finished posterior, too
-    for name, variance in before.variance().items():
-        assert torch.allclose(again.posterior.variance()[name], 9 * variance, rtol=1e-5)
-    with pytest.raises(DataError, match="only a Laplacian"):
-        widened(Autoencoder(*pair()), 9.0)
+    return own
+
+
+def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_code():
+    own = learnt()
+    one, ten = (codes_of(own, images(), 9, 0, name=name) for name in TEMPERATURES)
+    for codes, means in (one, ten):
+        assert codes.shape == (9, 12, 2) and means is not None
+        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+    assert torch.allclose(ten[0] - ten[1], 10**0.5 * (one[0] - one[1]), rtol=1e-3, atol=1e-5)
+    again = embed(
+        linearised(own, 1.0), images(), 9, copies=True, generator=torch.Generator().manual_seed(2000), progress=False
+    )
+    assert torch.allclose(one[0], again, rtol=1e-5)
+
+
+def test_the_control_is_round_and_as_wide_as_it_says():
+    plain = Autoencoder(*pair())
+    codes, means = codes_of(plain, images(400), 50, 0, name=CONTROL)
+    assert means is not None and torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
+    assert width(codes, means) == pytest.approx(CONTROL_WIDTH, rel=0.02)
+    spread = (codes - means).std((0, 1))
+    assert float(spread.max() / spread.min()) < 1.05
 
 
 def test_width_is_spread_of_copies_over_spread_of_images():
@@ -89,14 +110,15 @@ def test_clouds_have_the_widths_they_say():
     for wanted, (codes, means) in found.items():
         assert torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
         assert width(codes, means) == pytest.approx(wanted, rel=0.02)
-    own = LaplacianAutoencoder(*pair(), num_data=12)
-    own.loss(images(), None)
-    wide = clouds(widened(own, 1e-8), images(), 50, 0)  # narrow enough for codes to be straight lines in the weights
-    spread = [width(*wide[factor]) for factor in few_labels_widths.FACTORS]
-    centre = wide[1][0].mean(0)
-    for codes, means in wide.values():
-        assert torch.allclose(codes.mean(0), centre, rtol=1e-4, atol=1e-7) and torch.equal(means, centre)
-    assert list(wide) == [1, 10, 100, 1000] and all(2.5 < b / a < 4 for a, b in itertools.pairwise(spread))
+    own = learnt()
+    wide = clouds(own, images(), 50, 0)
+    assert list(wide) == [1, 10, 100, 1000]
+    first = wide[1][0] - wide[1][1]
+    for factor, (codes, means) in wide.items():
+        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+        assert torch.allclose(codes - means, factor**0.5 * first, rtol=1e-3, atol=1e-4)
+    with pytest.raises(DataError, match="only a Laplacian"):
+        clouds(VariationalAutoencoder(*pair()), images(), 5, 0)
 
 
 def two_classes() -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,12 +251,12 @@ def test_quick(tmp_path):
     page = few_labels.run("quick", tmp_path / "few-labels", None, said.append)
     text = page.read_text()
     for key, label in LABELS.items():
-        assert (f"| {label} |" in text) == (key == "pixels" or key in SETTINGS["quick"].models)
+        assert (f"| {label} |" in text) == (key in few_labels.names(SETTINGS["quick"]))
     assert "| autoencoder, round clouds |" in text and "clouds as wide as the labels want them (below)" in text
-    assert "covariance times 100" in text and "rows 1,000 to 1,400" in text
+    assert "Read through the tangent at temperature 10 they add" in text and "rows 1,000 to 1,400" in text
     assert (page.parent / "few-labels.png").stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
-    assert len(found["rows"]) == 10 and not any(row["failed"] for row in found["rows"])
+    assert len(found["rows"]) == 12 and not any(row["failed"] for row in found["rows"])
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
     assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
     said.clear()

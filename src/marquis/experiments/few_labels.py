@@ -4,7 +4,8 @@ MNIST, dense 784-512-256-2 and back. Labelled and evaluated images come from the
 model was trained. Every model meets the same labelled images. A labelled image is embedded by many draws of a model
 with uncertainty; four ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that
 copies do not forbid a vote of several images), `mean` (no copies: the mean code only), and for some models `widths` (k
-counts images, and the labelled images choose how wide the clouds are: `few_labels_widths`).
+counts images, and the labelled images choose how wide the clouds are: `few_labels_widths`). The default's posterior is
+also read through the encoder's tangent, at temperature 1 (the Laplace posterior) and 10; a control has round clouds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import EnsembleAutoencoder, VariationalAutoencoder
+from marquis.autoencoders import EnsembleAutoencoder, LaplacianAutoencoder, VariationalAutoencoder, linearised
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
@@ -27,8 +28,8 @@ from marquis.errors import DataError
 from marquis.experiments.ahead import train_ahead, work_ahead
 from marquis.experiments.cells import cell, stored, timed_from_now, write_json
 from marquis.experiments.few_labels_report import write_report
-from marquis.experiments.few_labels_rows import accuracies
-from marquis.experiments.few_labels_widths import FACTORS, ROUND, by_chosen_width, clouds, widened
+from marquis.experiments.few_labels_rows import CONTROL, CONTROL_WIDTH, DEFAULT, TEMPERATURES, accuracies
+from marquis.experiments.few_labels_widths import FACTORS, ROUND, by_chosen_width, clouds, mean_codes, round_clouds
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
 from marquis.experiments.trained import shared_networks
 from marquis.tasks.semi_supervised import PER_CLASS, embed, evaluate_codes
@@ -44,9 +45,7 @@ CLOUDED = (
 )
 """Rows whose clouds may be of several widths."""
 QUICK = tuple(key for key in MODELS if "temperature" not in key)
-WIDENED = "online-sketched-x"
-"""Start of the names of rows with the default's finished posterior, its covariance multiplied."""
-OFTEN = (PIXELS, "ae", "online-sketched", "online-sketched-paper-code")
+OFTEN = (PIXELS, "ae", CONTROL, DEFAULT, *TEMPERATURES, "online-sketched-paper-code")
 """Rows that the claim is about: trainings of the same model differ by more than these models do."""
 LABELS_SEED, DRAWS_SEED, CLOUDS_SEED = 1000, 2000, 3000
 
@@ -65,7 +64,6 @@ class Settings:
         repetitions: How often labels are drawn anew, per seed.
         copies: Draws of the model for each image.
         data_copies: How many of them are used where k counts images: k grows with them, and time with k.
-        widened: Factors on the default's covariance.
         models: Keys of the autoencoders.
     """
 
@@ -78,14 +76,13 @@ class Settings:
     repetitions: int = 5
     copies: int = 100
     data_copies: int = 20
-    widened: tuple[float, ...] = (10.0, 100.0)
     models: tuple[str, ...] = MODELS
 
 
 SETTINGS = {
-    "quick": Settings(TASK_RECIPES["quick"], 1, 1, 1000, 400, (1, 2, 5), 3, 10, 5, (100.0,), QUICK),
+    "quick": Settings(TASK_RECIPES["quick"], 1, 1, 1000, 400, (1, 2, 5), 3, 10, 5, QUICK),
     "default": Settings(TASK_RECIPES["default"]),
-    "full": Settings(TASK_RECIPES["full"], 10, 5, repetitions=20, data_copies=100, widened=(3.0, 10.0, 30.0, 100.0)),
+    "full": Settings(TASK_RECIPES["full"], 10, 5, repetitions=20, data_copies=100),
 }
 
 
@@ -125,7 +122,7 @@ def run(
 
 def names(settings: Settings) -> list[str]:
     """Rows of the tables."""
-    return [PIXELS, *settings.models, *(f"{WIDENED}{factor:g}" for factor in settings.widened)]
+    return [PIXELS, *settings.models, CONTROL, *TEMPERATURES]
 
 
 def jobs(settings: Settings) -> list[tuple[str, int]]:
@@ -166,12 +163,11 @@ def one_row(
         before = time.process_time()
         if name == PIXELS:
             return {"failed": None, **measured(held.x.flatten(1)[None], None, held, settings, seed)}
-        key, _, factor = name.partition(WIDENED) if name.startswith(WIDENED) else (name, "", "")
-        outcome = model(shared, key or WIDENED.removesuffix("-x"), seed, settings.recipe, images, say)
+        key = "ae" if name == CONTROL else DEFAULT if name in TEMPERATURES else name
+        outcome = model(shared, key, seed, settings.recipe, images, say)
         if outcome.model is None:
             return {"failed": outcome.failed}
-        own = widened(outcome.model, float(factor)) if factor else outcome.model
-        found = measured(*codes_of(own, held.x, settings.copies, seed), held, settings, seed)
+        found = measured(*codes_of(outcome.model, held.x, settings.copies, seed, name=name), held, settings, seed)
         return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
 
     row = cell(folder, *_row_cell(settings, name, seed), compute)
@@ -202,14 +198,14 @@ def is_there(folder: Path, settings: Settings, name: str, seed: int) -> bool:
 
 def _row_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
     """Name of the cell, and all that it depends on."""
-    other = ("seeds", "other_seeds", "widened", "models")
+    other = ("seeds", "other_seeds", "models")
     kept = {key: value for key, value in asdict(settings).items() if key not in other}
     return f"{name}-s{seed}", {"name": name, "seed": seed, **kept}
 
 
 def _clouds_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
     described = _row_cell(settings, name, seed)[1]
-    return f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "centred": True}
+    return f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "linearised": True}
 
 
 def said(row: dict[str, Any]) -> str:
@@ -225,16 +221,24 @@ def _say_row(folder: Path, shared: Path, settings: Settings, data_dir: str | Pat
 
 
 def codes_of(
-    own: BaseAutoencoder, x: Tensor, copies: int, seed: int, batch: int | None = None
+    own: BaseAutoencoder, x: Tensor, copies: int, seed: int, batch: int | None = None, name: str = ""
 ) -> tuple[Tensor, Tensor | None]:
     """Copies `[S, n, K]`, and the mean codes where they are not the mean of the copies.
 
     The members of an ensemble do not share a code: their codes are put side by side, one copy of `[n, 5 K]`. A
-    variational autoencoder knows its mean exactly. All images are one batch unless `batch` is given, because weights
-    are drawn again for every batch, which costs as much as a thousand images of the dense network.
+    variational autoencoder knows its mean exactly, and so do the linearised rows and the control, by their `name`. All
+    images are one batch unless `batch` is given, because weights are drawn again for every batch, which costs as much
+    as a thousand images of the dense network.
     """
     source = torch.Generator().manual_seed(DRAWS_SEED + seed)
     options: dict[str, Any] = {"generator": source, "batch_size": batch or len(x), "progress": False}
+    if name == CONTROL:
+        means = mean_codes(own, x)
+        return means + CONTROL_WIDTH * round_clouds(means, copies, source), means
+    if name in TEMPERATURES:
+        assert isinstance(own, LaplacianAutoencoder)
+        straight = linearised(own, TEMPERATURES[name])
+        return embed(straight, x, copies, copies=True, **options), mean_codes(own, x)
     codes = embed(own, x, copies, copies=True, **options)
     if isinstance(own, EnsembleAutoencoder):
         return codes.transpose(0, 1).flatten(1)[None], None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marquis.experiments.few_labels_rows import LABELS, LAE, Rows, row_label
+from marquis.experiments.few_labels_rows import DEFAULT, LABELS, TEMPERATURES, Rows
 from marquis.experiments.pages import BLUE, GREEN, GREY, ORANGE, Picture
 
 STYLES = {
@@ -16,7 +16,8 @@ STYLES = {
     "vae": ("#8a6fb0", "-."),
     "dropout": (GREEN, "--"),
     "posthoc-sketched": ("#c9a227", "--"),
-    "online-sketched": (ORANGE, "-"),
+    DEFAULT: (ORANGE, "-"),
+    next(iter(TEMPERATURES)): ("black", "-"),
     "online-sketched-temperature-0.1": ("#e39a6b", "-"),
     "online-sketched-paper-code": ("#9c2f4f", "--"),
     "online-sketched-paper": (GREY, "-."),
@@ -31,14 +32,14 @@ def draw(path: Path, rows: Rows) -> None:
         if name in rows.by_name:
             curve(left, rows.per_class, rows.accuracy(name), colour, line, LABELS[name])
     left.set(xscale="log", xlabel="labels per class", ylabel="accuracy, per cent", title="k nearest codes")
-    own = [name for name in rows.by_name if name == LAE[0] or name not in LABELS]
+    own = [name for name in (DEFAULT, *TEMPERATURES) if name in rows.by_name]
     for name, colour in zip(own, (ORANGE, BLUE, GREEN, GREY, "#8a6fb0"), strict=False):
         for way, line in (("codes", "--"), ("data", "-")):
-            label = f"{'as trained' if name == LAE[0] else row_label(name).removeprefix('our default, ')}, "
+            label = "as trained, " if name == DEFAULT else f"linearised at {TEMPERATURES[name]:g}, "
             label += "k counts codes" if way == "codes" else "k counts images"
             curve(right, rows.per_class, rows.difference(name, name, way, "mean"), colour, line, label)
-    if rows.has(LAE[0], "widths"):
-        chosen = rows.difference(LAE[0], LAE[0], "widths", "mean")
+    if rows.has(DEFAULT, "widths"):
+        chosen = rows.difference(DEFAULT, DEFAULT, "widths", "mean")
         curve(right, rows.per_class, chosen, "black", "-", "width chosen by the labels, k counts images")
     right.axhline(0, color="black", lw=0.8)
     right.set(xscale="log", xlabel="labels per class", ylabel="percentage points")

@@ -6,24 +6,31 @@ from typing import Any
 
 import numpy as np
 
+DEFAULT, LINEARISED, CONTROL = "online-sketched", "online-sketched-linearised-", "ae-round"
+"""Our default; start of the names of the rows that read it through its tangent; the plain autoencoder, smoothed."""
+TEMPERATURES = {f"{LINEARISED}1": 1.0, f"{LINEARISED}10": 10.0}
+CONTROL_WIDTH = 0.08
+"""Of the control's clouds: as wide as the default's at temperature 1."""
 LABELS = {
     "pixels": "raw pixels, no model",
     "ae": "autoencoder",
+    CONTROL: f"autoencoder, round clouds of {CONTROL_WIDTH}",
     "vae": "VAE",
     "dropout": "MC dropout",
     "ensemble": "ensemble of five, codes side by side",
     "posthoc-sketched": "LAE post-hoc",
-    "online-sketched": "LAE online, our default",
+    DEFAULT: "LAE online, our default",
+    **{name: f"LAE online, our default, linearised at {value:g}" for name, value in TEMPERATURES.items()},
     "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
     "online-sketched-paper-code": "LAE online, paper-code",
     "online-sketched-paper": "LAE online, paper",
 }
 LAE = (
-    *("online-sketched", "online-sketched-temperature-0.1"),
+    *(DEFAULT, *TEMPERATURES, "online-sketched-temperature-0.1"),
     *("online-sketched-paper-code", "online-sketched-paper"),
 )
-APART = ("pixels", "ensemble")
-"""Rows with more numbers per image than the others: not rivals in the claim."""
+APART = ("pixels", "ensemble", CONTROL)
+"""Not rivals in the claim: rows with more numbers per image than the others, and the control."""
 FEW = 20
 """The claim is about at most so many labels per class."""
 
@@ -116,8 +123,3 @@ def verdict(mean: float, error: float) -> str:
     if abs(mean) <= 2 * error:
         return "not told apart"
     return "**ahead**" if mean > 0 else "**behind**"
-
-
-def row_label(name: str) -> str:
-    """In words, also for the widened rows."""
-    return LABELS[name] if name in LABELS else f"our default, covariance times {name.rpartition('x')[2]}"

@@ -1,9 +1,8 @@
 """Clouds of several widths around the labelled codes of `few-labels`; the labels themselves choose the width.
 
-Our own way. The posterior's covariance is multiplied by a few factors, without training again; the factor and k (which
+Our own way. The covariance of the codes is multiplied by a few factors, without training again; the factor and k (which
 counts images) are chosen together by the same cross-validation that chooses k elsewhere, on the labelled images only.
-Clouds stay centred on the codes of the posterior as trained: far from its mean a network bends, and the mean over wide
-draws is a worse code (as a linearised network has the same mean at every width).
+The clouds are those of the linearised encoder: far from its mean a network bends, and drawn networks' codes with it.
 The plain autoencoder gets round clouds of the same widths: what any smoothing buys.
 """
 
@@ -15,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, from_posterior
+from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, PosteriorAutoencoder, linearised
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.errors import DataError
-from marquis.posterior import Posterior
 from marquis.tasks.embedding import label_sets, others
 from marquis.tasks.neighbours import CANDIDATES, FOLDS, cross_validated, flat, grouped_folds, predict
 from marquis.tasks.semi_supervised import embed
+from marquis.variational.base import evaluating
 
 FACTORS = (1.0, 10.0, 100.0, 1000.0)
 """On the covariance."""
@@ -30,26 +28,28 @@ ROUND = (0.008, 0.025, 0.08, 0.25)
 """Standard deviation of round clouds, relative to that of the mean codes over images: about those of our default."""
 
 
-def widened(own: BaseAutoencoder, factor: float) -> PosteriorAutoencoder:
-    """The same mean with the covariance of the finished posterior multiplied by `factor`; nothing is trained again."""
-    if not isinstance(own, (LaplacianAutoencoder, PosteriorAutoencoder)):
-        raise DataError(f"only a Laplacian autoencoder's posterior can be widened, not {type(own).__name__}.")
-    found = own.posterior() if isinstance(own, LaplacianAutoencoder) else own.posterior
-    wide = Posterior(found.layout, found.mean, found.precision * (1 / factor), found.index)
-    return from_posterior(own.encoder, own.decoder, wide, own.likelihood)
+def mean_codes(own: BaseAutoencoder, x: Tensor) -> Tensor:
+    """Codes `[n, K]` of the network at its mean weights."""
+    with torch.no_grad(), evaluating(own):
+        return own.encoder(own.inputs(x, None))
+
+
+def round_clouds(means: Tensor, copies: int, generator: torch.Generator) -> Tensor:
+    """Deviations `[S, n, K]` that know nothing of the posterior, as wide as the mean codes are spread."""
+    return means.var(0, correction=0).mean().sqrt() * torch.randn(copies, *means.shape, generator=generator)
 
 
 def clouds(own: BaseAutoencoder, x: Tensor, copies: int, seed: int) -> dict[float, tuple[Tensor, Tensor]]:
     """By factor (of a plain autoencoder: by relative width) copies `[S, n, K]` around mean codes `[n, K]`."""
-    generator = torch.Generator().manual_seed(seed)
-    options: dict[str, Any] = {"generator": generator, "batch_size": len(x), "progress": False}
+    generator, means = torch.Generator().manual_seed(seed), mean_codes(own, x)
     if isinstance(own, Autoencoder):
-        means = embed(own, x, 1, **options)
-        unit = means.var(0, correction=0).mean().sqrt() * torch.randn(copies, *means.shape, generator=generator)
+        unit = round_clouds(means, copies, generator)
         return {width: (means + width * unit, means) for width in ROUND}
-    drawn = {factor: embed(widened(own, factor), x, copies, copies=True, **options) for factor in FACTORS}
-    means = drawn[FACTORS[0]].mean(0)
-    return {factor: (codes - codes.mean(0) + means, means) for factor, codes in drawn.items()}
+    if not isinstance(own, (LaplacianAutoencoder, PosteriorAutoencoder)):
+        raise DataError(f"only a Laplacian autoencoder's clouds can be widened, not those of {type(own).__name__}.")
+    options: dict[str, Any] = {"generator": generator, "batch_size": len(x), "progress": False}
+    unit = embed(linearised(own), x, copies, copies=True, **options) - means
+    return {factor: (means + factor**0.5 * unit, means) for factor in FACTORS}
 
 
 def best_cloud(
