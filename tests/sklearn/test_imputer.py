@@ -66,6 +66,20 @@ def test_options_reach_the_autoencoder(fitted, holes):
         assert not np.array_equal(other.transform(holes), other.estimator_.impute(holes, samples, rounds=rounds).mean)
 
 
+def test_single_precision_comes_back(fitted, holes):
+    single = holes.astype(np.float32)
+    found = fitted.transform(single)
+    assert found.dtype == np.float32 and fitted.transform(single.astype(np.float64)).dtype == np.float64
+    seen = ~np.isnan(single)
+    np.testing.assert_array_equal(found[seen], single[seen])
+    np.testing.assert_allclose(found, fitted.transform(single.astype(np.float64)), rtol=1e-6)
+    assert fitted.sample(single, 2).dtype == np.float32
+    marked = np.where(seen, single, np.float32(-999.9))  # which is not -999.9 in double precision
+    by_marker = LaplacianImputer(fitted.estimator, missing_values=-999.9, random_state=0).fit(marked)
+    expected = LaplacianImputer(fitted.estimator, random_state=0).fit(single).transform(single)
+    np.testing.assert_array_equal(by_marker.transform(marked), expected)
+
+
 def test_several_tables(fitted, holes):
     drawn, seen = fitted.sample(holes, 4, random_state=1), ~np.isnan(holes)
     assert drawn.shape == (4, *holes.shape)

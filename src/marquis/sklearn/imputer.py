@@ -16,6 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from marquis.errors import DataError
 from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
 
+KEPT = (np.float64, np.float32)
+"""Types of tables that come back as they went in, as scikit-learn's imputers do it; others become the first."""
+
 
 class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Fills the holes of a table with the mean of what may have been there; `sample` gives several complete tables.
@@ -103,12 +106,12 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             self,
             X,
             reset=reset,
-            dtype=np.float64,
+            dtype=KEPT,
             copy=True,
             ensure_all_finite="allow-nan" if self._marked_by_nan else True,
             ensure_min_samples=2 if reset else 1,
         )
-        missing = np.isnan(table) if self._marked_by_nan else table == self.missing_values
+        missing = np.isnan(table) if self._marked_by_nan else table == self.missing_values  # in the table's own type
         table[missing] = np.nan
         return table, missing
 
@@ -137,7 +140,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _impute(self, table: np.ndarray, samples: int | None = None, random_state: Random = None) -> Any:
         count = self.samples if samples is None else samples
-        known = table[:, self._known]
+        known = table[:, self._known].astype(np.float64)
         return self.estimator_.impute(known, count, rounds=self.rounds, random_state=random_state)
 
     def _assembled(self, table: np.ndarray, missing: np.ndarray, filled: np.ndarray) -> np.ndarray:
@@ -156,7 +159,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if self.indicator_ is not None:
             flags = self.indicator_.transform(table).astype(np.float64)
             parts = np.concatenate([parts, np.repeat(flags[None], len(parts), 0)], 2)
-        return parts
+        return parts.astype(table.dtype, copy=False)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the columns that `transform` gives."""
@@ -169,4 +172,6 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """Missing values are fine, if they are NaN."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._marked_by_nan
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = [np.dtype(kept).name for kept in KEPT]
         return tags
