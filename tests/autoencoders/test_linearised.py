@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from autoencoder_models import EXACT, data, generator, make, networks, posthoc
@@ -11,6 +13,8 @@ from torch.func import functional_call, jacrev
 import marquis as mq
 from marquis.autoencoders import EncoderDecoder, LaplacianAutoencoder, ModelSpec, from_posterior, linearised, save
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.posterior import Posterior
+from marquis.structures import Diagonal, Layout
 
 
 def trained(**options):
@@ -23,8 +27,20 @@ def trained(**options):
     return lae
 
 
-def tangent_by_hand(model, function, seed):
-    """`f + J δ` with the dense Jacobian, for the deviation that the seed gives."""
+class Parts(EncoderDecoder):
+    """One part of the network, or both, as a function of all its weights."""
+
+    def forward(self, x, part="both"):
+        return {"encoder": self.encoder, "decoder": self.decoder, "both": super().forward}[part](x)
+
+
+def tangent_by_hand(model, x, part, seed):
+    """`f + J δ` with the dense Jacobian, for the deviation that the seed gives; and `f`."""
+    whole = copy.deepcopy(Parts(model.encoder, model.decoder)).eval()
+
+    def function(weights):
+        return functional_call(whole, weights, (x, part))
+
     mean = {name: value.clone() for name, value in model.posterior.mean.items()}
     deviation = model.posterior.deviations_from(model.posterior.noise(1, generator(seed)))
     jacobian = jacrev(function)(mean)
@@ -32,39 +48,84 @@ def tangent_by_hand(model, function, seed):
         torch.einsum("op,p->o", j.reshape(-1, mean[k].numel()), deviation[k].flatten()) for k, j in jacobian.items()
     ]
     f = function(mean)
-    return f + sum(moved).reshape(f.shape)
+    return f + sum(moved).reshape(f.shape), f
 
 
-def part(weights, name):
-    return {key.removeprefix(name): value for key, value in weights.items() if key.startswith(name)}
+class Transposed(nn.Module):
+    """A decoder that has its weights in common with the encoder."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.bias = weight, nn.Parameter(weight.new_zeros(16))
+
+    def forward(self, z):
+        return (z.tanh() @ self.weight + self.bias).unflatten(1, (1, 4, 4))
+
+
+def over_all_weights(encoder, decoder):
+    """An autoencoder with a posterior of equal width over every weight that it has."""
+    mean = {name: value.detach() for name, value in EncoderDecoder(encoder, decoder).named_parameters()}
+    layout = Layout.of(mean)
+    precision = Diagonal(layout, torch.full((layout.total,), 20.0, dtype=torch.float64))
+    return from_posterior(encoder, decoder, Posterior(layout, mean, precision))
+
+
+def check_against_dense_jacobians(model, x, still=()):
+    """Code, decoding and reconstruction; all of them move except those named."""
+    z = torch.randn(len(x), 2, dtype=torch.float64, generator=generator(7))
+    whole = model.reconstruct(x, 1, generator=generator(3))
+    answers = [
+        (model.encode(x, 1, generator=generator(3)).mean, x, "encoder"),
+        (whole.latent.mean, x, "encoder"),
+        (model.decode(z, 1, generator=generator(3)).mean, z, "decoder"),
+        (whole.mean, x, "both"),
+    ]
+    for said, given, part in answers:
+        expected, unmoved = tangent_by_hand(model, given, part, 3)
+        torch.testing.assert_close(said, expected, **EXACT)
+        assert torch.allclose(said, unmoved, rtol=1e-3) == (part in still)
 
 
 class TestAgainstDenseJacobians:
     @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
     def test_code_decoding_and_reconstruction(self, structure):
-        model, x, z = linearised(trained(structure=structure), 1.0), data(3), torch.randn(3, 2, dtype=torch.float64)
-        encoder, decoder = model.encoder, model.decoder
+        check_against_dense_jacobians(linearised(trained(structure=structure), 1.0), data(3))
 
-        def code(w):
-            return functional_call(encoder, part(w, "encoder."), (x,))
+    @pytest.mark.parametrize("parameters", [mq.Subnetwork(40, by="random"), "decoder.*"])
+    def test_some_of_the_weights(self, parameters):
+        x, network = data(3), EncoderDecoder(*networks()).eval()
+        laplace = mq.Laplace(network, "gaussian", "diagonal", parameters=parameters)
+        laplace.fit([(x, x)], progress=False, generator=generator())
+        model = linearised(from_posterior(network.encoder, network.decoder, laplace))
+        check_against_dense_jacobians(model, x, ("encoder",) if parameters == "decoder.*" else ())
 
-        def image(w):
-            return functional_call(decoder, part(w, "decoder."), (z,))
+    def test_pooling_upsampling_and_a_network_left_in_training_mode(self):
+        encoder = nn.Sequential(
+            *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(12, 2)),
+        )
+        decoder = nn.Sequential(
+            *(nn.Linear(2, 12), nn.Unflatten(1, (3, 2, 2)), nn.Dropout(0.5), nn.Upsample(scale_factor=2)),
+            nn.Conv2d(3, 1, 3, padding=1),
+        )
+        EncoderDecoder(encoder, decoder)(data().float())  # so that there are statistics to speak of
+        model = linearised(over_all_weights(encoder.double(), decoder.double())).train()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        check_against_dense_jacobians(model, data(3))
+        assert model.encoder[1].training
+        assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
-        def through(w):
-            return functional_call(EncoderDecoder(encoder, decoder), w, (x,))
-
-        whole = model.reconstruct(x, 1, generator=generator(3))
-        pairs = [
-            (model.encode(x, 1, generator=generator(3)).mean, code),
-            (model.decode(z, 1, generator=generator(3)).mean, image),
-            (whole.mean, through),
-            (whole.latent.mean, code),
-        ]
-        for said, function in pairs:
-            expected = tangent_by_hand(model, function, 3)
-            torch.testing.assert_close(said, expected, **EXACT)
-            assert not torch.allclose(said, function(model.posterior.mean), rtol=1e-3)  # and it did move
+    def test_a_weight_that_encoder_and_decoder_share(self):
+        shared = nn.Linear(16, 2).double()
+        drawn = over_all_weights(nn.Sequential(nn.Flatten(), shared), Transposed(shared.weight))
+        check_against_dense_jacobians(linearised(drawn), data(3))
+        weights = {name: value[0] for name, value in drawn.posterior.sample(1, generator(3)).items()}
+        for part, x, said in (
+            ("both", data(3), drawn.reconstruct(data(3), 1, generator=generator(3))),
+            ("decoder", torch.ones(1, 2).double(), drawn.decode(torch.ones(1, 2).double(), 1, generator=generator(3))),
+        ):
+            expected = functional_call(Parts(drawn.encoder, drawn.decoder), weights, (x, part))
+            torch.testing.assert_close(said.mean, expected, **EXACT)
 
     def test_variance_is_that_of_the_closed_form(self):
         fitted, x = posthoc(structure="full", estimator="exact"), data(4)
@@ -107,13 +168,6 @@ def test_draws_of_all_batches_are_the_same():
     torch.testing.assert_close(some.samples, whole.samples[:, 2:4], **EXACT)
 
 
-def test_some_of_the_weights():
-    x, network = data(), EncoderDecoder(*networks()).eval()
-    laplace = mq.Laplace(network, "gaussian", "diagonal", parameters="decoder.*").fit([(x, x)], progress=False)
-    said = linearised(from_posterior(network.encoder, network.decoder, laplace)).reconstruct(x, 3)
-    assert not said.latent.variance.any() and said.variance.any()
-
-
 def test_bernoulli_and_holes():
     likely = linearised(make("posthoc", "bernoulli")).reconstruct(data(), 5)
     assert float(likely.mean.min()) > 0 and float(likely.mean.max()) < 1 and likely.variance.any()
@@ -130,6 +184,38 @@ def test_a_value_of_its_own():
     before = model.reconstruct(x, 2, generator=generator())
     nn.init.zeros_(lae.decoder[0].weight)
     torch.testing.assert_close(model.reconstruct(x, 2, generator=generator()).mean, before.mean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_in_another_precision(linear):
+    drawn = from_posterior(*networks(), trained().posterior())
+    model, x = linearised(drawn) if linear else drawn, data()
+    exact = model.reconstruct(x, 3, generator=generator())
+    rounded = model.float().reconstruct(x.float(), 3, generator=generator())
+    assert rounded.mean.dtype == torch.float32
+    torch.testing.assert_close(rounded.mean.double(), exact.mean, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(rounded.variance.double(), exact.variance, rtol=1e-3, atol=1e-4)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+def test_a_network_that_writes_to_its_buffers():
+    lae = trained()
+    plain, counting = (
+        linearised(from_posterior(lae.encoder, nn.Sequential(*lae.decoder, *more), lae.posterior()))
+        for more in ((), (Counting(),))
+    )
+    a, b = (model.reconstruct(data(), 2, generator=generator()) for model in (plain, counting))
+    torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=0)
+    assert a.variance.any() and counting.decoder[-1].calls == 0
 
 
 class NoTangent(torch.autograd.Function):
@@ -151,9 +237,15 @@ class Doubled(nn.Module):
         return NoTangent.apply(x)
 
 
+class ThroughNumpy(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(2 * x.detach().numpy())
+
+
 def test_refusals(tmp_path):
-    with pytest.raises(UnsupportedOperationError, match="VariationalAutoencoder has no posterior"):
-        linearised(make("vae"))
+    for kind, name in (("vae", "Variational"), ("mean-field", "MeanField"), ("ensemble", "Ensemble")):
+        with pytest.raises(UnsupportedOperationError, match=f"{name}Autoencoder has no Laplace posterior"):
+            linearised(make(kind))
     with pytest.raises(DataError, match="fit_posthoc"):
         linearised(make("posthoc"), 0.5)
     with pytest.raises(DataError, match="temperature"):
@@ -163,7 +255,10 @@ def test_refusals(tmp_path):
     with pytest.raises(ModelMismatchError, match="LinearisedAutoencoder"):
         save(tmp_path / "model.safetensors", linearised(make("posthoc")), ModelSpec("lae-posthoc", (1, 4, 4), 2))
     lae = trained()
-    odd = from_posterior(lae.encoder, nn.Sequential(*lae.decoder, Doubled()), lae.posterior())
-    assert odd.reconstruct(data(), 2).variance.any()
-    with pytest.raises(UnsupportedOperationError, match=r"forward-mode derivative.*by networks drawn"):
-        linearised(odd).reconstruct(data(), 2)
+    for layer in (Doubled(), ThroughNumpy()):
+        odd = from_posterior(lae.encoder, nn.Sequential(*lae.decoder, layer), lae.posterior())
+        assert odd.reconstruct(data(), 2).variance.any()
+        with pytest.raises(UnsupportedOperationError, match=r"forward-mode derivative.*by networks drawn"):
+            linearised(odd).reconstruct(data(), 2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # and not as a missing derivative
+        linearised(lae).decode(torch.ones(1, 5).double(), 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
-from marquis.autoencoders.network import beside_mask, part_of
+from marquis.autoencoders.network import beside_mask, parts_of
 from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
@@ -104,8 +104,9 @@ class BaseAutoencoder(LightningModule):
 
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
         """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
-        params = {name: laid_out_like(value, self.get_parameter(name)) for name, value in params.items()}
-        codes, images = (part_of(params, part) for part in ("encoder.", "decoder."))
+        own = {name: self.get_parameter(name) for name in params}
+        params = {name: laid_out_like(value.to(own[name]), own[name]) for name, value in params.items()}
+        codes, images = parts_of(params, self.encoder, self.decoder)
         return Draw(
             lambda x: functional_call(self.encoder, codes, (x,)),
             lambda z: self.output(functional_call(self.decoder, images, (z,))),

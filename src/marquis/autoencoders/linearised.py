@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.utils._pytree import tree_map
 
 from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
-from marquis.autoencoders.network import part_of
+from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive.function import plain_attention
 
 Weights = dict[str, Tensor]
-NO_TANGENT = ("forward AD", "jvp", "functorch")
-"""What torch says of operations that have no forward-mode derivative."""
+NO_TANGENT = ("forward AD", "jvp", "functorch", "data pointer")
+"""What torch says of operations that have no forward-mode derivative, the last of those that leave torch."""
 
 
 class LinearisedAutoencoder(PosteriorAutoencoder):
@@ -38,10 +38,10 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
         step = {name: laid_out_like(value.to(at[name]), at[name]) for name, value in deviation.items()}
 
         def code(weights: Weights, x: Tensor) -> Tensor:
-            return functional_call(self.encoder, part_of(weights, "encoder."), (x,))
+            return _call(self.encoder, parts_of(weights, self.encoder, self.decoder)[0], x)
 
         def image(weights: Weights, z: Tensor) -> Tensor:
-            return functional_call(self.decoder, part_of(weights, "decoder."), (z,))
+            return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
 
         def both(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
             z = code(weights, x)
@@ -54,8 +54,9 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
             except (NotImplementedError, RuntimeError) as error:
                 if not any(word in str(error) for word in NO_TANGENT):
                     raise
+                said = str(error).splitlines()[0].rstrip(".")
                 raise UnsupportedOperationError(
-                    f"the network has an operation without a forward-mode derivative: {str(error).splitlines()[0]} "
+                    f"the network has an operation without a forward-mode derivative: {said}. "
                     "Read the posterior by networks drawn, without `linearised`."
                 ) from error
             return tree_map(torch.add, value, change)
@@ -65,6 +66,12 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
             return z, self.output(f)
 
         return Draw(lambda x: along(code, x), lambda z: self.output(along(image, z)), reconstruct)
+
+
+def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+    """The network at these weights, with copies of its buffers: torch differentiates nothing that writes to them."""
+    copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    return functional_call(network, {**weights, **copies}, (x,))
 
 
 def linearised(
@@ -86,18 +93,20 @@ def linearised(
         temperature: Of what is read; by default that of the model.
 
     Raises:
-        UnsupportedOperationError: The model has no Gaussian over its weights.
+        UnsupportedOperationError: The model has no Laplace posterior over its weights.
         DataError: A temperature for a model whose posterior has been made already.
     """
     if isinstance(model, LaplacianAutoencoder):
         found, laplace = model.posterior(temperature), None
     elif not isinstance(model, PosteriorAutoencoder):
         raise UnsupportedOperationError(
-            f"{type(model).__name__} has no posterior over its weights to read; there is one in LaplacianAutoencoder "
+            f"{type(model).__name__} has no Laplace posterior over its weights; there is one in LaplacianAutoencoder "
             "and in what fit_posthoc and from_posterior return."
         )
     elif temperature is not None:
-        raise DataError(f"temperature={temperature}: this posterior has its own; choose it in fit_posthoc.")
+        raise DataError(
+            f"temperature={temperature}: this posterior has its own; choose it where it is made (fit_posthoc)."
+        )
     else:
         found, laplace = model.posterior, model.laplace
     options: dict[str, Any] = {"laplace": laplace, "missing": model.missing}

@@ -24,9 +24,20 @@ class EncoderDecoder(nn.Module):
         return self.decoder(self.encoder(x))
 
 
-def part_of(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The weights of `part`, "encoder." or "decoder.", by their names within it."""
-    return {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
+def parts_of(
+    weights: Mapping[str, Tensor], encoder: nn.Module, decoder: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights that are named as in `EncoderDecoder`, for the encoder and for the decoder, by their names within them.
+
+    A parameter that both use has one name in `EncoderDecoder`, its first, and goes to both.
+    """
+    joint = {id(parameter): name for name, parameter in EncoderDecoder(encoder, decoder).named_parameters()}
+
+    def part(network: nn.Module) -> dict[str, Tensor]:
+        names = {name: joint[id(parameter)] for name, parameter in network.named_parameters()}
+        return {name: weights[whole] for name, whole in names.items() if whole in weights}
+
+    return part(encoder), part(decoder)
 
 
 def beside_mask(x: Tensor, seen: Tensor) -> Tensor:

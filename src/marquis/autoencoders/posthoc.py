@@ -47,10 +47,9 @@ class PosteriorAutoencoder(BaseAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Networks with weights drawn from the posterior, one at a time."""
-        device = next(self.parameters()).device
         for _ in range(samples):
             drawn = self.posterior.sample(1, generator)
-            yield self.draw_at({name: value[0].to(device) for name, value in drawn.items()})
+            yield self.draw_at({name: value[0] for name, value in drawn.items()})
 
     def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Refused: there is nothing left to train.
