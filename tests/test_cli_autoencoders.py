@@ -317,7 +317,25 @@ def test_the_linearised_network_at_temperature_one(marquis, digits):
         assert code == 0, err
     assert (digits / "evaluation-linearised.json").is_file() and (digits / "ood-digits-linearised.png").is_file()
     assert marquis("train", "vae", "--data", "digits", "--out", "v", *ONE_EPOCH, "--limit", "40")[0] == 0
-    one_line(marquis("embed", "v", "digits", "--out", "v.csv", "--linearised"), "'vae'", "no posterior", "lae")
+    one_line(marquis("embed", "v", "digits", "--out", "v.csv", "--linearised"), "'vae'", "no Laplace posterior", "lae")
+
+
+def test_results_of_both_readings_lie_side_by_side_and_go_with_the_run(marquis, tmp_path):
+    words = ("--data", "digits", "--out", tmp_path / "r", *ONE_EPOCH, "--limit", "40")
+    assert marquis("train", "lae", *words)[0] == 0
+    few = ("digits", "--samples", "2", "--limit", "4")
+    for command, name in (("score", "scores"), ("embed", "codes")):
+        for more, ending in (((), ""), (("--linearised",), "-linearised")):
+            assert marquis(command, tmp_path / "r", *few, *more)[0] == 0
+            assert (tmp_path / "r" / f"{name}-digits{ending}.csv").is_file()
+    kept = [tmp_path / "r" / name for name in ("evaluation-notes.json", "thesis.txt")]
+    gone = [
+        tmp_path / "r" / name for name in ("evaluation.json", "evaluation-linearised.json", "ood-x-linearised.json")
+    ]
+    for path in (*kept, *gone):
+        path.write_text("{}")
+    assert marquis("train", "ae", *words, "--force")[0] == 0
+    assert all(path.is_file() for path in kept) and not any(path.exists() for path in gone)
 
 
 def test_impute_images(marquis, digits):

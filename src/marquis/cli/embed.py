@@ -36,7 +36,7 @@ def embed(
     from marquis.run import Run
 
     opened = Run.open(run)
-    out = beside_run(run, "codes", data) if out is None else out
+    out = beside_run(run, "codes", data, linear) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit)
     model = opened.model(linear=linear)

@@ -26,7 +26,7 @@ Split = Annotated[str | None, typer.Option(help="train, test or all.", show_defa
 Draws = Annotated[int, typer.Option(help="Draws of the model.")]
 Linear = Annotated[
     bool,
-    typer.Option("--linearised", help="Of the linearised network, at temperature 1 (lae and lae-posthoc only)."),
+    typer.Option("--linearised", help="By the linearised network: lae at temperature 1, lae-posthoc at its own."),
 ]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
 DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]

@@ -61,11 +61,14 @@ def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str 
         raise DataError(f"{path} is there already; --force overwrites it")
 
 
-def beside_run(run: Path, what: str, data: str) -> Path:
-    """Where results go if nobody says: `RUN/what-DATA.csv`, DATA the name of the data or of their file."""
+def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:
+    """Where results go if nobody says: `RUN/what-DATA.csv`, DATA the name of the data or of their file.
+
+    Those of the linearised network are other results, and go to `RUN/what-DATA-linearised.csv`.
+    """
     source = Path(data).expanduser()
     name = source.resolve().stem if source.exists() else data.replace("/", "-")
-    return run / f"{what}-{name}.csv"
+    return run / f"{what}-{name}{'-linearised' if linear else ''}.csv"
 
 
 def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:

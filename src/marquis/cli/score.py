@@ -51,7 +51,7 @@ def score(
     from marquis.run import Run
 
     opened = Run.open(run)
-    out = beside_run(run, "scores", data) if out is None else out
+    out = beside_run(run, "scores", data, linear) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")

@@ -158,11 +158,12 @@ class Run:
         """The finished model, in evaluation mode.
 
         Args:
-            linear: Its posterior at temperature 1, read through the linearised network; see `autoencoders.linearised`.
+            linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at temperature 1
+                if it trained with it, else at the one it was made at.
 
         Raises:
             DataError: Training is not over, or the file is damaged or another model's.
-            UnsupportedOperationError: `linear`, and the model is not a Laplacian autoencoder.
+            UnsupportedOperationError: `linear`, and the model has no Laplace posterior.
         """
         if not self.model_path.is_file():
             raise DataError(
@@ -176,7 +177,7 @@ class Run:
             return model
         if not isinstance(model, (LaplacianAutoencoder, PosteriorAutoencoder)):
             raise UnsupportedOperationError(
-                f"{self.path} is of kind {spec.kind!r}, which has no posterior to linearise; train lae or lae-posthoc"
+                f"{self.path} is of kind {spec.kind!r}, which has no Laplace posterior; train lae or lae-posthoc"
             )
         return linearised(model, 1.0 if isinstance(model, LaplacianAutoencoder) else None)
 
@@ -282,5 +283,6 @@ def _remove_run(path: Path) -> None:
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (MODEL, SUMMARY, METRICS, "report.html"):
         (path / name).unlink(missing_ok=True)
-    for stale in (*path.glob("evaluation.*"), *path.glob("ood-*.*")):  # what `marquis evaluate` said about it
-        stale.unlink(missing_ok=True)
+    for pattern in ("evaluation.*", "evaluation-linearised.*", "ood-*.*"):  # what `marquis evaluate` said about it
+        for stale in path.glob(pattern):
+            stale.unlink(missing_ok=True)
