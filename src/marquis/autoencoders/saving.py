@@ -41,7 +41,8 @@ def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) 
     wanted = PosteriorAutoencoder if kind.posthoc else kind.model
     if type(model) is not wanted:
         raise ModelMismatchError(
-            f"a {spec.kind!r} is a {wanted.__name__}, this is a {type(model).__name__}; describe it by its own kind."
+            f"a {spec.kind!r} is a {wanted.__name__}, this is a {type(model).__name__}; describe it by its own kind, "
+            "or save the model that it was made of."
         )
     described, tensors = _pack_spec(spec)
     extra, more = _pack_extra(model)

@@ -177,7 +177,8 @@ class Run:
             return model
         if not isinstance(model, (LaplacianAutoencoder, PosteriorAutoencoder)):
             raise UnsupportedOperationError(
-                f"{self.path} is of kind {spec.kind!r}, which has no Laplace posterior; train lae or lae-posthoc"
+                f"{self.path} is of kind {spec.kind!r}, which has no Laplace posterior to linearise; train lae or "
+                "lae-posthoc"
             )
         return linearised(model, 1.0 if isinstance(model, LaplacianAutoencoder) else None)
 
