@@ -2,70 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
-from torch.utils._pytree import tree_map
+from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
+from marquis.autoencoders.tangent import Tangent, Weights
 from marquis.curvature.call import laid_out_like
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.predictive.function import plain_attention
-
-Weights = dict[str, Tensor]
-NO_TANGENT = ("forward AD", "jvp", "functorch", "data pointer")
-"""What torch says of operations that have no forward-mode derivative, the last of those that leave torch."""
 
 
 class LinearisedAutoencoder(PosteriorAutoencoder):
-    """A posterior read through the linearised network, see `linearised`; everything else as `PosteriorAutoencoder`."""
+    """A posterior read through the linearised network, see `linearised`; everything else as `PosteriorAutoencoder`.
+
+    It has no file of its own: save the model that it was made of.
+    """
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Linear functions of weights drawn from the posterior, one at a time."""
+        at = {name: self.get_parameter(name).detach() for name in self.posterior.mean}
+        tangent = Tangent(at, samples)
         for _ in range(samples):
             moved = self.posterior.deviations_from(self.posterior.noise(1, generator))
-            yield self._along({name: value[0] for name, value in moved.items()})
+            step = {name: laid_out_like(value[0].to(at[name]), at[name]) for name, value in moved.items()}
+            yield self._along(tangent, step)
 
-    def _along(self, deviation: Mapping[str, Tensor]) -> Draw:
-        """Encoder and decoder, and both together, to first order in a deviation from the mean."""
-        at = {name: self.get_parameter(name).detach() for name in deviation}
-        step = {name: laid_out_like(value.to(at[name]), at[name]) for name, value in deviation.items()}
-
-        def code(weights: Weights, x: Tensor) -> Tensor:
-            return _call(self.encoder, parts_of(weights, self.encoder, self.decoder)[0], x)
-
-        def image(weights: Weights, z: Tensor) -> Tensor:
-            return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
-
-        def both(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = code(weights, x)
-            return z, image(weights, z)
-
-        def along(function: Callable[[Weights, Tensor], Any], x: Tensor) -> Any:
-            try:
-                with plain_attention():
-                    value, change, *_ = jvp(lambda weights: function(weights, x), (at,), (step,))
-            except (NotImplementedError, RuntimeError) as error:
-                if not any(word in str(error) for word in NO_TANGENT):
-                    raise
-                said = str(error).splitlines()[0].rstrip(".")
-                raise UnsupportedOperationError(
-                    f"the network has an operation without a forward-mode derivative: {said}. "
-                    "Read the posterior by networks drawn, without `linearised`."
-                ) from error
-            return tree_map(torch.add, value, change)
+    def _along(self, tangent: Tangent, step: Weights) -> Draw:
+        """Encoder and decoder, and both together, to first order in a step from the mean."""
 
         def reconstruct(x: Tensor) -> tuple[Tensor, Output]:
-            z, f = along(both, x)
+            z, f = tangent.along(self._both, x, step)
             return z, self.output(f)
 
-        return Draw(lambda x: along(code, x), lambda z: self.output(along(image, z)), reconstruct)
+        return Draw(
+            lambda x: tangent.along(self._code, x, step),
+            lambda z: self.output(tangent.along(self._image, z, step)),
+            reconstruct,
+        )
+
+    def _code(self, weights: Weights, x: Tensor) -> Tensor:
+        return _call(self.encoder, parts_of(weights, self.encoder, self.decoder)[0], x)
+
+    def _image(self, weights: Weights, z: Tensor) -> Tensor:
+        return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
+
+    def _both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self._code(weights, x)
+        return z, self._image(weights, z)
 
 
 def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
@@ -81,12 +70,13 @@ def linearised(
 
     A draw is `f(x; μ) + J (θ - μ)` instead of `f(x; θ)`; for the code likewise, with the encoder's part of J. Answers
     are Gaussian with the covariance `J Σ J^T`, however wide the posterior is. Far from the mean weights the curvature
-    says nothing about the network, and networks drawn there are bad for all data; the linear ones are not. So this is
-    how to read a posterior that was trained cold at temperature 1, that of the Laplace approximation.
+    says nothing about the network, and networks drawn there may be bad for all data; linear draws are as far from the
+    mean answer as that covariance says, and no further. So this is how to read a posterior that was trained cold at
+    temperature 1, that of the Laplace approximation.
 
     Outputs are linearised before the likelihood's link, so that a Bernoulli's answers are probabilities. Codes given to
-    `decode` are kept, and the decoder's weights move. Cost: one forward-mode pass per draw, some three passes of the
-    network.
+    `decode` are kept, and the decoder's weights move. Cost: some three passes of the network per draw; of 20 draws or
+    more, one or two, as the linear map is traced once per batch, in memory of a backward pass.
 
     Args:
         model: Trained, with a posterior over its weights; copied.

@@ -84,7 +84,7 @@ SETTINGS = {
                 models=(*OTHERS, PAPER_CODE, FACTORED, *TANGENTS),
                 ablation=replace(FASHION, images=5_000, epochs=10),
             ),
-            Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 1, models=(*OTHERS, *TANGENTS[:2])),
+            Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 1, models=(*OTHERS, DEFAULT_TANGENT)),
         )
     ),
     "full": Settings(
@@ -103,7 +103,7 @@ SETTINGS = {
                 models=(*MODELS, WARM, FACTORED, *TANGENTS),
                 ablation=FASHION,
             ),
-            Training(TASK_RECIPES["full"], ("kmnist", "fashion-mnist"), 5, models=(*MODELS, *TANGENTS[:2])),
+            Training(TASK_RECIPES["full"], ("kmnist", "fashion-mnist"), 5, models=(*MODELS, DEFAULT_TANGENT)),
         ),
         Sizes(5000, 1000, ablation_samples=100, layer_samples=100, layer_rows=1000),
     ),

@@ -20,7 +20,7 @@ from marquis.experiments.ood_readings import TOGETHER, read_as, trained_as
 from marquis.experiments.shared_autoencoders import Images, Recipe, model
 from marquis.tasks import ood
 
-DISSECTED = ("online-sketched", "online-sketched-paper-code")
+DISSECTED = ("online-sketched",)
 """Models whose layers are looked at one by one."""
 SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""

@@ -1,0 +1,98 @@
+"""Many steps along a network's tangent: traced once or differentiated each time, it is the same map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autoencoder_models import EXACT, data, generator
+from torch import nn
+from torch.func import functional_call
+
+from marquis.autoencoders import ModelSpec, fit_posthoc, linearised
+from marquis.autoencoders.tangent import WORTH_TRACING, Tangent
+from marquis.errors import UnsupportedOperationError
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.MaxPool2d(2), nn.Upsample(scale_factor=2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 5)).double().eval()
+
+
+def function_of(model):
+    return lambda weights, x: functional_call(model, weights, (x,))
+
+
+def steps(at, count):
+    source = generator(1)
+    draw = {"dtype": torch.float64, "generator": source}
+    return [{name: torch.randn(value.shape, **draw) for name, value in at.items()} for _ in range(count)]
+
+
+class TestTracing:
+    def test_the_same_map(self):
+        model = network()
+        at = {name: value.detach() for name, value in model.named_parameters()}
+        function, x, traced, plain = function_of(model), data(4), Tangent(at, WORTH_TRACING), Tangent(at, 1)
+        for step in steps(at, 3):
+            torch.testing.assert_close(traced.along(function, x, step), plain.along(function, x, step), **EXACT)
+        assert traced._traced is not None and plain._traced is None
+        linear = traced._traced
+        traced.along(function, x, step)
+        assert traced._traced is linear  # once for all steps
+        other = data(4, seed=7)
+        torch.testing.assert_close(traced.along(function, other, step), plain.along(function, other, step), **EXACT)
+        assert traced._traced is not linear
+
+    def test_what_cannot_be_traced_is_differentiated(self):
+        def bent(weights, x):
+            y = x.flatten(1) @ weights["w"]
+            return y if float(y.sum()) > 0 else 2 * y  # looks at a value, which no trace can keep
+
+        at = {"w": torch.ones(16, 2, dtype=torch.float64)}
+        tangent, x = Tangent(at, WORTH_TRACING), data(3)
+        for step in steps(at, 2):
+            torch.testing.assert_close(tangent.along(bent, x, step), x.flatten(1) @ (at["w"] + step["w"]), **EXACT)
+        assert not tangent._tracing
+
+    def test_several_outputs(self):
+        at = {"w": torch.ones(16, 2, dtype=torch.float64)}
+        (step,), x = steps(at, 1), data(3)
+
+        def two(weights, x):
+            y = x.flatten(1) @ weights["w"]
+            return y, y.square()
+
+        y = x.flatten(1) @ at["w"]
+        change = x.flatten(1) @ step["w"]
+        for tangent in (Tangent(at, 1), Tangent(at, WORTH_TRACING)):
+            found = tangent.along(two, x, step)
+            torch.testing.assert_close(found, (y + change, y.square() + 2 * y * change), **EXACT)
+
+
+@pytest.mark.parametrize("method", ["encode", "reconstruct"])
+def test_few_draws_and_many_are_of_the_same_distribution(method):
+    spec = ModelSpec("ae", (1, 8, 8), 2, width=0.25)
+    plain = spec.build(0).double()
+    x = torch.rand(40, 1, 8, 8, dtype=torch.float64, generator=generator())
+    model = linearised(fit_posthoc(plain, [x], progress=False))
+    many = getattr(model, method)(x[:3], WORTH_TRACING, generator=generator(2), keep=True)
+    few = getattr(model, method)(x[:3], 2, generator=generator(2), keep=True)
+    torch.testing.assert_close(many.samples[:2], few.samples, **EXACT)
+    assert model(x).grad_fn is not None and not many.samples.requires_grad
+
+
+def test_refused_with_many_draws_as_with_few():
+    class NoTangent(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    at = {"w": torch.ones(16, 2, dtype=torch.float64)}
+    for count in (1, WORTH_TRACING):
+        with pytest.raises(UnsupportedOperationError, match="forward-mode derivative"):
+            Tangent(at, count).along(lambda w, x: NoTangent.apply(x.flatten(1) @ w["w"]), data(3), at)
