@@ -55,6 +55,21 @@ class TestTracing:
             torch.testing.assert_close(tangent.along(bent, x, step), x.flatten(1) @ (at["w"] + step["w"]), **EXACT)
         assert not tangent._tracing
 
+    def test_a_trace_that_lost_something_is_not_used(self, monkeypatch):
+        at = {"w": torch.ones(16, 2, dtype=torch.float64)}
+        function = lambda weights, x: x.flatten(1) @ weights["w"]  # noqa: E731
+        lossy = lambda whole, at: linearize(lambda w: whole({"w": w["w"].detach()}) + 0.99 * (whole(w) - whole(at)), at)  # noqa: E731
+        (first, second), x = steps(at, 2), data(3)
+        for faulty in (False, True):
+            with monkeypatch.context() as patched:
+                if faulty:
+                    patched.setattr(tangents, "linearize", lossy)
+                tangent = Tangent(at, WORTH_TRACING)
+                for step in (first, second):
+                    expected = x.flatten(1) @ (at["w"] + step["w"])
+                    torch.testing.assert_close(tangent.along(function, x, step), expected, **EXACT)
+                assert (tangent._traced is None) == faulty
+
     def test_several_outputs(self):
         at = {"w": torch.ones(16, 2, dtype=torch.float64)}
         (step,), x = steps(at, 1), data(3)

@@ -31,7 +31,8 @@ STYLES = {
 
 def draw_curves(path: Path, rows: list[dict[str, Any]], labels: Mapping[str, str]) -> None:
     """One panel for each variance, one curve for each model that has it; the first training."""
-    picture = Picture(2, 2, 4.2, 3.8)
+    entries = len({row["key"] for row in rows if row["key"] in STYLES})
+    picture = Picture(2, 2, 4.2, 3.8 + 0.16 * entries)
     for axis, (score, title) in zip(picture.axes, PANELS.items(), strict=True):
         for row in rows:
             if row["seed"] == 0 and not row["failed"] and score in row["roc"] and row["key"] in STYLES:
@@ -41,7 +42,7 @@ def draw_curves(path: Path, rows: list[dict[str, Any]], labels: Mapping[str, str
         axis.plot([0, 1], [0, 1], color="#bbbbbb", lw=0.8)
         axis.set(title=title, xlabel="inside flagged", ylabel="outside flagged", xlim=(0, 1), ylim=(0, 1))
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=7, loc="lower right")
+            axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False)
     picture.save(path)
 
 
