@@ -158,8 +158,8 @@ class Run:
         """The finished model, in evaluation mode.
 
         Args:
-            linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at temperature 1
-                if it trained with it, else at the one it was made at.
+            linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at the effective
+                temperature 1, that of the Laplace approximation, if it trained with it, else at the one it was made at.
 
         Raises:
             DataError: Training is not over, or the file is damaged or another model's.
@@ -180,7 +180,11 @@ class Run:
                 f"{self.path} is of kind {spec.kind!r}, which has no Laplace posterior to linearise; train lae or "
                 "lae-posthoc"
             )
-        return linearised(model, 1.0 if isinstance(model, LaplacianAutoencoder) else None)
+        if isinstance(model, PosteriorAutoencoder):
+            return linearised(model)
+        online = model.online
+        assert online is not None
+        return linearised(model, online.settings.temperature / online.temperature)
 
     def rows_of_training(self) -> list[Row]:
         """The rows of `metrics.csv`, one per epoch."""
