@@ -76,11 +76,13 @@ def linearised(
 
     Outputs are linearised before the likelihood's link, so that a Bernoulli's answers are probabilities. Codes given to
     `decode` are kept, and the decoder's weights move. Cost: some three passes of the network per draw; of 20 draws or
-    more, one or two, as the linear map is traced once per batch, in memory of a backward pass.
+    more about two, as the linear map is traced once per batch, in memory of a backward pass.
 
     Args:
         model: Trained, with a posterior over its weights; copied.
-        temperature: Of what is read; by default that of the model.
+        temperature: T of what is read, as in `LaplacianAutoencoder.posterior`; by default that of the model. That of
+            the Laplace posterior is the one at which the effective temperature is 1: T = 1 for the default settings,
+            some 500 for the preset "paper-code".
 
     Raises:
         UnsupportedOperationError: The model has no Laplace posterior over its weights.
