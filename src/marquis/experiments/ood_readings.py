@@ -10,7 +10,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 FACTORED = "online-kronecker-temperature-0.1"
 READ_WARMER, TANGENT = f"{FACTORED}-read-at-1", f"{FACTORED}-linearised"
 JOINED, JOINED_TANGENTS = f"{FACTORED}-together", f"{TANGENT}-together"
-DEFAULT_TANGENT, POSTHOC_TANGENT = "online-sketched-linearised", "posthoc-sketched-linearised"
+DEFAULT_TANGENT, POSTHOC_TANGENT = "online-sketched-linearised", "posthoc-kronecker-linearised"
 
 
 class Reading(NamedTuple):
@@ -29,7 +29,7 @@ READINGS = {
     READ_WARMER: Reading(FACTORED, False),
     TANGENT: Reading(FACTORED, True),
     DEFAULT_TANGENT: Reading("online-sketched", True),
-    POSTHOC_TANGENT: Reading("posthoc-sketched", True),
+    POSTHOC_TANGENT: Reading("posthoc-kronecker", True),
 }
 TOGETHER = {JOINED: (FACTORED, 3), JOINED_TANGENTS: (TANGENT, 3)}
 """Key to that of the single row and how many trainings, with the first seeds."""

@@ -22,7 +22,7 @@ LABELS = {
     "online-kronecker-temperature-0.1": "LAE online, Kronecker, temperature 0.1",
     "online-kronecker-temperature-0.1-read-at-1": "LAE online, Kronecker, temperature 0.1, read at 1",
     "online-kronecker-temperature-0.1-together": "LAE online, Kronecker, three trainings together",
-    "posthoc-sketched-linearised": "LAE post-hoc, diagonal, linearised",
+    "posthoc-kronecker-linearised": "LAE post-hoc, Kronecker, linearised",
     "online-sketched-linearised": "LAE online, default, linearised at 1",
     "online-kronecker-temperature-0.1-linearised": "LAE online, Kronecker, temperature 0.1, linearised at 1",
     "online-kronecker-temperature-0.1-linearised-together": "LAE online, Kronecker, linearised, three together",
