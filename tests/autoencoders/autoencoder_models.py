@@ -23,6 +23,22 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SHAPE, LATENT = (1, 4, 4), 2
 
 
+class NoTangent(torch.autograd.Function):
+    """Twice its input, without a forward-mode derivative."""
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
 def networks(seed=0, dtype=torch.float64):
     encoder, decoder = for_data(SHAPE, LATENT, 0.25, seed=seed)
     return encoder.to(dtype), decoder.to(dtype)

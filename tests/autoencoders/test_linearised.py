@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from autoencoder_models import EXACT, data, generator, make, networks, posthoc
+from autoencoder_models import EXACT, NoTangent, data, generator, make, networks, posthoc
 from torch import nn
 from torch.func import functional_call, jacrev
 
@@ -216,20 +216,6 @@ def test_a_network_that_writes_to_its_buffers():
     a, b = (model.reconstruct(data(), 2, generator=generator()) for model in (plain, counting))
     torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=0)
     assert a.variance.any() and counting.decoder[-1].calls == 0
-
-
-class NoTangent(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return 2 * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 
 
 class Doubled(nn.Module):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from autoencoder_models import EXACT, data, generator
+from autoencoder_models import EXACT, NoTangent, data, generator
 from torch import nn
 from torch.func import functional_call, linearize
 from torch.utils.checkpoint import checkpoint
@@ -104,15 +104,6 @@ def test_few_draws_and_many_are_of_the_same_distribution(method):
 
 
 def test_refused_with_many_draws_as_with_few():
-    class NoTangent(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return 2 * x
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
     def outside_of_torch(y):
         return torch.from_numpy(2 * y.detach().numpy())
 
