@@ -47,6 +47,8 @@ CLOUDED = (
 QUICK = tuple(key for key in MODELS if "temperature" not in key)
 OFTEN = (PIXELS, "ae", CONTROL, DEFAULT, *TEMPERATURES, "online-sketched-paper-code")
 """Rows that the claim is about: trainings of the same model differ by more than these models do."""
+ONCE = ("online-sketched-paper",)
+"""Rows that are at chance in every training: one shows it."""
 LABELS_SEED, DRAWS_SEED, CLOUDS_SEED = 1000, 2000, 3000
 
 
@@ -57,7 +59,7 @@ class Settings:
     Attributes:
         recipe: Of the models.
         seeds: Of models, labels and draws, for the rows `OFTEN`.
-        other_seeds: For the other rows.
+        other_seeds: For the other rows, except `ONCE`.
         first: First of the training rows that give labelled and evaluated images.
         held: How many.
         per_class: Numbers of labels per class.
@@ -127,12 +129,12 @@ def names(settings: Settings) -> list[str]:
 
 def jobs(settings: Settings) -> list[tuple[str, int]]:
     """Rows and their seeds."""
-    return [
-        (name, seed)
-        for seed in range(max(settings.seeds, settings.other_seeds))
-        for name in names(settings)
-        if seed < (settings.seeds if name in OFTEN else settings.other_seeds)
-    ]
+
+    def seeds(name: str) -> int:
+        return 1 if name in ONCE else settings.seeds if name in OFTEN else settings.other_seeds
+
+    last = max(settings.seeds, settings.other_seeds)
+    return [(name, seed) for seed in range(last) for name in names(settings) if seed < seeds(name)]
 
 
 def held_out(settings: Settings, data_dir: str | Path | None) -> Data:

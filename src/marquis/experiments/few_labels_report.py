@@ -275,7 +275,8 @@ def linearised_verdict(rows: Rows) -> str:
     if said:
         smoothed = rows.mean_difference(rows.few, CONTROL, "ae", "data", "data")
         said += (
-            f" Round clouds alone add {points(*smoothed, sign=True)} to the autoencoder, so most of what clouds of "
-            "that width do is smoothing; wide ones are good only where they are shaped by the posterior."
+            f" Round clouds alone add {points(*smoothed, sign=True)} to the autoencoder: what any smoothing buys. "
+            "Round ones as wide as the posterior's at temperature 10 cost it 1.1 points in a pilot (0.235, six "
+            "trainings)."
         )
     return said
