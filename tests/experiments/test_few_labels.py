@@ -20,7 +20,7 @@ from marquis.autoencoders import (
 from marquis.data import load
 from marquis.errors import DataError
 from marquis.experiments import few_labels, few_labels_report
-from marquis.experiments.few_labels import SETTINGS, codes_of, held_out, measured, width
+from marquis.experiments.few_labels import SETTINGS, codes_of, codes_of_row, held_out, measured, width
 from marquis.experiments.few_labels_rows import (
     CONTROL,
     CONTROL_WIDTH,
@@ -72,7 +72,7 @@ def learnt() -> LaplacianAutoencoder:
 
 def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_code():
     own = learnt()
-    one, ten = (codes_of(own, images(), 9, 0, name=name) for name in TEMPERATURES)
+    one, ten = (codes_of_row(name, own, images(), 9, 0) for name in TEMPERATURES)
     for codes, means in (one, ten):
         assert codes.shape == (9, 12, 2) and means is not None
         assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
@@ -85,7 +85,7 @@ def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_co
 
 def test_the_control_is_round_and_as_wide_as_it_says():
     plain = Autoencoder(*pair())
-    codes, means = codes_of(plain, images(400), 50, 0, name=CONTROL)
+    codes, means = codes_of_row(CONTROL, plain, images(400), 50, 0)
     assert means is not None and torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
     assert width(codes, means) == pytest.approx(CONTROL_WIDTH, rel=0.02)
     spread = (codes - means).std((0, 1))

@@ -20,7 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import EnsembleAutoencoder, LaplacianAutoencoder, VariationalAutoencoder, linearised
+from marquis.autoencoders import (
+    EnsembleAutoencoder,
+    LaplacianAutoencoder,
+    LinearisedAutoencoder,
+    VariationalAutoencoder,
+    linearised,
+)
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
@@ -169,7 +175,7 @@ def one_row(
         outcome = model(shared, key, seed, settings.recipe, images, say)
         if outcome.model is None:
             return {"failed": outcome.failed}
-        found = measured(*codes_of(outcome.model, held.x, settings.copies, seed, name=name), held, settings, seed)
+        found = measured(*codes_of_row(name, outcome.model, held.x, settings.copies, seed), held, settings, seed)
         return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
 
     row = cell(folder, *_row_cell(settings, name, seed), compute)
@@ -222,30 +228,37 @@ def _say_row(folder: Path, shared: Path, settings: Settings, data_dir: str | Pat
     return said(one_row(folder, shared, settings, images, held, name, seed, lambda text: None))
 
 
+def codes_of_row(
+    name: str, trained: BaseAutoencoder, x: Tensor, copies: int, seed: int
+) -> tuple[Tensor, Tensor | None]:
+    """As `codes_of`, of the model that was trained for a row, as the row uses it."""
+    if name == CONTROL:
+        means = mean_codes(trained, x)
+        source = torch.Generator().manual_seed(DRAWS_SEED + seed)
+        return means + CONTROL_WIDTH * round_clouds(means, copies, source), means
+    if name in TEMPERATURES:
+        assert isinstance(trained, LaplacianAutoencoder)
+        trained = linearised(trained, TEMPERATURES[name])
+    return codes_of(trained, x, copies, seed)
+
+
 def codes_of(
-    own: BaseAutoencoder, x: Tensor, copies: int, seed: int, batch: int | None = None, name: str = ""
+    own: BaseAutoencoder, x: Tensor, copies: int, seed: int, batch: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Copies `[S, n, K]`, and the mean codes where they are not the mean of the copies.
 
     The members of an ensemble do not share a code: their codes are put side by side, one copy of `[n, 5 K]`. A
-    variational autoencoder knows its mean exactly, and so do the linearised rows and the control, by their `name`. All
-    images are one batch unless `batch` is given, because weights are drawn again for every batch, which costs as much
-    as a thousand images of the dense network.
+    variational and a linearised autoencoder know their means exactly. All images are one batch unless `batch` is given,
+    because weights are drawn again for every batch, which costs as much as a thousand images of the dense network.
     """
     source = torch.Generator().manual_seed(DRAWS_SEED + seed)
     options: dict[str, Any] = {"generator": source, "batch_size": batch or len(x), "progress": False}
-    if name == CONTROL:
-        means = mean_codes(own, x)
-        return means + CONTROL_WIDTH * round_clouds(means, copies, source), means
-    if name in TEMPERATURES:
-        assert isinstance(own, LaplacianAutoencoder)
-        straight = linearised(own, TEMPERATURES[name])
-        return embed(straight, x, copies, copies=True, **options), mean_codes(own, x)
     codes = embed(own, x, copies, copies=True, **options)
     if isinstance(own, EnsembleAutoencoder):
         return codes.transpose(0, 1).flatten(1)[None], None
-    means = embed(own, x, 1, **options) if isinstance(own, VariationalAutoencoder) else None
-    return codes, means
+    if isinstance(own, LinearisedAutoencoder):
+        return codes, mean_codes(own, x)
+    return codes, embed(own, x, 1, **options) if isinstance(own, VariationalAutoencoder) else None
 
 
 def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:
