@@ -535,7 +535,7 @@ def test_memory_is_that_of_a_plain_step_and_linear_in_the_pixels() -> None:
     params = dict(model.named_parameters())
     network = network_of(model, torch.randn(2, 3, 16, 16))
     peaks = {}
-    for size in (64, 128):
+    for size in (128, 256):  # torch's own convolutions take more per pixel from 96 or so on, by the machine
         x = torch.randn(1, 3, size, size)
 
         def plain(x: Tensor = x) -> None:
@@ -549,7 +549,7 @@ def test_memory_is_that_of_a_plain_step_and_linear_in_the_pixels() -> None:
         ours(), plain()
         peaks[size] = peak_bytes(ours)
         assert peaks[size] <= 2.2 * peak_bytes(plain)
-    assert peaks[128] <= 4.2 * peaks[64]
+    assert peaks[256] <= 4.2 * peaks[128]
 
 
 def test_float32_stays_and_nothing_is_left_behind() -> None:
