@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from marquis.autoencoders import LaplacianAutoencoder, for_data, linearised
+from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, build, for_data, linearised
 from marquis.experiments import ood, ood_readings, ood_rows
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_pictures import STYLES
 from marquis.experiments.ood_report import _each_training
 from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
+from marquis.experiments.ood_scores import keep, kept
 from marquis.experiments.ood_tables import COLUMNS, LABELS, PAPER, score_name, values
 from marquis.experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
-from marquis.tasks.ood import OodResult, scores
+from marquis.tasks.ood import OodResult, evaluate, scores
 from marquis.tasks.ranking import auroc
 
 
@@ -212,14 +213,52 @@ def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
     groups = ood.jobs(training)
-    assert [[job.key for job in group] for group in groups] == [[key, joined]] + [[key]] * (count - 1)
+    assert [[job.key for job in group] for group in groups] == [[key]] * count + [[joined]]
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 4)
-    row = one_row(place, sizes, groups[0][1])
+    row = one_row(place, sizes, groups[-1][0])
     assert len(list(place.shared.glob("*.safetensors"))) == count and row["draws"] == 4 * count
-    singly = [one_row(place, sizes, group[0]) for group in groups]
+    singly = [one_row(place, sizes, group[0]) for group in groups[:-1]]
     assert row["error"] == pytest.approx(sum(one["error"] for one in singly) / count, rel=1e-6)
     assert row["error"] not in [one["error"] for one in singly]
     assert len(list(place.shared.glob("*.safetensors"))) == count  # nothing was trained twice
+
+
+def test_trainings_together_are_judged_by_kept_scores_and_asked_again_only_without_them(tmp_path, monkeypatch):
+    joined, (key, count) = ood.JOINED_TANGENTS, ood_readings.TOGETHER[ood.JOINED_TANGENTS]
+    tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
+    training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
+    *single, (together,) = ood.jobs(training)
+    place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 4)
+    for (job,) in single:
+        one_row(place, sizes, job)
+    asked = []
+
+    def counting(*arguments, **options):
+        asked.append(arguments)
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(ood_rows.ood, "evaluate", counting)
+    row = one_row(place, sizes, together)
+    assert not asked
+    (place.folder / f"{together.name}.json").unlink()
+    (lost,) = single[1]
+    (place.folder / f"{lost.name}.safetensors").write_bytes(b"cut short")
+    again = one_row(place, sizes, together)
+    assert len(asked) == 1 and again["table"] == row["table"]
+
+
+def test_scores_are_kept_with_what_they_depend_on(tmp_path):
+    plain = Autoencoder(*build((1, 8, 8), 2, width=0.25))
+    x = torch.rand(12, 1, 8, 8)
+    found = evaluate(plain, x[:4], x[4:8], x[8:], progress=False)
+    keep(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)}, found)
+    same = kept(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)})
+    assert same is not None and same.table == found.table and same.draws == found.draws
+    for part in ("inside", "outside", "train"):
+        ours, theirs = getattr(same, part), getattr(found, part)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert kept(tmp_path / "new", "row", {"seed": 2, "layers": (2, 3)}) is None
+    assert kept(tmp_path / "new", "other", {"seed": 1, "layers": (2, 3)}) is None
 
 
 def test_an_error_in_one_process_is_raised_here():

@@ -15,6 +15,8 @@ from typing import Any
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.cells import timed_from_now, write_json
 from marquis.experiments.ood_readings import (
+    BOTH,
+    BOTH_TANGENTS,
     DEFAULT_TANGENT,
     FACTORED,
     JOINED,
@@ -80,7 +82,7 @@ SETTINGS = {
         (
             Training(
                 *(FASHION, ("mnist",), 2, ("ae", "online-sketched", FACTORED, TANGENT)),
-                models=(*OTHERS, PAPER_CODE, FACTORED, POSTHOC_TANGENT, TANGENT),
+                models=(*OTHERS, PAPER_CODE, FACTORED, POSTHOC_TANGENT, TANGENT, BOTH, BOTH_TANGENTS),
                 ablation=replace(FASHION, images=5_000, epochs=10),
             ),
             Training(TASK_RECIPES["default"], ("kmnist", "fashion-mnist"), 1, models=(*OTHERS, DEFAULT_TANGENT)),
@@ -136,7 +138,10 @@ def run(
 
 
 def jobs(training: Training) -> list[list[Job]]:
-    """The rows of each trained model: all models with one seed first, the ablation last."""
+    """The rows of each trained model: all models with one seed first, then the ablation.
+
+    Rows of several trainings together come last, so that nobody else is at these trainings any more.
+    """
     wanted = [
         (training.part, training.recipe, key, seed)
         for seed in range(training.seeds)
@@ -154,5 +159,5 @@ def jobs(training: Training) -> list[list[Job]]:
         wanted += [("network", other, "online-sketched", 0) for other in others]
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in (Job(*one, outside) for one in wanted for outside in training.outside):
-        groups.setdefault((job.part, job.recipe, job.trained_as, job.seed), []).append(job)
-    return list(groups.values())
+        groups.setdefault((job.part, job.recipe, job.trained_as, job.seed, len(job.singles)), []).append(job)
+    return sorted(groups.values(), key=lambda group: len(group[0].singles))

@@ -20,10 +20,12 @@ STYLES = {
     "online-kronecker-temperature-0.1": ("#c2185b", "-"),
     "online-kronecker-temperature-0.1-read-at-1": ("#c2185b", ":"),
     "online-kronecker-temperature-0.1-together": ("#5e0b2d", "-"),
+    "online-kronecker-temperature-0.1-both": ("#5e0b2d", "-"),
     "posthoc-kronecker-linearised": (ORANGE, "--"),
     "online-sketched-linearised": (BLUE, ":"),
     "online-kronecker-temperature-0.1-linearised": ("#e91e63", "-."),
     "online-kronecker-temperature-0.1-linearised-together": ("#5e0b2d", "--"),
+    "online-kronecker-temperature-0.1-linearised-both": ("#5e0b2d", "--"),
     "online-sketched-paper-code": (GREEN, "-"),
     "online-sketched-paper": ("black", ":"),
 }

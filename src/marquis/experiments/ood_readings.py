@@ -10,6 +10,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 FACTORED = "online-kronecker-temperature-0.1"
 READ_WARMER, TANGENT = f"{FACTORED}-read-at-1", f"{FACTORED}-linearised"
 JOINED, JOINED_TANGENTS = f"{FACTORED}-together", f"{TANGENT}-together"
+BOTH, BOTH_TANGENTS = f"{FACTORED}-both", f"{TANGENT}-both"
 DEFAULT_TANGENT, POSTHOC_TANGENT = "online-sketched-linearised", "posthoc-kronecker-linearised"
 
 
@@ -31,7 +32,7 @@ READINGS = {
     DEFAULT_TANGENT: Reading("online-sketched", True),
     POSTHOC_TANGENT: Reading("posthoc-kronecker", True),
 }
-TOGETHER = {JOINED: (FACTORED, 3), JOINED_TANGENTS: (TANGENT, 3)}
+TOGETHER = {JOINED: (FACTORED, 3), JOINED_TANGENTS: (TANGENT, 3), BOTH: (FACTORED, 2), BOTH_TANGENTS: (TANGENT, 2)}
 """Key to that of the single row and how many trainings, with the first seeds."""
 
 

@@ -45,7 +45,8 @@ def write_report(folder: Path, results: dict[str, Any]) -> Path:
         "Fashion pair with its AUROCs in sight, and so were Kronecker factors at temperature 0.1, by half a training "
         "of seed 0, and at the full size the further epochs and that the posterior is also read at temperature 1, "
         "where the AUROCs of one training at several temperatures had been seen; likewise that three trainings are "
-        "judged together. That posteriors are also read through the network's tangent was decided after the AUROCs of "
+        "judged together (that both of the default size are was decided by that, before it was tried there). "
+        "That posteriors are also read through the network's tangent was decided after the AUROCs of "
         "the three long trainings at temperatures from 0 to 100 had been seen; 1 was kept because it is the Laplace "
         "posterior's, where 3 to 5 would have been better. The pairs with MNIST inside were not looked at before."
     )

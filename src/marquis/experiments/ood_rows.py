@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from marquis.autoencoders import LaplacianAutoencoder
+from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import load as load_data
 from marquis.experiments.cells import cell, stored
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_readings import TOGETHER, read_as, trained_as
+from marquis.experiments.ood_scores import keep, kept
 from marquis.experiments.shared_autoencoders import Images, Recipe, model
 from marquis.tasks import ood
 
@@ -26,6 +28,8 @@ SHUFFLED = "shuffled"
 """Outside data for machines without other data: the inside's test images, the pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
 POINTS, BINS = 60, 40
+BATCH = 512
+"""Images at a time: every batch draws the networks anew, which for Kronecker factors costs as much as 100 images."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,12 @@ class Job:
         return trained_as(self.key)
 
     @property
-    def seeds(self) -> Sequence[int]:
-        """Of the trainings that the row is about."""
-        return range(TOGETHER[self.key][1]) if self.key in TOGETHER else (self.seed,)
+    def singles(self) -> Sequence[Job]:
+        """The rows of the single trainings that this one is about: itself, unless it is of several together."""
+        if self.key not in TOGETHER:
+            return [self]
+        key, trainings = TOGETHER[self.key]
+        return [replace(self, key=key, seed=seed) for seed in range(trainings)]
 
     @property
     def dissected(self) -> bool:
@@ -120,30 +127,57 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
     """One model against one set from outside, from the folder if it is there."""
 
     def compute() -> dict[str, Any]:
+        if len(job.singles) > 1:
+            return _joined(place, sizes, job.singles, say)
         images = _images(job.recipe, place.data_dir)
-        outcomes = [model(place.shared, job.trained_as, seed, job.recipe, images, say) for seed in job.seeds]
-        failed = [outcome.failed for outcome in outcomes if outcome.model is None]
-        trained = {"train_seconds": sum(one.cpu_seconds for one in outcomes), "failed": failed[0] if failed else None}
-        if failed:
+        outcome = model(place.shared, job.trained_as, job.seed, job.recipe, images, say)
+        trained = {"train_seconds": outcome.cpu_seconds, "failed": outcome.failed}
+        if outcome.model is None:
             return trained
         before = time.process_time()
-        inside = images.test[: sizes.rows].x
-        outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
-        typical = images.train[: sizes.train].x
-        judged = [read_as(outcome.require(), job.key) for outcome in outcomes]
-        generators = [torch.Generator().manual_seed(seed) for seed in job.seeds]
-        single = [
-            ood.evaluate(one, inside, outside, typical, job.samples(sizes), generator=drawn, progress=False)
-            for one, drawn in zip(judged, generators, strict=True)
-        ]
-        found = single[0] if len(single) == 1 else ood.together(single)
-        result = {**trained, **summary(found), "evaluation_seconds": time.process_time() - before}
-        if job.dissected and isinstance(judged[0], LaplacianAutoencoder):
-            part = slice(sizes.layer_rows)
-            result["layers"] = by_layer(judged[0], inside[part], outside[part], sizes.layer_samples, generators[0])
+        result = {**trained, **summary(_asked(place, sizes, job, outcome.model))}
+        result["evaluation_seconds"] = time.process_time() - before
+        if job.dissected and isinstance(outcome.model, LaplacianAutoencoder):
+            part, generator = slice(sizes.layer_rows), torch.Generator().manual_seed(job.seed)
+            outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
+            result["layers"] = by_layer(
+                outcome.model, images.test[part].x, outside[part], sizes.layer_samples, generator
+            )
         return result
 
     return cell(place.folder, job.name, job.described(sizes), compute)
+
+
+def _asked(place: Place, sizes: Sizes, job: Job, trained: BaseAutoencoder) -> ood.OodResult:
+    """What the model of one training says about all images; its scores are kept."""
+    images = _images(job.recipe, place.data_dir)
+    inside, typical = images.test[: sizes.rows].x, images.train[: sizes.train].x
+    outside = outside_images(job.outside, images, sizes.rows, place.data_dir)
+    options: dict[str, Any] = {"generator": torch.Generator().manual_seed(job.seed), "progress": False}
+    found = ood.evaluate(
+        read_as(trained, job.key), inside, outside, typical, job.samples(sizes), batch_size=BATCH, **options
+    )
+    keep(place.folder, job.name, job.described(sizes), found)
+    return found
+
+
+def _joined(place: Place, sizes: Sizes, singles: Sequence[Job], say: Callable[[str], None]) -> dict[str, Any]:
+    """Several trainings judged as one model, from the scores that their own rows kept."""
+    before = time.process_time()
+    rows = [one_row(place, sizes, job, say) for job in singles]
+    failed = [row["failed"] for row in rows if row["failed"]]
+    trained = {"train_seconds": sum(row["train_seconds"] for row in rows), "failed": failed[0] if failed else None}
+    if failed:
+        return trained
+    found = []
+    for job in singles:
+        known = kept(place.folder, job.name, job.described(sizes))
+        if known is None:  # a row from before scores were kept
+            images = _images(job.recipe, place.data_dir)
+            trained_model = model(place.shared, job.trained_as, job.seed, job.recipe, images, say).require()
+            known = _asked(place, sizes, job, trained_model)
+        found.append(known)
+    return {**trained, **summary(ood.together(found)), "evaluation_seconds": time.process_time() - before}
 
 
 def rows_of_one_model(place: Place, sizes: Sizes, jobs: Sequence[Job]) -> str:
