@@ -130,6 +130,71 @@ def test_folders_that_are_refused(tmp_path):
         load(tmp_path / "few", "test")
 
 
+def test_deep_folders_are_not_left_out_in_silence(tmp_path):
+    for i in range(6):
+        save(tmp_path / "nested" / "a" / "b" / f"{i}.png", picture(i))
+        save(tmp_path / "nested" / "c" / f"{i}.png", picture(i))
+        save(tmp_path / "flat" / f"{i}.png", picture(i))
+    message = r"nested/a/b has images, but only those in .*nested and in its sub-folders .* the path .*nested/a$"
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "nested")
+    assert len(load(tmp_path / "nested" / "a")) == 6
+    save(tmp_path / "flat" / "x" / "y" / "z" / "0.png", picture(0))
+    with pytest.raises(DataError, match=r"flat/x/y/z has images"):
+        load(tmp_path / "flat")
+    save(tmp_path / "only" / "x" / "y" / "0.png", picture(0))
+    with pytest.raises(DataError, match=r"only/x/y has images"):
+        load(tmp_path / "only")
+    for split in ("train", "test"):
+        save(tmp_path / "splits" / split / "a" / "0.png", picture(0))
+    save(tmp_path / "splits" / "test" / "a" / "b" / "0.png", picture(0))
+    assert len(load(tmp_path / "splits", "train")) == 1
+    with pytest.raises(DataError, match=r"splits/test/a/b has images"):
+        load(tmp_path / "splits", "test")
+
+
+def test_deep_folders_without_images_do_no_harm(tmp_path):
+    save(tmp_path / "a" / "0.png", picture(0))
+    (tmp_path / "a" / "notes").mkdir()
+    (tmp_path / "a" / "notes" / "read.txt").write_text("nothing to see")
+    save(tmp_path / "a" / ".thumbnails" / "0.png", picture(1))
+    save(tmp_path / ".trash" / "0.png", picture(2))
+    (tmp_path / "a" / "circle").symlink_to(tmp_path / "a" / "notes", target_is_directory=True)
+    (tmp_path / "a" / "notes" / "up").symlink_to(tmp_path, target_is_directory=True)
+    data = load(tmp_path)
+    assert data.target_names == ("a",) and data.files == ("a/0.png",)
+
+
+def test_links_to_deep_folders_are_not_left_out_in_silence(tmp_path):
+    save(tmp_path / "elsewhere" / "0.png", picture(0))
+    save(tmp_path / "here" / "a" / "0.png", picture(0))
+    (tmp_path / "here" / "a" / "link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(DataError, match=r"here/a/link has images"):
+        load(tmp_path / "here")
+
+
+def test_names_of_files_go_with_the_rows(tmp_path):
+    for i in range(6):
+        save(tmp_path / ("cats" if i % 2 else "dogs") / f"{i}.png", picture(i))
+    data = load(tmp_path)
+    assert data.files == ("cats/1.png", "cats/3.png", "cats/5.png", "dogs/0.png", "dogs/2.png", "dogs/4.png")
+    for part in (data, load(tmp_path, "train"), load(tmp_path, "test"), load(tmp_path, limit=2), data[data.y == 1]):
+        assert len(part.files) == len(part)
+        for name, image in zip(part.files, part.stored, strict=True):
+            np.testing.assert_array_equal(image.numpy(), picture(int(name[5])).transpose(2, 0, 1))
+    save(tmp_path / "parts" / "train" / "b.png", picture(0))
+    save(tmp_path / "parts" / "test" / "a.png", picture(1))
+    assert load(tmp_path / "parts", "test").files == ("test/a.png",)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_size_of_nothing(tmp_path, size):
+    save(tmp_path / "0.png", picture(0))
+    with pytest.raises(DataError, match=f"size must be at least 1 pixel, not {size}"):
+        load(tmp_path, size=size)
+    assert load(tmp_path, size=1).shape == (1, 3, 1, 1)
+
+
 def jpeg(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(array).save(buffer, "JPEG", quality=92)

@@ -48,14 +48,6 @@ def test_csv(tmp_path, text, names, rows):
     assert_rows(data, rows)
 
 
-def test_numbers_as_names_need_to_be_told(tmp_path):
-    path = write(tmp_path / "t.csv", "2019,2020\n1,2\n")
-    assert_rows(load(path), [[2019, 2020], [1, 2]])
-    told = load(path, header=True)
-    assert told.feature_names == ("2019", "2020")
-    assert_rows(told, [[1, 2]])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -66,8 +58,6 @@ def test_numbers_as_names_need_to_be_told(tmp_path):
         ("a,b\n1,2,3\n", "line 2: 3 fields, but the first line has 2"),
         ("a,colour\n1,2\n1,red\n", "line 3: column 'colour' is not numeric: it has 'red'"),
         ("a,b\n1,1_000\n", "column 'b' is not numeric: it has '1_000'"),
-        ("a;b\n1,5;2,5\n", "column 'a' is not numeric: it has '1,5'"),  # decimal commas
-        ("1,5;2,5\n3,5;4,5\n", "not numeric: it has '5;4'"),
         ("a,a\n1,2\n", "two columns called 'a'"),
         ("a,b\n1,inf\n", "row 0, column 'b' is infinite"),
         ("a,b\n1,1e39\n", "row 0, column 'b' is infinite or too large for torch.float32"),
@@ -170,35 +160,6 @@ def test_arrays_of_bytes_are_images(tmp_path, shape):
     if shape[-1] in (1, 3):
         channels_first = np.moveaxis(array, -1, 1)
     np.testing.assert_array_equal(data.x.numpy(), channels_first.astype(np.float32) / np.float32(255))
-
-
-def test_npz(tmp_path):
-    x, y = np.arange(6.0).reshape(3, 2), np.array([2, 0, 1], dtype=np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, y=y)
-    data = load(tmp_path / "a.npz")
-    assert data.x.tolist() == x.tolist() and data.y.tolist() == [2, 0, 1] and data.y.dtype == torch.int64
-    np.savez(tmp_path / "a.npz", anything=x)
-    assert load(tmp_path / "a.npz").y is None
-    np.savez(tmp_path / "a.npz", X=x, target=np.array([0.5, NAN, 1]))
-    assert load(tmp_path / "a.npz").y.shape == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"a": np.zeros(2), "b": np.zeros(2)}, "holds the arrays a, b; call the data x"),
-        ({"x": np.zeros(2), "X": np.zeros(2)}, "holds the arrays x, X"),
-        ({"x": np.zeros((2, 2)), "y": np.zeros(3)}, "2 rows but 3 targets"),
-        ({"x": np.zeros((0, 2))}, "no rows"),
-        ({"x": np.array(["red"])}, "only numbers"),
-        ({"x": np.array([[1.0, np.inf]])}, "row 0, column .1. is infinite"),
-        ({}, r"holds the arrays \(none\)"),
-    ],
-)
-def test_npz_that_is_refused(tmp_path, arrays, message):
-    np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match=f"a.npz.*{message}"):
-        load(tmp_path / "a.npz")
 
 
 class Trap:

@@ -41,6 +41,22 @@ def test_subsets_are_data(images, rows):
     assert torch.equal(subset.y, torch.tensor([3, 2, 1]))
 
 
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (slice(1, 4), "bcd"),
+        ([3, 0], "da"),
+        (-1, "e"),
+        (torch.tensor([True, False, False, False, True]), "ae"),
+        (np.array([4, 4]), "ee"),
+    ],
+)
+def test_names_of_files_follow_the_rows(images, rows, names):
+    named = dataclasses.replace(images, files=tuple("abcde"))
+    assert named[rows].files == tuple(names) and images[rows].files is None
+    assert [4 - "abcde".index(name) for name in names] == named[rows].y.tolist()
+
+
 def test_a_mask_picks_rows(images):
     assert images[images.y > 2].y.tolist() == [4, 3]
 
@@ -94,6 +110,8 @@ def test_it_survives_pickling(images):
 def test_rows_and_targets_must_agree():
     with pytest.raises(DataError, match="5 rows but 4 targets"):
         Data(torch.zeros(5, 2), torch.zeros(4), "made", "train")
+    with pytest.raises(DataError, match="5 rows but 1 names of files"):
+        Data(torch.zeros(5, 2), None, "made", "train", files=("a",))
     with pytest.raises(DataError, match="no rows"):
         Data(torch.zeros(0, 2), None, "made", "train")
 

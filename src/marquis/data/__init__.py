@@ -62,7 +62,7 @@ def load(
         fold: For `uci/NAME`: which of the splits, from 0.
         kind: For `uci/NAME`: `"standard"` or `"gap"`.
         target: For `.csv` and `.parquet`: the column or columns that become `y`.
-        header: For `.csv`: whether the first line has names; found out by default.
+        header: For `.csv`: whether the first line has names; found out by default, and refused where that is in doubt.
         size: For a folder of images: crop to a square and resize to this edge.
         dtype: Floating type of `x` and of floating targets.
 

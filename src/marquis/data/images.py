@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -29,7 +29,8 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
     """A folder of images: flat, or one sub-folder per class.
 
     With sub-folders `train` and `test` these are the splits; otherwise `"train"` and `"test"` hold out one
-    image in five with seed 42, and `"all"` is everything. Files are taken in the order of their names.
+    image in five with seed 42, and `"all"` is everything. Files are taken in the order of their names, which are kept
+    in `files`; hidden ones are not data.
     Images are grey (one channel) if all files are, else RGB; transparency is dropped.
 
     Args:
@@ -39,6 +40,8 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
             have the same size.
         limit: Read only the first so many images of the split.
     """
+    if size is not None and size < 1:
+        raise DataError(f"{folder}: size must be at least 1 pixel, not {size}")
     name = str(folder)
     own_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
     if own_splits and split == "all":
@@ -53,14 +56,20 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
         raise DataError(f"{folder}: split {split!r} of {len(files)} images has none; at least five are needed to split")
     stored = decode_images([files[i] for i in rows], [str(files[i]) for i in rows], size=size)
     y = torch.tensor([labels[i] for i in rows]) if classes else None
-    return Data(stored, y, name, split, target_names=classes or None, source=name)
+    names = tuple(files[i].relative_to(folder).as_posix() for i in rows)
+    return Data(stored, y, name, split, target_names=classes or None, source=name, files=names)
 
 
 def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Image files, their class indices, and the classes' names (empty for a flat folder)."""
-    flat = _images_in(folder)
-    per_class = [(sub, _images_in(sub)) for sub in sorted(folder.iterdir()) if sub.is_dir()]
-    per_class = [(sub, files) for sub, files in per_class if files]
+    flat, subs = _inside(folder)
+    deep = next((inner for sub in subs for inner in _folders_below(sub) if _inside(inner)[0]), None)
+    if deep is not None:
+        raise DataError(
+            f"{deep} has images, but only those in {folder} and in its sub-folders are read, none deeper; "
+            f"move them up, or give the path {deep.parent}"
+        )
+    per_class = [(sub, files) for sub in subs if (files := _inside(sub)[0])]
     if flat and per_class:
         raise DataError(
             f"{folder} has images of its own and sub-folders with images ({per_class[0][0].name}, ...); "
@@ -75,11 +84,30 @@ def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     return files, labels, tuple(sub.name for sub, _ in per_class)
 
 
-def _images_in(folder: Path) -> list[Path]:
-    """Image files directly in a folder, by name; hidden files are not data."""
-    return sorted(
-        f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith(".") and f.is_file()
-    )
+def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Images and folders directly in a folder, by name; hidden ones are not data."""
+    images, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                path = folder / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(path)
+                elif path.suffix.lower() in SUFFIXES and entry.is_file():
+                    images.append(path)
+    except OSError as problem:
+        raise DataError(f"{folder} cannot be read: {problem.strerror or problem}") from problem
+    return sorted(images), sorted(folders)
+
+
+def _folders_below(folder: Path) -> Iterator[Path]:
+    """All folders in a folder and in these; links are named but not followed, as they may lead in a circle."""
+    for sub in _inside(folder)[1]:
+        yield sub
+        if not sub.is_symlink():
+            yield from _folders_below(sub)
 
 
 def decode_images(

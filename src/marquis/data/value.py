@@ -31,6 +31,7 @@ class Data:
         target_names: Names of the classes, or of the columns of `y`.
         source: The file or folder that was read.
         dtype: The floating type of `x`.
+        files: For a folder of images: the file of each row, as a path from the folder (`"cats/1.png"`).
     """
 
     stored: Tensor
@@ -41,6 +42,7 @@ class Data:
     target_names: tuple[str, ...] | None = None
     source: str = ""
     dtype: torch.dtype = field(default=torch.float32)
+    files: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse rows and targets that do not belong together."""
@@ -53,6 +55,10 @@ class Data:
             raise DataError(
                 f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.y)} targets "
                 f"in {self.source}"
+            )
+        if self.files is not None and len(self.files) != len(self.stored):
+            raise DataError(
+                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.files)} names of files"
             )
 
     @cached_property
@@ -77,7 +83,10 @@ class Data:
             if not -len(self) <= row < len(self):
                 raise IndexError(f"row {row} of {self.name}, which has {len(self)} rows")
             picked = slice(row, row + 1 or None)
-        return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked])
+        files = self.files
+        if files is not None:
+            files = tuple(files[row] for row in torch.arange(len(self))[picked].tolist())
+        return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked], files=files)
 
     def tensor_dataset(self) -> RowDataset:
         """A map-style dataset of `(x, y)`, or `(x,)` where there are no targets, for any `DataLoader`.

@@ -1,0 +1,130 @@
+"""Tables of numbers as text, read strictly: what is doubtful is refused with its line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from marquis.data.header import MISSING, checked_names, has_names, is_number
+from marquis.errors import DataError
+
+_LONG = re.compile(r"[+-]?[0-9]{16,}(\.0*)?")
+"""A whole number that 64-bit floats may not hold."""
+_SEPARATED = re.compile(
+    r"[+-]?([0-9]+(,[0-9]+)+(\.[0-9]+)?"  # 14,23 or 127,000 or 1,234.5
+    r"|[0-9]{1,3}(\.[0-9]{3})+(,[0-9]+)?"  # 1.234,5
+    r"|[0-9]{1,3}([ '\u2019\u00a0\u202f][0-9]{3})+([.,][0-9]+)?)"  # 1 234,5
+)
+_SEMICOLON = re.compile(r"[+-]?[0-9]+;[+-]?[0-9]+(;[+-]?[0-9]+)*")
+
+
+def read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read a csv file strictly: the same number of fields in every line, numbers or missing markers only.
+
+    Not pandas, which fills up short lines with NaN, so that a damaged file would look like missing values.
+
+    Args:
+        content: Of the file.
+        path: For messages.
+        header: Whether the first line has names; None looks, see `has_names`.
+
+    Returns:
+        The numbers `[N, D]` in float64, and the names of the columns, if there are any.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path} is not text in UTF-8: {problem}; save it as UTF-8") from problem
+    delimiter = _delimiter(text)
+    lines = _lines(text, delimiter, path)
+    number, first = next(lines, (0, []))
+    if not first:
+        raise DataError(f"{path} has no rows of data")
+
+    def below() -> Iterator[list[str]]:
+        return (fields for _, fields in islice(_lines(text, delimiter, path), 1, None))
+
+    if header is None:
+        header = has_names(first, below, path)
+    names = checked_names(first, path) if header else None
+    rows = [] if header else [_numbers(first, names, path, number)]
+    for number, fields in lines:
+        if len(fields) != len(first):
+            raise DataError(f"{path}, line {number}: {len(fields)} fields, but the first line has {len(first)}")
+        rows.append(_numbers(fields, names, path, number))
+    if not rows:
+        raise DataError(f"{path} has no rows of data")
+    return np.array(rows), names
+
+
+def _lines(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of each line that is not empty."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, [field.strip() for field in fields]
+    except csv.Error as problem:
+        raise DataError(f"{path}, line {reader.line_num}: {problem}") from problem
+
+
+def _delimiter(text: str) -> str:
+    """What cuts the first line into several fields, and the second into as many: comma, semicolon or tab.
+
+    The first line alone would not do: the names in a file with semicolons may have commas in them.
+    """
+    widths = {delimiter: _first_widths(text, delimiter) for delimiter in ",;\t"}
+    cutting = [delimiter for delimiter, found in widths.items() if found[:1] > [1]]
+    alike = [delimiter for delimiter in cutting if len(set(widths[delimiter])) == 1]
+    return next(iter(alike or cutting), ",")
+
+
+def _first_widths(text: str, delimiter: str) -> list[int]:
+    """Numbers of fields in the first two lines that are not empty, as far as they can be read."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    widths: list[int] = []
+    with suppress(csv.Error):
+        for fields in islice(filter(None, reader), 2):
+            widths.append(len(fields))
+    return widths
+
+
+def _numbers(fields: Sequence[str], names: tuple[str, ...] | None, path: Path, line: int) -> list[float]:
+    """Fields of one line as numbers; the error names the column."""
+    numbers = []
+    for column, field in enumerate(fields):
+        if not is_number(field):
+            called = _called(column, names)
+            raise DataError(f"{path}, line {line}: column {called} is not numeric: it has {field!r}; {_advice(field)}")
+        number = float("nan") if field.lower() in MISSING else float(field)
+        if len(field) > 15 and _LONG.fullmatch(field) and number != Decimal(field):
+            raise DataError(
+                f"{path}, line {line}: column {_called(column, names)} has {field}, which 64-bit floats cannot hold "
+                f"(it would become {number:.0f}); remove the column if it only tells rows apart, or write fewer digits"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _called(column: int, names: tuple[str, ...] | None) -> str:
+    return repr(names[column]) if names else f"number {column + 1}"
+
+
+def _advice(field: str) -> str:
+    """What to do about a field that is no number."""
+    if _SEPARATED.fullmatch(field):
+        return (
+            "it looks like a decimal comma or thousands separators: write numbers with a decimal point and nothing "
+            "between thousands"
+        )
+    if _SEMICOLON.fullmatch(field):
+        return "it looks like semicolons between decimal commas: write numbers with a decimal point"
+    return "remove the column or encode it as numbers"
