@@ -11,10 +11,20 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import marquis as mq
-from marquis.autoencoders import EncoderDecoder, LaplacianAutoencoder, ModelSpec, from_posterior, linearised, save
+from marquis.autoencoders import (
+    Autoencoder,
+    EncoderDecoder,
+    LaplacianAutoencoder,
+    ModelSpec,
+    fit_posthoc,
+    from_posterior,
+    linearised,
+    save,
+)
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout
+from marquis.tasks import imputation
 
 
 def trained(**options):
@@ -71,19 +81,22 @@ def over_all_weights(encoder, decoder):
 
 
 def check_against_dense_jacobians(model, x, still=()):
-    """Code, decoding and reconstruction; all of them move except those named."""
+    """Code, decoding and reconstruction; all of them move except those named, around a mean that is known."""
     z = torch.randn(len(x), 2, dtype=torch.float64, generator=generator(7))
-    whole = model.reconstruct(x, 1, generator=generator(3))
+    whole = model.reconstruct(x, 1, generator=generator(3), keep=True)
     answers = [
-        (model.encode(x, 1, generator=generator(3)).mean, x, "encoder"),
-        (whole.latent.mean, x, "encoder"),
-        (model.decode(z, 1, generator=generator(3)).mean, z, "decoder"),
-        (whole.mean, x, "both"),
+        (model.encode(x, 1, generator=generator(3), keep=True), x, "encoder"),
+        (whole.latent, x, "encoder"),
+        (model.decode(z, 1, generator=generator(3), keep=True), z, "decoder"),
+        (whole, x, "both"),
     ]
     for said, given, part in answers:
         expected, unmoved = tangent_by_hand(model, given, part, 3)
-        torch.testing.assert_close(said, expected, **EXACT)
-        assert torch.allclose(said, unmoved, rtol=1e-3) == (part in still)
+        torch.testing.assert_close(said.samples[0], expected, **EXACT)
+        assert torch.allclose(said.samples[0], unmoved, rtol=1e-3) == (part in still)
+        assert said.mean_known
+        torch.testing.assert_close(said.mean, unmoved, **EXACT)
+        torch.testing.assert_close(said.variance, (expected - unmoved).square(), **EXACT)
 
 
 class TestAgainstDenseJacobians:
@@ -115,6 +128,23 @@ class TestAgainstDenseJacobians:
         assert model.encoder[1].training
         assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
+    def test_a_module_that_stands_twice_in_a_network(self):
+        torch.manual_seed(0)
+        twice = nn.Linear(5, 5)
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), twice, nn.Tanh(), twice, nn.Linear(5, 2)).double()
+        decoder = nn.Sequential(nn.Linear(2, 16), nn.Unflatten(1, (1, 4, 4))).double()
+        drawn = over_all_weights(encoder, decoder)
+        model, x = linearised(drawn), data(3)
+        for _ in range(2):  # torch would leave it changed after the first time
+            check_against_dense_jacobians(model, x)
+            sampled = drawn.posterior.sample(1, generator(3))
+            by_hand = copy.deepcopy(EncoderDecoder(drawn.encoder, drawn.decoder))
+            for name, value in sampled.items():
+                by_hand.get_parameter(name).data = value[0]
+            torch.testing.assert_close(
+                drawn.reconstruct(x, 1, generator=generator(3)).mean, by_hand(x).detach(), **EXACT
+            )
+
     def test_a_weight_that_encoder_and_decoder_share(self):
         shared = nn.Linear(16, 2).double()
         drawn = over_all_weights(nn.Sequential(nn.Flatten(), shared), Transposed(shared.weight))
@@ -144,8 +174,8 @@ class TestAgainstNetworksDrawn:
         for temperature in (1e-6, 1e-4, 1.0):
             drawn = from_posterior(lae.encoder, lae.decoder, lae.posterior(temperature), lae.likelihood)
             straight = linearised(lae, temperature)
-            a, b = (m.reconstruct(x, 5, generator=generator(2)) for m in (drawn, straight))
-            gaps.append(float((a.mean - b.mean).norm() / a.variance.sum().sqrt()))
+            a, b = (m.reconstruct(x, 5, generator=generator(2), keep=True) for m in (drawn, straight))
+            gaps.append(float((a.samples.mean(0) - b.samples.mean(0)).norm() / a.variance.sum().sqrt()))
         assert gaps[0] < 2e-3 and gaps[1] < 2e-2  # second order: the gap over the deviation goes as √T
         assert gaps[0] < 0.2 * gaps[1] and gaps[2] > 0.1
 
@@ -166,6 +196,42 @@ def test_draws_of_all_batches_are_the_same():
     whole = model.reconstruct(x, 3, generator=generator(5), keep=True)
     some = model.reconstruct(x[2:4], 3, generator=generator(5), keep=True)
     torch.testing.assert_close(some.samples, whole.samples[:, 2:4], **EXACT)
+
+
+def test_means_are_exact_with_few_draws_and_variances_are_around_them():
+    model, x = linearised(trained(), 1.0), data(4)
+    f = EncoderDecoder(model.encoder, model.decoder)(x).detach()
+    few = model.reconstruct(x, 3, generator=generator(1), keep=True)
+    torch.testing.assert_close(few.mean, f, **EXACT)
+    torch.testing.assert_close(few.variance, (few.samples - f).square().mean(0), **EXACT)
+    assert not torch.allclose(few.samples.mean(0), f, rtol=1e-2)  # three draws alone would not know
+    hidden = imputation.top_half(x.shape[1:])
+    filled = imputation.impute(model, x, hidden, samples=2, averaged=3, fill=0.0, generator=generator(2))
+    between, within = filled.samples.var(0), filled.within_variance  # versions are exact means: nothing counts twice
+    expected = torch.where(hidden, between + within + filled.noise_variance, 0)
+    torch.testing.assert_close(filled.total_variance, expected, **EXACT)
+    assert bool((within > 0).any()) and not linearised(make("posthoc", "bernoulli")).reconstruct(data(), 3).mean_known
+
+
+def test_an_encoder_that_sees_the_mask():
+    x = data(6).flatten(1)
+    x[0, 3] = x[2, 5] = torch.nan
+    encoder, decoder = nn.Linear(32, 2).double(), nn.Linear(2, 16).double()
+    drawn = fit_posthoc(Autoencoder(encoder, decoder, missing="mask"), [x], progress=False)
+    model = linearised(drawn)
+    assert model.laplace is drawn.laplace is not None
+    said = model.encode(x, 2, generator=generator(1))
+    mean = encoder(torch.cat([x.nan_to_num(0.0), (~x.isnan()).double()], 1)).detach()
+    torch.testing.assert_close(said.mean, mean, **EXACT)
+    assert said.variance.any()
+
+
+def test_attention_has_a_tangent():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    encoder = nn.Sequential(nn.Flatten(0, 1), layer, nn.Flatten(), nn.Linear(16, 2))
+    decoder = nn.Sequential(nn.Linear(2, 16), nn.Unflatten(1, (1, 4, 4)))
+    check_against_dense_jacobians(linearised(over_all_weights(encoder.double(), decoder.double())), data(3))
 
 
 def test_bernoulli_and_holes():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from autoencoder_models import EXACT, NoTangent, data, generator
 from torch import nn
-from torch.func import functional_call, linearize
+from torch.func import functional_call, jacrev, linearize
 from torch.utils.checkpoint import checkpoint
 
 from marquis.autoencoders import ModelSpec, fit_posthoc, linearised
@@ -89,6 +89,79 @@ class TestTracing:
         for tangent in (Tangent(at, 1), Tangent(at, WORTH_TRACING)):
             found = tangent.along(two, x, step)
             torch.testing.assert_close(found, (y + change, y.square() + 2 * y * change), **EXACT)
+
+
+class Residual(nn.Module):
+    """Writes into an activation that the derivative needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.outer(self.inner(x.flatten(1)).tanh())
+        y += x.flatten(1)
+        return y.tanh()
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x.flatten(1).unflatten(1, (4, 4)))[0]
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) + torch.randn(len(x), 5, dtype=x.dtype)
+
+
+def in_place(activation):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), activation, nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("made", "traced"),
+    [
+        (Residual, True),
+        (lambda: in_place(nn.LeakyReLU(0.2, inplace=True)), True),
+        (lambda: in_place(nn.SiLU(inplace=True)), True),
+        (Recurrent, False),
+    ],
+    ids=["residual", "leaky", "silu", "recurrent"],
+)
+def test_every_step_of_a_network_that_writes_in_place(made, traced):
+    """A trace of it may be right the first time only."""
+    torch.manual_seed(0)
+    model = made().double().eval()
+    at = {name: value.detach() for name, value in model.named_parameters()}
+    tangent, x, function = Tangent(at, WORTH_TRACING), data(3), function_of(model)
+    mean, jacobian = function(at, x), jacrev(lambda weights: function(weights, x))(at)
+    for step in steps(at, 5):
+        moved = sum((j.flatten(mean.dim()) @ step[name].flatten() for name, j in jacobian.items()))
+        torch.testing.assert_close(tangent.along(function, x, step), mean + moved, **EXACT)
+    assert (tangent._traced is not None) == traced
+
+
+def test_noise_of_the_network_itself_is_not_frozen():
+    torch.manual_seed(0)
+    model, x = Noisy(16, 5).double(), data(3)
+    at = {name: value.detach() for name, value in model.named_parameters()}
+    still = {name: torch.zeros_like(value) for name, value in at.items()}
+    tangent = Tangent(at, WORTH_TRACING)
+    first, second = (tangent.along(function_of(model), x, still) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_the_traced_function_is_asked_for_not_only_its_input():
+    at, x = {"w": torch.ones(16, 2, dtype=torch.float64)}, data(3)
+    tangent, (step,) = Tangent(at, WORTH_TRACING), steps(at, 1)
+    plain = x.flatten(1) @ (at["w"] + step["w"])
+    torch.testing.assert_close(tangent.along(dense, x, step), plain, **EXACT)
+    assert tangent._traced is not None
+    torch.testing.assert_close(tangent.along(lambda w, x: 2 * dense(w, x), x, step), 2 * plain, **EXACT)
 
 
 @pytest.mark.parametrize("method", ["encode", "reconstruct"])

@@ -126,6 +126,24 @@ def test_a_call_uses_the_given_values_for_every_use_of_a_shared_parameter():
     assert not torch.equal(model.first.weight, torch.zeros(2, 2))
 
 
+def test_a_module_under_two_names_is_called_right_and_left_as_it_was():
+    torch.manual_seed(0)
+    twice, tied = nn.Linear(3, 3), nn.Linear(3, 3)
+    tied.weight = twice.weight  # another module with the same parameter
+    model, x = nn.Sequential(twice, nn.BatchNorm1d(3), twice, tied).eval(), torch.randn(4, 3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    params = {name: torch.randn_like(value) for name, value in model.named_parameters()}
+    buffers = {**buffers_of(model), "1.running_mean": torch.ones(3)}
+    for _ in range(2):
+        found = call(model, params, buffers, x)
+    inner = nn.functional.linear(x, params["0.weight"], params["0.bias"])
+    scale = params["1.weight"] / (buffers["1.running_var"] + 1e-5).sqrt()
+    inner = nn.functional.linear((inner - 1) * scale + params["1.bias"], params["0.weight"], params["0.bias"])
+    torch.testing.assert_close(found, nn.functional.linear(inner, params["0.weight"], params["3.bias"]))
+    assert isinstance(twice.weight, nn.Parameter) and tied.weight is twice.weight
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_batch_size_of_any_pytree():
     assert batch_size(torch.ones(4, 2)) == 4
     assert batch_size({"a": torch.ones(3), "b": (torch.ones(3, 1), "text", None)}) == 3

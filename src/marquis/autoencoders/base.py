@@ -9,11 +9,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.autoencoders.network import beside_mask, parts_of
-from marquis.curvature.call import laid_out_like
+from marquis.curvature.call import at_state, laid_out_like
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
@@ -102,14 +101,22 @@ class BaseAutoencoder(LightningModule):
             return Output(f, said.mean, said.noise_variance)
         return Output(f, said.probs, said.probs * (1 - said.probs))
 
+    def mean_code(self, inputs: Tensor) -> Tensor | None:
+        """The mean code over all draws that there could be, where the model knows it; None: it takes draws."""
+        return None
+
+    def mean_output(self, z: Tensor) -> Tensor | None:
+        """Likewise of the data that belong to codes, or to what `mean_code` says."""
+        return None
+
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
         """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
         own = {name: self.get_parameter(name) for name in params}
         params = {name: laid_out_like(value.to(own[name]), own[name]) for name, value in params.items()}
         codes, images = parts_of(params, self.encoder, self.decoder)
         return Draw(
-            lambda x: functional_call(self.encoder, codes, (x,)),
-            lambda z: self.output(functional_call(self.decoder, images, (z,))),
+            lambda x: at_state(self.encoder, codes, (x,)),
+            lambda z: self.output(at_state(self.decoder, images, (z,))),
         )
 
     # The protocol
@@ -129,7 +136,7 @@ class BaseAutoencoder(LightningModule):
             keep: Also return the draws themselves.
         """
         inputs = self.inputs(*self._filled(x))
-        found = Moments(keep)
+        found = Moments(keep, self.mean_code(inputs))
         for draw in self._counted(samples, generator):
             found.add(draw.encode(inputs))
         return _estimate(found, None)
@@ -142,7 +149,7 @@ class BaseAutoencoder(LightningModule):
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
-        found, noise = Moments(keep), Average()
+        found, noise = Moments(keep, self.mean_output(z)), Average()
         for draw in self._counted(samples, generator):
             _add_output(found, noise, draw.decode(z))
         return _estimate(found, noise)
@@ -154,7 +161,9 @@ class BaseAutoencoder(LightningModule):
         """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
         x, mask = self._data(x)
         inputs = self.inputs(x, mask)
-        latent, found, noise = Moments(keep), Moments(keep), Average()
+        code = self.mean_code(inputs)
+        output = None if code is None else self.mean_output(code)
+        latent, found, noise = Moments(keep, code), Moments(keep, output), Average()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
             z, output = draw.reconstruct(inputs)
@@ -296,7 +305,11 @@ def _add_output(found: Moments, noise: Average, output: Output) -> None:
 
 
 def _estimate(found: Moments, noise: Average | None) -> Estimate:
-    around = None if noise is None else noise.mean
     return Estimate(
-        mean=found.mean, variance=found.variance, draws=found.count, noise_variance=around, samples=found.samples
+        mean=found.mean,
+        variance=found.variance,
+        draws=found.count,
+        noise_variance=None if noise is None else noise.mean,
+        samples=found.samples,
+        mean_known=found.mean_known,
     )

@@ -19,6 +19,8 @@ class Estimate:
         variance: Unbiased variance over the draws: what is not known about the network (and, for a variational
             autoencoder, about the code). Zero for a model with a single network.
         draws: How many draws were averaged.
+        mean_known: Whether `mean` is that of all draws that there could be, because the model knows it, and not only of
+            those that were made. Then `variance` is around it, `(1/S) sum_s (draw - mean)²`.
         noise_variance: Variance of the data around each draw, averaged over the draws; None where there is no such
             thing (codes). Apart from `variance`, because more data shrinks only that.
         samples: The draws themselves, `[draws, *mean.shape]`, if they were asked for.
@@ -29,6 +31,7 @@ class Estimate:
     draws: int
     noise_variance: Tensor | None = None
     samples: Tensor | None = None
+    mean_known: bool = False
 
     @property
     def total_variance(self) -> Tensor:
@@ -85,27 +88,32 @@ class Draw(NamedTuple):
 class Moments:
     """Welford's running mean and variance: stable, one pass, memory of two tensors however many are added."""
 
-    def __init__(self, keep: bool = False) -> None:
-        """`keep` also stores every tensor that is added."""
-        self.count = 0
+    def __init__(self, keep: bool = False, mean: Tensor | None = None) -> None:
+        """`keep` also stores every tensor that is added; `mean`, where it is known beforehand, is not estimated."""
+        self.count, self.mean_known = 0, mean is not None
         self.kept: list[Tensor] | None = [] if keep else None
+        if mean is not None:
+            self.mean, self.squares = mean, torch.zeros_like(mean)
 
     def add(self, value: Tensor) -> None:
         """One more draw."""
         self.count += 1
         if self.kept is not None:
             self.kept.append(value)
-        if self.count == 1:
+        if self.count == 1 and not self.mean_known:
             self.mean, self.squares = value.clone(), torch.zeros_like(value)
             return
         away = value - self.mean
+        if self.mean_known:
+            self.squares.addcmul_(away, away)
+            return
         self.mean.add_(away, alpha=1 / self.count)
         self.squares.addcmul_(away, away, value=1 - 1 / self.count)  # what is left of `away` once the mean has moved
 
     @property
     def variance(self) -> Tensor:
-        """Unbiased; zero for a single draw."""
-        return self.squares / max(self.count - 1, 1)
+        """Unbiased; zero for a single draw whose mean is not known."""
+        return self.squares / (self.count if self.mean_known else max(self.count - 1, 1))
 
     @property
     def samples(self) -> Tensor | None:

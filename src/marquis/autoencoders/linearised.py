@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.autoencoders.tangent import Tangent, Weights
-from marquis.curvature.call import laid_out_like
+from marquis.curvature.call import at_state, laid_out_like
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Gaussian
+from marquis.variational.base import evaluating
 
 
 class LinearisedAutoencoder(PosteriorAutoencoder):
@@ -32,6 +33,18 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
             moved = self.posterior.deviations_from(self.posterior.noise(1, generator))
             step = {name: laid_out_like(value[0].to(at[name]), at[name]) for name, value in moved.items()}
             yield self._along(tangent, step)
+
+    def mean_code(self, inputs: Tensor) -> Tensor:
+        """That of the mean weights: a linear function's mean is its value there."""
+        with evaluating(self):
+            return _call(self.encoder, {}, inputs)
+
+    def mean_output(self, z: Tensor) -> Tensor | None:
+        """Likewise, if what the decoder gives are the data themselves and not, say, the logits of probabilities."""
+        if not isinstance(self.likelihood, Gaussian):
+            return None
+        with evaluating(self):
+            return _call(self.decoder, {}, z)
 
     def _along(self, tangent: Tangent, step: Weights) -> Draw:
         """Encoder and decoder, and both together, to first order in a step from the mean."""
@@ -60,19 +73,20 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
 def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
     """The network at these weights, with copies of its buffers: torch differentiates nothing that writes to them."""
     copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    return functional_call(network, {**weights, **copies}, (x,))
+    return at_state(network, {**weights, **copies}, (x,))
 
 
 def linearised(
     model: LaplacianAutoencoder | PosteriorAutoencoder, temperature: float | None = None
 ) -> LinearisedAutoencoder:
-    """The same posterior, read through the network's tangent at its mean weights (methods.md 4.1).
+    """The same posterior, read through the network's tangent at its mean weights (methods.md 4.2).
 
     A draw is `f(x; μ) + J (θ - μ)` instead of `f(x; θ)`; for the code likewise, with the encoder's part of J. Answers
     are Gaussian with the covariance `J Σ J^T`, however wide the posterior is. Far from the mean weights the curvature
     says nothing about the network, and networks drawn there may be bad for all data; linear draws are as far from the
     mean answer as that covariance says, and no further. So this is how to read a posterior that was trained cold at
-    temperature 1, that of the Laplace approximation.
+    temperature 1, that of the Laplace approximation. Means are those of the mean weights, exactly (of outputs: with a
+    Gaussian likelihood), and variances are taken around them.
 
     Outputs are linearised before the likelihood's link, so that a Bernoulli's answers are probabilities. Codes given to
     `decode` are kept, and the decoder's weights move. Cost: some three passes of the network per draw; of 20 draws or
@@ -102,4 +116,4 @@ def linearised(
     else:
         found, laplace = model.posterior, model.laplace
     options: dict[str, Any] = {"laplace": laplace, "missing": model.missing}
-    return LinearisedAutoencoder(model.encoder, model.decoder, found, model.likelihood, **options)
+    return LinearisedAutoencoder(model.encoder, model.decoder, found, model.likelihood, **options).eval()

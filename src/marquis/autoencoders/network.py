@@ -27,7 +27,7 @@ class EncoderDecoder(nn.Module):
 def parts_of(
     weights: Mapping[str, Tensor], encoder: nn.Module, decoder: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights that are named as in `EncoderDecoder`, for the encoder and for the decoder, by their names within them.
+    """Weights that are named as in `EncoderDecoder`, for the encoder and for the decoder, as `at_state` takes them.
 
     A parameter that both use has one name in `EncoderDecoder`, its first, and goes to both.
     """

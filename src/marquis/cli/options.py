@@ -26,7 +26,9 @@ Split = Annotated[str | None, typer.Option(help="train, test or all.", show_defa
 Draws = Annotated[int, typer.Option(help="Draws of the model.")]
 Linear = Annotated[
     bool,
-    typer.Option("--linearised", help="By the linearised network: lae at temperature 1, lae-posthoc at its own."),
+    typer.Option(
+        "--linearised", help="By the linearised network: lae at effective temperature 1, lae-posthoc at its own."
+    ),
 ]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
 DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -139,10 +140,36 @@ def call(model: Model, params: Mapping[str, Tensor], buffers: Mapping[str, Tenso
         return model(dict(params), x)
     state = {**params, **buffers}
     if isinstance(x, Mapping):
-        return torch.func.functional_call(model, state, (), dict(x))
-    if isinstance(x, (tuple, list)):
-        return torch.func.functional_call(model, state, tuple(x))
-    return torch.func.functional_call(model, state, (x,))
+        return at_state(model, state, (), dict(x))
+    return at_state(model, state, tuple(x) if isinstance(x, (tuple, list)) else (x,))
+
+
+def at_state(
+    model: nn.Module, state: Mapping[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Any:
+    """The module's answer with other parameters and buffers; those that are not named are its own.
+
+    A tensor that several modules share is named once, by its first name, and changed in all of them. torch can do that
+    too (`tie_weights=True`), but a *module* that is there under two names it changes twice, and leaves it changed.
+
+    Args:
+        model: stays as it is.
+        state: parameters and buffers, by the names of `named_parameters()` and `named_buffers()`.
+        arguments: of the module.
+        named: its keyword arguments.
+    """
+    firsts = {id(t): name for name, t in itertools.chain(model.named_parameters(), model.named_buffers())}
+    places = {place: firsts[id(t)] for place, t in places_of(model)}
+    wanted = {place: state[first] for place, first in places.items() if first in state}
+    return torch.func.functional_call(model, wanted, arguments, dict(named or {}), tie_weights=False)
+
+
+def places_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Where a module keeps its parameters and buffers: shared ones at every place, but each of its modules once."""
+    for path, module in model.named_modules():
+        own = (module.named_parameters(recurse=False, remove_duplicate=False), module.named_buffers(recurse=False))
+        for name, tensor in itertools.chain(*own):
+            yield (f"{path}.{name}" if path else name), tensor
 
 
 def laid_out_like(value: Tensor, own: Tensor) -> Tensor:

@@ -159,7 +159,8 @@ class Run:
 
         Args:
             linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at the effective
-                temperature 1, that of the Laplace approximation, if it trained with it, else at the one it was made at.
+                temperature 1, where the curvature counts as in the Laplace approximation, if it trained with it (a
+                prior is read as much warmer as the curvature), else at the one it was made at.
 
         Raises:
             DataError: Training is not over, or the file is damaged or another model's.

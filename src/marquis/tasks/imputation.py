@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def impute(
     reconstructions = torch.cat([part[0] for part in parts], 1)
     within, noise = (torch.where(missing, torch.cat([part[i] for part in parts]), 0) for i in (1, 2))
     put_back = torch.where(missing, reconstructions, x)
-    return Imputation(put_back, reconstructions, missing, filled, within, noise, int(parts[0][3]))
+    return Imputation(put_back, reconstructions, missing, filled, within, noise, parts[0][3].item())
 
 
 def generate(
@@ -154,7 +155,10 @@ def _two_stages(
     rounds: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reconstructions `[S1, B, ...]`, mean variance within, mean noise, and how many draws S2 really were."""
+    """Reconstructions `[S1, B, ...]`, mean variance within, mean noise, and how many draws S2 really were.
+
+    Infinitely many, where the model knows their mean.
+    """
     said = model.reconstruct(first, samples, generator=generator, keep=True)
     versions = said.samples
     if versions is None or versions.shape[1:] != first.shape:
@@ -170,7 +174,7 @@ def _two_stages(
             answers.append(said.mean)
             within += said.variance / len(versions)
             noise += _noise_of(said, first) / len(versions)
-            draws = said.draws
+            draws = math.inf if getattr(said, "mean_known", False) else said.draws
         versions = torch.stack(answers)
     return versions, within, noise, torch.tensor(draws)
 

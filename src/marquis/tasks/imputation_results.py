@@ -23,7 +23,7 @@ class Imputation:
         within_variance: Variance over the S2 networks that each sample averages, averaged over the samples; 0 where
             observed.
         noise_variance: Variance of the data around the networks' answers, where the model claims one; 0 where observed.
-        averaged: S2, how many networks each sample averages.
+        averaged: S2, how many networks each sample averages; infinite where the model knows their mean.
     """
 
     samples: Tensor
@@ -32,7 +32,7 @@ class Imputation:
     filled: Tensor
     within_variance: Tensor
     noise_variance: Tensor
-    averaged: int
+    averaged: float
 
     @property
     def mean(self) -> Tensor:
