@@ -176,7 +176,10 @@ def test_refusals(fitted, holes):
         LaplacianImputer(SMALL).fit(np.full((5, 3), np.nan))
     with pytest.raises(mq.DataError, match="estimator= is a SimpleImputer"):
         LaplacianImputer(SimpleImputer()).fit(holes)  # type: ignore[arg-type]
-    with pytest.raises(mq.DataError, match="rounds=-1: at least 0"):
+    with pytest.raises(mq.DataError, match="rounds=-1: a whole number from 0 on"):
         LaplacianImputer(SMALL, rounds=-1).fit(holes)
-    with pytest.raises(mq.DataError, match="n_samples=0"):
-        fitted.sample(holes, 0)
+    with pytest.raises(mq.DataError, match="samples='3'"):
+        LaplacianImputer(SMALL, samples="3").fit(holes)
+    for count in (0, 1.5):
+        with pytest.raises(mq.DataError, match=f"n_samples={count}"):
+            fitted.sample(holes, count)

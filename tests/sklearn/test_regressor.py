@@ -191,9 +191,20 @@ def test_refusals():
         ({"tune": "grid"}, "tune='grid'"),
         ({"structure": "blocks"}, "structure='blocks'"),
         ({"hidden_sizes": (0,)}, "hidden_sizes"),
+        ({"hidden_sizes": None}, "hidden_sizes=None"),
+        ({"epochs": "all"}, "epochs='all'"),
+        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"tol": "a"}, "tol='a'"),
+        ({"rounds": None}, "rounds=None"),
+        ({"prior": "weak"}, "prior='weak'"),
+        ({"device": "toaster"}, "device='toaster'"),
     ]:
         with pytest.raises(mq.MarquisError, match=message):
             LaplaceRegressor(**settings).fit(X, y)
     fitted = LaplaceRegressor(hidden_sizes=(3,), rounds=1).fit(X, y)
+    with pytest.raises(mq.DataError, match=r"n_samples=2\.5"):
+        fitted.sample_y(X, 2.5)
     with pytest.raises(mq.DataError, match="does not keep its training data"):
         fitted.laplace_.check()

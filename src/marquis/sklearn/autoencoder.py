@@ -9,14 +9,17 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
 from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.sklearn.base import ROWS, generator_from
-from marquis.sklearn.columns import column_scaler, like_table
+from marquis.sklearn.columns import columns_of, labels_of, like_table
+from marquis.sklearn.given import plain_table
 from marquis.sklearn.imputed import ImputedTable, answers, code_deviation, empty_answers, write_answers
 from marquis.sklearn.network import perceptron, private_randomness
+from marquis.sklearn.options import whole
 from marquis.sklearn.table_options import checked_options, root_of
 from marquis.sklearn.unseen import unseen, unseen_deviation
 
@@ -33,7 +36,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     of new rows. It is the Laplacian autoencoder (Miani et al. 2022; methods.md 6): its weights are a Gaussian that is
     learnt while it trains. NaN marks missing entries, in `fit` and everywhere else: they enter the encoder as their
     column's mean and leave the likelihood (methods.md 1.2); if there are some in `fit`, the encoder also sees which
-    entries were observed. Columns are standardised by their observed entries.
+    entries were observed. Columns are standardised by their observed entries; one that is constant there is left out of
+    the network, and given back as the constant with deviation 0.
 
     Cost of `fit`: about 2.5 times that of a plain autoencoder; of everything else: `samples` passes of the network.
 
@@ -59,9 +63,10 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         verbose: 1 prints the training.
 
     Attributes:
-        model_: the trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, for all that it can do.
+        model_: the trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, of the columns that vary,
+            for all that it can do.
         scaler_: what standardises the columns.
-        noise_std_: standard deviation of the noise of each column, in its own units.
+        noise_std_: standard deviation of the noise of each column, in its own units; 0 for constant ones.
         hole_std_: likewise of entries that the encoder has not seen, which are further away, the more so the less the
             column follows from the others; for missing values.
         offset_: the score that separates outliers from the rest.
@@ -114,31 +119,30 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         from marquis.autoencoders import from_posterior  # here, because it loads Lightning
 
         # In C order, so that sums are rounded alike: the same numbers give the same fit, in whatever form they come.
-        checked: Any = validate_data(
-            self, X, dtype=np.float64, order="C", ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
-        training, hidden = checked_options(self, bool(np.isnan(checked).any()))
-        self.scaler_: Any = column_scaler(checked, getattr(self, "feature_names_in_", None))
+        options: dict[str, Any] = {"order": "C", "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
+        checked: Any = validate_data(self, plain_table(X, exact=True), dtype=np.float64, **options)
+        self._columns = columns_of(checked, labels_of(self))
+        self.scaler_: Any = self._columns.scaler
+        x = self._inputs(checked)
+        training, hidden = checked_options(self, bool(x.isnan().any()))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         generator = torch.Generator().manual_seed(self._seed)
         with private_randomness(self._seed, torch.device("cpu")):
-            columns, codes = checked.shape[1], int(self.latent_dim)
+            columns, codes = x.shape[1], int(self.latent_dim)
             inputs = 2 * columns if training.mask_input else columns
             encoder = perceptron(inputs, codes, hidden, self.activation).double()
             decoder = perceptron(codes, columns, hidden[::-1], self.activation).double()
-            x = self._inputs(checked)
-            options: dict[str, Any] = {"prior_precision": self.prior, "temperature": self.temperature}
+            options = {"prior_precision": self.prior, "temperature": self.temperature}
             trained, self.n_iter_, held_out = training.run(encoder, decoder, x, generator, **options)
         missing = "mask" if training.mask_input else True
         self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.noisy_likelihood, missing=missing)
-        self._describe(x)
-        noise = float((self.noise_std_ / self.scaler_.scale_)[0])
+        noise = self._describe(x)
         away = unseen_deviation(self.model_, x, held_out, int(self.samples), self._seed, noise)
-        self.hole_std_ = away.numpy() * self.scaler_.scale_
+        self.hole_std_ = self._columns.deviations(away.numpy())
         return self
 
-    def _describe(self, x: Tensor) -> None:
-        """What has to be known of the training rows later on, since they are not kept."""
+    def _describe(self, x: Tensor) -> float:
+        """What has to be known of the training rows later on, since they are not kept; the noise, standardised."""
         likelihoods, codes, noise = [], [], torch.zeros(x.shape[1])
         for part in self._reconstructions(x):
             likelihoods.append(part.log_prob)
@@ -146,26 +150,25 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             assert part.noise_variance is not None
             noise = part.noise_variance[0]
         log_prob, z = torch.cat(likelihoods), torch.cat(codes)
-        self.noise_std_ = noise.sqrt().numpy() * self.scaler_.scale_
+        self.noise_std_ = self._columns.deviations(noise.sqrt().numpy())
         self._entry_log_prob = float(log_prob.sum() / (~x.isnan()).sum())
         self._code_mean, self._code_root = z.mean(0), root_of(torch.cov(z.T).reshape(z.shape[1], z.shape[1]))
         self._n_features_out = z.shape[1]
         self.offset_ = float(np.quantile(self._scores(x, log_prob), self.contamination))
+        return float(noise[0].sqrt())
 
     # --- rows and codes ----------------------------------------------------------------------------------
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.as_tensor(np.ascontiguousarray(self.scaler_.transform(X)), dtype=torch.float64)
+        """The columns that vary, standardised."""
+        return torch.as_tensor(self._columns.standardised(X), dtype=torch.float64)
 
     def _validated(self, X: Any) -> np.ndarray:
         """New rows, checked against those of `fit`, in their own units."""
         check_is_fitted(self, "model_")
-        checked: Any = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        given = plain_table(X, exact=True)
+        checked: Any = validate_data(self, given, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return checked
-
-    def _checked(self, X: Any) -> Tensor:
-        """Likewise, standardised."""
-        return self._inputs(self._validated(X))
 
     def _draws(self) -> torch.Generator:
         """The same networks for all rows, every time: a row's answer does not depend on its neighbours."""
@@ -173,8 +176,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
     @property
     def _hole_std(self) -> Tensor:
-        """`hole_std_` of standardised columns."""
-        return torch.from_numpy(self.hole_std_ / self.scaler_.scale_)
+        """`hole_std_` of the columns that vary, standardised."""
+        return torch.from_numpy(self._columns.without_units(self.hole_std_))
 
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
         return [self.model_.reconstruct(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
@@ -191,7 +194,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         Missing entries enter the encoder as their column's mean, marked as missing if it sees that (`mask_input`). What
         else they may have been is part of the deviation.
         """
-        x = self._checked(X)
+        x = self._inputs(self._validated(X))
         found = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
         mean = torch.cat([part.mean for part in found]).numpy()
         if not return_std:
@@ -199,7 +202,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
         for rows in holes.split(ROWS) if len(holes) else ():
             std[rows] = code_deviation(self.model_, x[rows], self._hole_std, int(self.samples), self._seed)
-        return mean, std.numpy()
+        # Of a pair, scikit-learn makes a table of the first only.
+        return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
     @overload
     def inverse_transform(self, Z: Any, return_std: Literal[False] = False) -> np.ndarray: ...
@@ -215,13 +219,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             raise DataError(f"the codes have {codes.shape[1]} columns, those of this estimator {self._n_features_out}.")
         found = [
             self.model_.decode(part, int(self.samples), generator=self._draws())
-            for part in torch.from_numpy(np.ascontiguousarray(codes)).split(ROWS)
+            for part in torch.tensor(codes).split(ROWS)
         ]
-        mean = self.scaler_.inverse_transform(torch.cat([part.mean for part in found]).numpy())
+        mean = self._columns.rows(torch.cat([part.mean for part in found]).numpy())
         return (mean, self._deviation(found)) if return_std else mean
 
     def _deviation(self, found: Sequence[Estimate]) -> np.ndarray:
-        return torch.cat([part.total_variance.sqrt() for part in found]).numpy() * self.scaler_.scale_
+        return self._columns.deviations(torch.cat([part.total_variance.sqrt() for part in found]).numpy())
 
     # --- outliers ----------------------------------------------------------------------------------------
 
@@ -229,10 +233,14 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         """How likely each row is, `[N]`; smaller for stranger rows.
 
         `log (1/S) sum_s p(x | network s)` of the standardised row (methods.md 6.5). A missing entry counts as an
-        average entry of the training rows, so that rows with more or fewer holes can be compared.
+        average entry of the training rows, so that rows with more or fewer holes can be compared. A column that was
+        constant in training adds nothing, but -50 where a row differs from the constant, by however much: as an entry
+        ten deviations away would, since a constant has no unit of its own.
         """
-        x = self._checked(X)
-        return self._scores(x, torch.cat([part.log_prob for part in self._reconstructions(x)]))
+        given = self._validated(X)
+        x = self._inputs(given)
+        likelihoods = torch.cat([part.log_prob for part in self._reconstructions(x)])
+        return self._scores(x, likelihoods) + self._columns.strangeness(given)
 
     def _scores(self, x: Tensor, log_prob: Tensor) -> np.ndarray:
         return (log_prob + self._entry_log_prob * x.isnan().sum(1, dtype=x.dtype)).numpy()
@@ -250,9 +258,11 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
         For choosing `latent_dim` and the rest on held-out rows: every entry is predicted without having been seen, so
         that, unlike the likelihood of a reconstruction, it does not always prefer the longer code. Missing entries are
-        left out. Cost: `samples` passes over `columns` copies of `X`. `y` is ignored.
+        left out; columns that were constant in training count as in `score_samples`. Cost: `samples` passes over
+        `columns` copies of `X`. `y` is ignored.
         """
-        x, total = self._checked(X), 0.0
+        given = self._validated(X)
+        x, total = self._inputs(given), float(self._columns.strangeness(given).sum())
         noise = self._hole_std[:, None, None]
         for truth, said in unseen(self.model_, x, int(self.samples), self._seed):
             density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
@@ -280,9 +290,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             random_state: Of the draws; None: the same every time.
         """
         given = self._validated(X)
-        for name, count, least in (("samples", samples, 1), ("rounds", rounds, 0)):
-            if count < least:
-                raise DataError(f"{name}={count}: at least {least}.")
+        samples, rounds = whole("samples", samples), whole("rounds", rounds, 0)
         x, found = self._inputs(given), empty_answers(given, samples)
         rows = np.flatnonzero(found.missing.any(1))
         seed = self._seed if random_state is None else generator_from(random_state).initial_seed()
@@ -292,7 +300,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
                 networks = torch.Generator().manual_seed(seed)  # the same for all rows
                 drawn = answers(self.model_, x[part], samples, rounds, networks)
                 noise = networks if noise is None else noise  # goes on: no two rows have the same
-                write_answers(found, part, drawn, self._hole_std, self.scaler_, noise)
+                write_answers(found, part, drawn, self._hole_std, self._columns, noise)
         return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:
@@ -306,16 +314,15 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             random_state: Of the draws; None: the same every time.
         """
         check_is_fitted(self, "model_")
-        if n_samples < 1:
-            raise DataError(f"n_samples={n_samples}: at least 1.")
+        count = whole("n_samples", n_samples)
         generator = self._draws() if random_state is None else generator_from(random_state)
-        normal = torch.randn(n_samples, self._n_features_out, dtype=torch.float64, generator=generator)
+        normal = torch.randn(count, self._n_features_out, dtype=torch.float64, generator=generator)
         codes = self._code_mean + normal @ self._code_root.T
         rows = torch.cat(
             [self.model_.decode(part, 1, generator=generator).mean for part in codes.chunk(int(self.samples))]
         )
-        noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator).numpy() * self.noise_std_
-        return self.scaler_.inverse_transform(rows.numpy()) + noise
+        noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
+        return self._columns.rows(rows.numpy() + noise.numpy() * self._columns.without_units(self.noise_std_))
 
     def __sklearn_tags__(self) -> Tags:
         """Missing values are fine."""

@@ -23,7 +23,10 @@ from marquis.laplace import CheckReport, Laplace
 from marquis.likelihoods import Likelihood
 from marquis.predictive import Prediction
 from marquis.priors import BoundPrior, Prior
+from marquis.sklearn.columns import fitted_scaler, labels_of
+from marquis.sklearn.given import plain_table
 from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
+from marquis.sklearn.options import positive, whole
 from marquis.sklearn.training import SMALL, Objective, Training
 from marquis.structures import Layout
 
@@ -135,7 +138,7 @@ class LaplaceEstimator(BaseEstimator):
         dtype, device, rounds = self._checked_options()
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         generator = torch.Generator().manual_seed(seed)
-        self.x_scaler_ = StandardScaler(with_mean=self.scale, with_std=self.scale).fit(X)
+        self.x_scaler_ = self._scaler(X, labels_of(self))
         x = self._inputs(X)
         with private_randomness(seed, device):
             network = build(self.module, X.shape[1], outputs, self.hidden_sizes, self.activation, dtype, device)
@@ -144,13 +147,18 @@ class LaplaceEstimator(BaseEstimator):
             self._train(network, x, labels, likelihood, rounds, generator)
         self.module_ = network
 
+    def _scaler(self, values: np.ndarray, labels: np.ndarray) -> StandardScaler:
+        """What standardises columns, or leaves them as they are with `scale=False`."""
+        if self.scale:
+            return fitted_scaler(values, labels)[0]
+        return StandardScaler(with_mean=False, with_std=False).fit(values)
+
     def _train(
         self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
     ) -> None:
         """Train from every start, from strict to loose, and keep the best by the evidence."""
-        training = Training(
-            self.solver, self.epochs, self.lr, self.batch_size, self.tol, print if self.verbose else None
-        )
+        epochs, batch_size = whole("epochs", self.epochs, 0), whole("batch_size", self.batch_size)
+        training = Training(self.solver, epochs, self.lr, batch_size, self.tol, print if self.verbose else None)
         given = self._prior()
         bound = given.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
         data = Batches(x, y)
@@ -232,11 +240,15 @@ class LaplaceEstimator(BaseEstimator):
             raise UnsupportedOperationError(f"dtype={self.dtype!r} is not known; choose 'float32' or 'float64'.")
         if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient")):
             raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
-        if not isinstance(self.rounds, (int, np.integer)) or self.rounds < 1:
-            raise DataError(f"rounds={self.rounds!r}: a whole number from 1 on.")
+        if self.prior is not None and not isinstance(self.prior, Prior):
+            positive("prior", self.prior)
+        rounds, epochs = whole("rounds", self.rounds), whole("epochs", self.epochs, 0)
+        try:
+            device = torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise DataError(f"device={self.device!r} is not one of torch, such as 'cpu' or 'cuda:0'.") from error
         # Without tuning, or with the network as it was given, another round would only repeat the first.
-        rounds = int(self.rounds) if self.tune and self.epochs > 0 else 1
-        return FLOATS[self.dtype], torch.device(self.device), rounds
+        return FLOATS[self.dtype], device, rounds if self.tune and epochs else 1
 
     # --- predicting --------------------------------------------------------------------------------------
 
@@ -248,7 +260,7 @@ class LaplaceEstimator(BaseEstimator):
     def _checked(self, X: Any) -> Tensor:
         """Features of new data, checked against those of `fit`."""
         check_is_fitted(self, "laplace_")
-        checked: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        checked: Any = validate_data(self, plain_table(X), reset=False, dtype=np.float64)
         return self._inputs(checked)
 
     def _predict(self, X: Any, *, keep_inputs: bool = False, **options: Any) -> Prediction:

@@ -16,7 +16,9 @@ from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.priors import Prior
 from marquis.sklearn.base import LaplaceEstimator, generator_from
+from marquis.sklearn.given import plain_labels, plain_table
 from marquis.sklearn.network import ModuleLike
+from marquis.sklearn.options import whole
 
 LINKS = ("probit", "bridge", "mc")
 
@@ -117,7 +119,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         """Train on features `X [N, features]` and labels `y [N]` of any type; returns itself."""
         if self.link not in LINKS:
             raise DataError(f"link={self.link!r} is not known; choose one of {', '.join(map(repr, LINKS))}.")
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validate_data(self, plain_table(X), plain_labels(y), dtype=np.float64)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
@@ -142,7 +144,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         return numbers.unsqueeze(1).to(torch.get_default_dtype()) if outputs == 1 else numbers
 
     def _checked_labels(self, y: Any, outputs: int) -> Tensor:
-        y = column_or_1d(y)
+        y = column_or_1d(plain_labels(y))
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise DataError(
@@ -173,7 +175,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
 
         The weights of a draw are the same for every row. How much the draws differ is what more data could settle.
         """
-        drawn = self._predict(X, keep_inputs=True, diagonal=True).sample(n_samples, generator_from(random_state))
+        count = whole("n_samples", n_samples)
+        drawn = self._predict(X, keep_inputs=True, diagonal=True).sample(count, generator_from(random_state))
         probs = drawn.sigmoid() if drawn.shape[-1] == 1 else drawn.softmax(-1)
         return np.moveaxis(_two_columns(probs.double().cpu().numpy()), 0, -1)
 

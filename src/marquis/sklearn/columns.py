@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,25 +11,130 @@ from sklearn.preprocessing import StandardScaler
 
 from marquis.errors import DataError
 
+ROUNDING = 64 * np.finfo(np.float64).eps
+"""Values that differ by this share of themselves at most are one value: a sum, added up in another order."""
 
-def column_scaler(X: np.ndarray, names: np.ndarray | None = None) -> StandardScaler:
-    """What brings each column to mean 0 and deviation 1 by its observed entries; a constant column keeps its unit.
+SAME = float(np.finfo(np.float32).eps)
+"""A new value that differs from a constant by this share of it at most is the constant, by way of single precision."""
+
+STRANGE = -50.0
+"""Log-likelihood of an entry that differs from its column's constant: that of one ten deviations away."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Columns in their own units, and standardised; a network gets those that vary.
+
+    A constant column has no unit: nothing tells by how much it might differ. So its missing entries are the constant,
+    for certain, and one that differs after all is equally strange by however much it does (`STRANGE`).
+
+    Attributes:
+        scaler: Mean and deviation of every column; the constant itself and 1 where a column is constant.
+        varies: `[d]`, False for constant columns.
+    """
+
+    scaler: StandardScaler
+    varies: np.ndarray
+
+    @property
+    def _mean(self) -> np.ndarray:
+        mean: Any = self.scaler.mean_
+        return mean
+
+    @property
+    def _scale(self) -> np.ndarray:
+        scale: Any = self.scaler.scale_
+        return scale
+
+    def standardised(self, X: np.ndarray) -> np.ndarray:
+        """The columns that vary, `[N, varying]`, in deviations from their mean."""
+        scaled: Any = self.scaler.transform(X)
+        return np.ascontiguousarray(scaled[:, self.varies])
+
+    def rows(self, z: np.ndarray) -> np.ndarray:
+        """`z [..., varying]` as rows `[..., d]` in their own units, with the constants."""
+        found = np.broadcast_to(self._mean, (*z.shape[:-1], self.varies.size)).copy()
+        found[..., self.varies] = z * self._scale[self.varies] + self._mean[self.varies]
+        return found
+
+    def deviations(self, std: np.ndarray) -> np.ndarray:
+        """Standardised deviations `[..., varying]` as `[..., d]` in their own units: 0 for constants."""
+        found = np.zeros((*std.shape[:-1], self.varies.size))
+        found[..., self.varies] = std * self._scale[self.varies]
+        return found
+
+    def without_units(self, std: np.ndarray) -> np.ndarray:
+        """Deviations `[..., d]` of all columns as standardised ones `[..., varying]`."""
+        return (std / self._scale)[..., self.varies]
+
+    def strangeness(self, X: np.ndarray) -> np.ndarray:
+        """What the constant columns add to the log-likelihood of rows, `[N]`: `STRANGE` for each that differs."""
+        constant = self._mean[~self.varies]
+        away = np.abs(X[:, ~self.varies] - constant) > SAME * np.abs(constant)  # False for NaN, which may be it
+        return STRANGE * away.sum(1)
+
+
+def labels_of(estimator: Any) -> np.ndarray:
+    """What errors call the columns of an estimator that has seen a table: 'name', or number 3."""
+    names = getattr(estimator, "feature_names_in_", None)
+    called = map("number {}".format, range(estimator.n_features_in_)) if names is None else map(repr, map(str, names))
+    return np.array(list(called), dtype=object)
+
+
+def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
+    """What brings each column to mean 0 and deviation 1 by its observed entries.
 
     Args:
         X: `[N, d]`; NaN marks missing entries.
-        names: Of the columns, for the error.
+        labels: Of the columns, for errors.
 
     Raises:
-        DataError: A column has no values at all.
+        DataError: A column has no values at all, or a deviation that double precision cannot hold; or none varies.
     """
     empty = np.flatnonzero(np.isnan(X).all(0))
     if len(empty):
-        called = ", ".join(repr(str(names[i])) if names is not None else f"number {i}" for i in empty[:5])
         raise DataError(
-            f"{len(empty)} of {X.shape[1]} columns have no values in the training rows ({called}"
+            f"{len(empty)} of {X.shape[1]} columns have no values in the training rows ({', '.join(labels[empty[:5]])}"
             f"{', ...' if len(empty) > 5 else ''}): nothing can be learnt about them; remove them."
         )
-    return StandardScaler().fit(X)
+    found = Columns(*fitted_scaler(X, labels))
+    if not found.varies.any():
+        raise DataError(
+            f"all {X.shape[1]} columns are constant in the training rows: there is nothing to learn; "
+            "sklearn.impute.SimpleImputer fills in constants."
+        )
+    return found
+
+
+def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np.ndarray]:
+    """Mean and deviation of every column, as `Columns` has them, and which ones vary.
+
+    Args:
+        X: `[N, d]`, each column with a value; NaN marks missing entries.
+        labels: Of the columns, for errors.
+
+    Raises:
+        DataError: The variance of a column that varies is not a normal number.
+    """
+    low, high = np.nanmin(X, 0), np.nanmax(X, 0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what becomes of it is looked at below
+        varies = high - low > ROUNDING * np.maximum(np.abs(low), np.abs(high))
+        scaler: Any = StandardScaler().fit(X)
+        # What varies little, compared with its mean, is a constant to scikit-learn, which then has a scale of 1.
+        unsure = varies & (scaler.scale_ == 1) & (scaler.var_ != 1)
+        away = X[:, unsure] - low[unsure]
+        scaler.mean_[unsure], scaler.var_[unsure] = low[unsure] + np.nanmean(away, 0), np.nanvar(away, 0)
+        scaler.scale_[unsure] = np.sqrt(scaler.var_[unsure])
+    normal = np.isfinite(scaler.mean_) & np.isfinite(scaler.var_) & (scaler.var_ >= np.finfo(np.float64).tiny)
+    wild = np.flatnonzero(varies & ~normal)
+    if len(wild):
+        first = wild[0]
+        raise DataError(
+            f"column {labels[first]} has values from {low[first]:.3g} to {high[first]:.3g}, whose variance is not a "
+            "normal number of double precision: give it in another unit."
+        )
+    scaler.mean_[~varies], scaler.var_[~varies], scaler.scale_[~varies] = low[~varies], 0.0, 1.0
+    return scaler, varies
 
 
 def like_table(X: Any, values: np.ndarray) -> Any:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sklearn.preprocessing import StandardScaler
-
     from marquis.autoencoders import UncertainAutoencoder
+    from marquis.sklearn.columns import Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ def write_answers(
     rows: np.ndarray,
     drawn: Tensor,
     deviation: Tensor,
-    scaler: StandardScaler,
+    columns: Columns,
     generator: torch.Generator,
 ) -> None:
     """Put what networks said at the holes of some rows: its mean, its deviation with the noise, and noisy draws.
@@ -76,20 +75,18 @@ def write_answers(
     Args:
         into: The whole table, in its own units.
         rows: Numbers of the rows.
-        drawn: What the networks say, `[samples, rows, columns]`, standardised.
-        deviation: Of a missing entry around that, `[columns]`, standardised.
-        scaler: What standardised the columns.
+        drawn: What the networks say of the columns that vary, `[samples, rows, varying]`, standardised.
+        deviation: Of a missing entry around that, `[varying]`, standardised.
+        columns: What standardised them.
         generator: Of the noise.
     """
     missing = into.missing[rows]
     noise = torch.randn(drawn.shape, dtype=drawn.dtype, generator=generator) * deviation
-    noisy: Any = scaler.inverse_transform((drawn + noise).flatten(0, 1).numpy())
-    filled: Any = scaler.inverse_transform(drawn.mean(0).numpy())
     between = drawn.var(0) if len(drawn) > 1 else torch.zeros_like(drawn[0])
-    total = (between + deviation.square()).sqrt().numpy() * scaler.scale_
-    into.mean[rows] = np.where(missing, filled, into.mean[rows])
+    total = columns.deviations((between + deviation.square()).sqrt().numpy())
+    into.mean[rows] = np.where(missing, columns.rows(drawn.mean(0).numpy()), into.mean[rows])
     into.std[rows] = np.where(missing, total, 0.0)
-    into.samples[:, rows] = np.where(missing, noisy.reshape(noise.shape), into.samples[:, rows])
+    into.samples[:, rows] = np.where(missing, columns.rows((drawn + noise).numpy()), into.samples[:, rows])
 
 
 def code_deviation(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:

@@ -15,6 +15,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from marquis.errors import DataError
 from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
+from marquis.sklearn.columns import columns_of, labels_of
+from marquis.sklearn.given import plain_table
+from marquis.sklearn.options import whole
 
 KEPT = (np.float64, np.float32)
 """Types of tables that come back as they went in, as scikit-learn's imputers do it; others become the first."""
@@ -69,9 +72,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """Learn from the observed entries of `X [N, columns]`; returns itself. `y` is ignored."""
         if not (self._marked_by_nan or isinstance(self.missing_values, Real)):
             raise DataError(f"missing_values={self.missing_values!r}: NaN or a number; encode text as numbers first.")
-        for name, least in (("samples", 1), ("rounds", 0)):
-            if getattr(self, name) < least:
-                raise DataError(f"{name}={getattr(self, name)!r}: at least {least}.")
+        whole("samples", self.samples)
+        whole("rounds", self.rounds, 0)
         table, missing = self._with_nan(X, reset=True)
         self._known = ~missing.all(0)
         if not self._known.any():
@@ -79,7 +81,9 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.indicator_: Any = None
         if self.add_indicator:
             self.indicator_ = MissingIndicator(error_on_new=False).fit(table)
-        self.estimator_ = self._autoencoder(int(self._known.sum())).fit(table[:, self._known])
+        known = table[:, self._known]
+        columns_of(known.astype(np.float64), labels_of(self)[self._known])  # refused by the names they have here
+        self.estimator_ = self._autoencoder(known.shape[1]).fit(known)
         return self
 
     def _autoencoder(self, columns: int) -> LaplacianAutoencoder:
@@ -104,7 +108,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """The table with NaN where entries are missing, and where that is."""
         table: Any = validate_data(
             self,
-            X,
+            plain_table(X, exact=True),
             reset=reset,
             dtype=KEPT,
             copy=True,
@@ -133,10 +137,9 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             random_state: Of the draws; None: the same every time.
         """
         check_is_fitted(self, "estimator_")
-        if n_samples < 1:
-            raise DataError(f"n_samples={n_samples}: at least 1.")
+        count = whole("n_samples", n_samples)
         table, missing = self._with_nan(X)
-        return self._assembled(table, missing, self._impute(table, n_samples, random_state).samples)
+        return self._assembled(table, missing, self._impute(table, count, random_state).samples)
 
     def _impute(self, table: np.ndarray, samples: int | None = None, random_state: Random = None) -> Any:
         count = self.samples if samples is None else samples

@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.sklearn.options import layer_sizes
 
 ModuleLike = nn.Module | Callable[[int, int], nn.Module] | None
 
@@ -71,10 +71,7 @@ def build(
         device: of its weights.
     """
     if module is None:
-        sizes = [hidden] if isinstance(hidden, (int, np.integer)) else list(hidden)  # searches try numpy's integers
-        if any(int(size) != size or size < 1 for size in sizes):
-            raise DataError(f"hidden_sizes={hidden!r}: sizes are whole numbers from 1 on.")
-        built: nn.Module = perceptron(inputs, outputs, [int(size) for size in sizes], activation)
+        built: nn.Module = perceptron(inputs, outputs, layer_sizes("hidden_sizes", hidden), activation)
     elif isinstance(module, nn.Module):
         built = copy.deepcopy(module)
     elif callable(module):

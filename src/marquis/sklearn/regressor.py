@@ -7,7 +7,6 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -15,6 +14,8 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.sklearn.base import FLOATS, LaplaceEstimator, generator_from
+from marquis.sklearn.given import plain_table, plain_targets
+from marquis.sklearn.options import whole
 
 
 class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
@@ -66,11 +67,13 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
 
     def fit(self, X: Any, y: Any) -> LaplaceRegressor:
         """Train on features `X [N, features]` and targets `y [N]` or `[N, outputs]`; returns itself."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        X, y = validate_data(
+            self, plain_table(X), plain_targets(y), dtype=np.float64, multi_output=True, y_numeric=True
+        )
         y = np.asarray(y, dtype=np.float64)
         self._is_flat = y.ndim == 1
         y = y.reshape(len(y), -1)
-        self.y_scaler_ = StandardScaler(with_mean=self.scale, with_std=self.scale).fit(y)
+        self.y_scaler_ = self._scaler(y, np.array([f"{i} of y" for i in range(y.shape[1])], dtype=object))
         self._targets = y.shape[1]
         self._fit(X, y, y.shape[1])
         return self
@@ -84,7 +87,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return torch.as_tensor(np.ascontiguousarray(self.y_scaler_.transform(y)), dtype=FLOATS[self.dtype])
 
     def _checked_labels(self, y: Any, outputs: int) -> Tensor:
-        return self._encode(np.asarray(y, dtype=np.float64).reshape(len(y), -1), outputs)
+        return self._encode(np.asarray(plain_targets(y), dtype=np.float64).reshape(len(y), -1), outputs)
 
     @property
     def _unit(self) -> np.ndarray:
@@ -142,9 +145,9 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
             random_state: of the draws.
             noise: draws of new observations; False for draws of the function itself.
         """
-        generator = generator_from(random_state)
+        generator, count = generator_from(random_state), whole("n_samples", n_samples)
         prediction = self._predict(X, keep_inputs=True, diagonal=True)
-        drawn = prediction.sample(n_samples, generator, labels=noise).double().cpu().numpy()
+        drawn = prediction.sample(count, generator, labels=noise).double().cpu().numpy()
         values = drawn * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
         values = np.moveaxis(values, 0, -1)
         return values[:, 0] if self._is_flat else values

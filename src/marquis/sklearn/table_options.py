@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.sklearn.options import is_number, layer_sizes, positive, whole
 from marquis.sklearn.table_training import TableTraining
 
 if TYPE_CHECKING:
@@ -22,13 +21,12 @@ def checked_options(asked: LaplacianAutoencoder, holes: bool) -> tuple[TableTrai
     Raises:
         DataError: An option has a value that cannot be meant.
     """
-    sizes = asked.hidden_sizes
-    hidden = [sizes] if isinstance(sizes, (int, np.integer)) else list(sizes)
-    counts = {"latent_dim": [asked.latent_dim], "samples": [asked.samples], "hidden_sizes": hidden}
-    for name, values in counts.items():
-        if any(int(value) != value or value < 1 for value in values):
-            raise DataError(f"{name}={getattr(asked, name)!r}: whole numbers from 1 on.")
-    if not (isinstance(asked.contamination, Real) and 0 < asked.contamination <= 0.5):
+    whole("latent_dim", asked.latent_dim)
+    whole("samples", asked.samples)
+    hidden = layer_sizes("hidden_sizes", asked.hidden_sizes)
+    positive("prior", asked.prior)
+    positive("temperature", asked.temperature)
+    if not (is_number(asked.contamination) and 0 < asked.contamination <= 0.5):
         raise DataError(f"contamination={asked.contamination!r}: the share of outliers, above 0 and at most 0.5.")
     if asked.mask_input not in (True, False, "auto"):
         raise DataError(f"mask_input={asked.mask_input!r}: True, False, or 'auto' for tables with missing entries.")
@@ -42,7 +40,7 @@ def checked_options(asked: LaplacianAutoencoder, holes: bool) -> tuple[TableTrai
         mask_input=holes if asked.mask_input == "auto" else bool(asked.mask_input),
         report=print if asked.verbose else None,
     )
-    return training, [int(size) for size in hidden]
+    return training, hidden
 
 
 def root_of(covariance: Tensor) -> Tensor:

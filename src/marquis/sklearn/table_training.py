@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, NumericalError
+from marquis.sklearn.options import is_number, positive, whole
 from marquis.sklearn.table_learner import TableLearner, can_be_written_out
 
 if TYPE_CHECKING:
@@ -50,13 +51,10 @@ class TableTraining:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         for name in ("epochs", "batch_size", "patience"):
-            value = getattr(self, name)
-            if int(value) != value or value < 1:
-                raise DataError(f"{name}={value!r}: a whole number from 1 on.")
-        if not 0 < self.learning_rate < math.inf:
-            raise DataError(f"lr={self.learning_rate!r}: a learning rate is positive.")
+            whole(name, getattr(self, name))
+        positive("lr", self.learning_rate)
         for name, value in (("validation_fraction", self.held_out), ("hide", self.hide)):
-            if not 0 <= value < 1:
+            if not (is_number(value) and 0 <= value < 1):
                 raise DataError(f"{name}={value!r}: a share from 0 to below 1.")
 
     def run(

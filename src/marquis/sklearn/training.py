@@ -14,6 +14,7 @@ from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 from marquis.sklearn.network import is_deterministic
+from marquis.sklearn.options import is_number, positive, whole
 
 SOLVERS = ("auto", "lbfgs", "adam")
 
@@ -79,11 +80,11 @@ class Training:
         """Refuse what cannot be meant."""
         if self.solver not in SOLVERS:
             raise UnsupportedOperationError(f"solver={self.solver!r} is not known; choose one of {', '.join(SOLVERS)}.")
-        if self.epochs < 0 or self.batch_size < 1 or not self.learning_rate > 0 or not self.tolerance >= 0:
-            raise DataError(
-                f"epochs={self.epochs} must be at least 0, batch_size={self.batch_size} at least 1, "
-                f"learning_rate={self.learning_rate} positive and tol={self.tolerance} not negative."
-            )
+        whole("epochs", self.epochs, 0)
+        whole("batch_size", self.batch_size)
+        positive("lr", self.learning_rate)
+        if not (is_number(self.tolerance) and self.tolerance >= 0):
+            raise DataError(f"tol={self.tolerance!r}: a number from 0 on.")
 
     def run(self, objective: Objective, generator: torch.Generator) -> int:
         """Train in place; returns the number of epochs. The network is left in eval mode."""

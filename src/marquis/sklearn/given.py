@@ -1,0 +1,101 @@
+"""What a user gives as a table, made plain before scikit-learn takes all of it for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from marquis.errors import DataError
+
+EXACT = 2**53
+"""Integers up to this one are numbers of double precision; beyond, neighbours become the same."""
+
+
+def plain_table(X: Any, *, exact: bool = False) -> Any:
+    """`X` as it is, but with NaN at the masked entries of a `numpy.ma` array.
+
+    Args:
+        X: Whatever an estimator is given; what is no table of two dimensions is left to scikit-learn.
+        exact: Whether integers that double precision would change are refused: for values that are given back.
+
+    Raises:
+        DataError: A column holds dates or durations, whose NaT scikit-learn would take for the number -9.2e18; or
+            integers that would be changed.
+    """
+    if isinstance(X, np.ma.MaskedArray):
+        _refuse_columns(X, exact)
+        floating: Any = X if X.dtype.kind in "fc" else X.astype(object)
+        return floating.filled(np.nan)
+    _refuse_columns(X if hasattr(X, "iloc") else np.asarray(X), exact)
+    return X
+
+
+def plain_labels(y: Any) -> Any:
+    """`y` as it is, a `numpy.ma` array without masked entries as a plain one.
+
+    Raises:
+        DataError: Labels are masked.
+    """
+    if isinstance(y, np.ma.MaskedArray):
+        masked = int(np.ma.getmaskarray(y).sum())
+        if masked:
+            raise DataError(f"y has {masked} masked entries of {y.size}: leave these rows out; a label must be known.")
+        return np.asarray(y)
+    return y
+
+
+def plain_targets(y: Any) -> Any:
+    """Likewise of targets, which are numbers.
+
+    Raises:
+        DataError: They are masked, or dates or durations.
+    """
+    y = plain_labels(y)
+    kind = getattr(getattr(y, "dtype", None), "kind", "")
+    if kind and kind in "mM":
+        raise DataError(f"y holds dates or durations ({y.dtype}): give numbers, for instance days since a date.")
+    return y
+
+
+def _refuse_columns(X: Any, exact: bool) -> None:
+    for name, column in _columns(X):
+        kind = getattr(column.dtype, "kind", "O")
+        if kind in "mM":
+            raise DataError(
+                f"column {name} holds dates or durations ({column.dtype}): give numbers, for instance days since a "
+                "date, with NaN where they are missing."
+            )
+        if exact and kind in "iuO":
+            large = _largest(column)
+            if large > EXACT:
+                raise DataError(
+                    f"column {name} holds integers beyond 2**53 (up to {large}), which double precision would change: "
+                    "leave it out if they are names of something, or give a difference."
+                )
+
+
+def _columns(X: Any) -> Iterator[tuple[str, Any]]:
+    """Name and values of each column; of an array of numbers that need no look at each, of all of it at once."""
+    if getattr(X, "ndim", 0) != 2:
+        return
+    if hasattr(X, "iloc"):
+        for place, name in enumerate(X.columns):
+            yield repr(str(name)), X.iloc[:, place]
+    elif X.dtype.kind in "mMiuO":
+        for place in range(X.shape[1]):
+            yield f"number {place}", X[:, place]
+
+
+def _largest(column: Any) -> int:
+    """The largest absolute value of the integers of a column that are not missing; 0 if there are none."""
+    # pandas makes floats of integers with holes, so the holes go first
+    known: Any = column.compressed() if isinstance(column, np.ma.MaskedArray) else column
+    values = np.asarray(known.dropna() if hasattr(column, "dropna") else known)
+    if values.dtype.kind in "iu":
+        return max(int(values.max()), -int(values.min())) if values.size else 0
+    if values.dtype.kind != "O":
+        return 0
+    return max((abs(int(value)) for value in values.ravel() if isinstance(value, Integral)), default=0)

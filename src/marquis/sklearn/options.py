@@ -1,0 +1,54 @@
+"""Options of an estimator, refused by name if they are no numbers of the kind that is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+from marquis.errors import DataError
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether this is a whole number, at least `least`; 2.0 is one, as searches over numpy ranges give it."""
+    return is_number(value) and int(value) == value and value >= least
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a finite real number."""
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """A count, as an int.
+
+    Raises:
+        DataError: It is none, or smaller than `least`.
+    """
+    if not is_whole(value, least):
+        raise DataError(f"{name}={value!r}: a whole number from {least} on.")
+    return int(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A positive finite number, as a float.
+
+    Raises:
+        DataError: It is none.
+    """
+    if not (is_number(value) and value > 0):
+        raise DataError(f"{name}={value!r}: a positive number.")
+    return float(value)
+
+
+def layer_sizes(name: str, sizes: Any) -> list[int]:
+    """Sizes of hidden layers; one number for one layer.
+
+    Raises:
+        DataError: One of them is no whole number from 1 on.
+    """
+    found = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+    if not all(is_whole(size, 1) for size in found):
+        raise DataError(f"{name}={sizes!r}: sizes are whole numbers from 1 on.")
+    return [int(size) for size in found]
