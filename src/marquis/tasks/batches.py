@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from marquis.curvature.progress import ProgressBar
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 
 Data = Tensor | Iterable[Any]
-"""A tensor `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
+"""A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
 
 
 class SameDraws:
@@ -40,7 +42,7 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
 
     Args:
         model: Whose device is wanted.
-        data: A tensor, which is cut, or a loader, whose batches are taken as they are.
+        data: A tensor or array, which is cut, or a loader, whose batches are taken as they are.
         batch_size: For a tensor.
         what: For the progress bar and for errors.
         progress: Whether to show a bar (on a terminal, after a second).
@@ -48,6 +50,10 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
     from marquis.autoencoders.base import inputs_of  # here, because it loads Lightning
 
     at_least_one(batch_size=batch_size)
+    if hasattr(data, "__array__"):
+        data = data_tensor(model, data, what)
+    elif not isinstance(data, Iterable):
+        raise DataError(f"{what}: data are a tensor, an array or a loader of batches, got {type(data).__name__}.")
     if isinstance(data, Tensor) and data.dim() < 2:
         raise DataError(f"{what}: data are [n, ...] with at least one entry per datum, got shape {list(data.shape)}.")
     parts: Iterable[Any] = data.split(batch_size) if isinstance(data, Tensor) else data
@@ -65,6 +71,67 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
             bar.advance()
     if not seen:
         raise DataError(f"{what}: there are no data.")
+
+
+def as_tensor(given: Any, what: str) -> Tensor:
+    """A tensor as it is; numbers in an array, a pandas table or column, or a list as a tensor.
+
+    Args:
+        given: By the user.
+        what: For errors.
+
+    Raises:
+        DataError: It is nothing of that kind, or has masked entries.
+    """
+    if isinstance(given, Tensor):
+        return given
+    if np.ma.is_masked(given):
+        masked = int(np.ma.getmaskarray(given).sum())
+        raise DataError(f"{what}: {masked} entries are masked; write x.filled(np.nan), or leave them out.")
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError):  # rows of different lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        of = f" of {array.dtype}" if isinstance(given, np.ndarray) else ""
+        raise DataError(f"{what}: a tensor or an array of numbers is wanted, got {type(given).__name__}{of}.")
+    unsigned = array.dtype.kind == "u" and array.dtype.itemsize > 1  # of which torch can do little
+    dtype = np.dtype(np.int64) if unsigned else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype, ["C", "W"]))
+
+
+def data_tensor(model: Any, data: Any, what: str) -> Tensor:
+    """`as_tensor` of data for a model: an array is taken in the model's precision, a tensor as it is."""
+    found, own = as_tensor(data, what), _first_tensor(model)
+    if isinstance(data, Tensor) or own is None or not (own.is_floating_point() and found.is_floating_point()):
+        return found
+    return found.to(own.dtype)
+
+
+@contextmanager
+def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
+    """What torch says about data that do not fit a network, with the shape of the data and the network's first layer.
+
+    Args:
+        model: That is asked inside.
+        x: The batch that it is given.
+        what: For the error.
+
+    Raises:
+        DataError: Torch refused the batch.
+    """
+    try:
+        yield
+    except (MarquisError, NotImplementedError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        first = next((p for p in parts if isinstance(p, (nn.Linear, nn.modules.conv._ConvNd))), None)
+        hint = "" if first is None else f" Its first layer is {first}."
+        raise DataError(
+            f"{what}: {type(model).__name__} cannot take data of shape {list(x.shape[1:])} each: {reason}.{hint}"
+        ) from error
 
 
 def require(model: Any, method: str) -> None:

@@ -1,4 +1,4 @@
-"""Is the confidence honest? Class probabilities, and means with variances (methods.md 8.3)."""
+"""Is the confidence honest? Class probabilities, and means with variances (methods.md 8.3), as tensors or arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import at_least_one
+from marquis.tasks.batches import as_tensor, at_least_one
 
 BINS = 15
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -79,6 +79,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         labels: True classes `[n]`, integers from 0 to C - 1.
         bins: How many bins.
     """
+    probs, labels = as_tensor(probs, "probs"), as_tensor(labels, "labels")
     _check_probabilities(probs, labels, bins)
     confidence, chosen = probs.detach().max(1)
     # Borders in the type of the probabilities: a float32 0.6 is larger than the float64 0.6 and would change bins.
@@ -151,6 +152,7 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
         target: What was to be predicted `[...]`; entries that are NaN are left out.
         levels: Probabilities in (0, 1).
     """
+    samples, target = as_tensor(samples, "samples"), as_tensor(target, "target")
     if samples.shape[1:] != target.shape or samples.dim() == target.dim() or len(samples) < 2:
         raise DataError(
             f"samples are [S, *target.shape], S at least 2; got {list(samples.shape)}, {list(target.shape)}."
@@ -168,6 +170,7 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
 
 def sharpness(variance: Tensor, level: float = 0.9) -> float:
     """Mean width of the central Gaussian interval of a level: of two models with honest coverage, take the sharper."""
+    variance = as_tensor(variance, "variance")
     if not 0 < level < 1:
         raise DataError(f"level={level} must lie between 0 and 1.")
     if not variance.numel() or not bool((variance >= 0).all()):
@@ -214,6 +217,7 @@ def _between(ordered: Tensor, target: Tensor, level: float) -> float:
 
 
 def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean, variance, target = as_tensor(mean, "mean"), as_tensor(variance, "variance"), as_tensor(target, "target")
     if not mean.shape == variance.shape == target.shape:
         shapes = f"{list(mean.shape)}, {list(variance.shape)}, {list(target.shape)}"
         raise DataError(f"mean, variance and target must have one shape, got {shapes}.")

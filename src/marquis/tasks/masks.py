@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.tasks.batches import as_tensor
 
 
 def top_half(shape: Sequence[int]) -> Tensor:
@@ -30,11 +31,12 @@ def minmax_noise(like: Tensor, generator: torch.Generator | None = None) -> Tens
 
 
 def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
-    """The mask in the shape of `x`, with no NaN left among what is called observed."""
+    """The mask in the shape of `x`, with no NaN left among what is called observed; the mask may be an array."""
+    if not isinstance(x, Tensor):
+        raise DataError(f"imputation takes a tensor [B, ...], got {type(x).__name__}: torch.as_tensor(x) makes one.")
     if x.dim() < 2 or not x.is_floating_point() or x.numel() == 0:
         raise DataError(f"imputation takes floating-point data [B, ...], got {x.dtype} of shape {list(x.shape)}.")
-    if missing is None:
-        missing = x.isnan()
+    missing = x.isnan() if missing is None else as_tensor(missing, "the mask")
     if missing.dtype != torch.bool:
         raise DataError(f"the mask must be boolean, True where an entry is missing; got {missing.dtype}.")
     if missing.shape not in (x.shape, x.shape[1:]):
@@ -55,7 +57,7 @@ def initial_fill(x: Tensor, missing: Tensor, fill: str | float | Tensor, generat
         if fill != "noise":
             raise DataError(f'fill={fill!r}: "noise", "missing", a number or a tensor.')
         return minmax_noise(x, generator)
-    value = torch.as_tensor(fill, dtype=x.dtype, device=x.device)
+    value = as_tensor(fill, "fill").to(x)
     try:
         value = value.expand_as(x)
     except RuntimeError as error:

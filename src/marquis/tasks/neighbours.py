@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.tasks.batches import as_tensor
 
 CANDIDATES = tuple(range(1, 11))
 FOLDS = 2
+
+VOTES = 2**22
+"""Votes that are counted at a time: `queries x neighbours x labels x classes`, 8 bytes each."""
 
 
 def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -> Tensor:
@@ -28,6 +32,7 @@ def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -
     """
     from sklearn.neighbors import NearestNeighbors
 
+    codes, labels, queries = as_tensor(codes, "codes"), as_tensor(labels, "labels"), as_tensor(queries, "queries")
     _check(codes, labels)
     if not ks or min(ks) < 1 or max(ks) > len(codes):
         raise DataError(f"k must lie between 1 and the number of labelled codes, {len(codes)}; got {list(ks)}.")
@@ -35,6 +40,12 @@ def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -
     near = torch.from_numpy(search.kneighbors(_array(queries), return_distance=False))
     labels = labels.cpu().long()
     classes = int(labels.max()) + 1
+    some = max(1, VOTES // (max(ks) * labels[0].numel() * classes))
+    return torch.cat([_vote(labels, part, ks, classes) for part in near.split(some)], 1)
+
+
+def _vote(labels: Tensor, near: Tensor, ks: Sequence[int], classes: int) -> Tensor:
+    """The answers for queries whose neighbours `near [m, max(ks)]` are, from the nearest on."""
     votes, answers, counted = torch.zeros(0), {}, 0
     for k in sorted(set(ks)):
         fresh = torch.nn.functional.one_hot(labels[near[:, counted:k]], classes).sum(1)
@@ -51,6 +62,7 @@ def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None 
         folds: How many folds, at most n.
         generator: For the order.
     """
+    labels = as_tensor(labels, "labels")
     n = len(labels)
     if not 2 <= folds <= n:
         raise DataError(f"{folds} folds of {n} data: there must be at least two folds and a datum for each.")
@@ -105,6 +117,8 @@ def cross_validated(
         candidates: The k to try, in this order.
         at: As for `choose_k`.
     """
+    copies, labels, fold = as_tensor(copies, "copies"), as_tensor(labels, "labels"), as_tensor(fold, "fold")
+    at = None if at is None else as_tensor(at, "at")
     if at is not None and at.shape != copies.shape[1:]:
         raise DataError(f"at must be [n, K] for copies [S, n, K]; got {list(at.shape)}, {list(copies.shape)}.")
     judged = copies if at is None else at[None]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import Data, SameDraws, at_least_one, batches, require
+from marquis.tasks.batches import Data, SameDraws, as_tensor, at_least_one, batches, naming_shape, require
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def scores(
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
-        data: A tensor `[n, ...]` or a loader.
+        data: A tensor or array `[n, ...]`, or a loader.
         samples: S, how many draws of the model; all data meet the same draws.
         generator: For the draws.
         batch_size: How a tensor is cut.
@@ -125,6 +125,7 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
         score: A likelihood score of the data to judge `[n]`.
         train: The same score of training data `[N]`.
     """
+    score, train = as_tensor(score, "score"), as_tensor(train, "train")
     if train.dim() != 1 or len(train) == 0:
         raise DataError(f"typicality needs the scores [N] of training data, got shape {list(train.shape)}.")
     return (train.mean() - score).abs()
@@ -150,12 +151,12 @@ def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> T
         raise DataError(f"the combined score needs scores that are there, got {list(of)} of {list(parts)}.")
     found = []
     for name in of:
-        score, ordered = parts[name].double(), train[name].double().sort().values
+        score, ordered = as_tensor(parts[name], name).double(), as_tensor(train[name], name).double().sort().values
         if len(ordered) == 0 or bool(ordered.isnan().any()) or bool(score.isnan().any()):
             raise DataError(f"the score {name!r} is empty or NaN: it has no place among the training scores.")
         if bool(ordered[0] != ordered[-1]):
             found.append(_rarity(score, ordered))
-    return torch.stack(found).mean(0) if found else torch.zeros_like(parts[of[0]], dtype=torch.float64)
+    return torch.stack(found).mean(0) if found else torch.zeros(len(parts[of[0]]), dtype=torch.float64)
 
 
 def _rarity(score: Tensor, ordered: Tensor) -> Tensor:
@@ -272,7 +273,8 @@ def _scores(
     found: list[Scores] = []
     shape, draws = torch.Size(), 0
     for x in batches(model, data, batch_size, what, progress):
-        said = model.reconstruct(x, samples, generator=same.again())
+        with naming_shape(model, x, what):
+            said = model.reconstruct(x, samples, generator=same.again())
         if said.mean.shape != x.shape:
             raise DataError(f"{what}: the model reconstructs {list(x.shape)} as {list(said.mean.shape)}.")
         found.append({name: score.detach().cpu() for name, score in _of_batch(said, x).items()})

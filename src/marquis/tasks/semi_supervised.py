@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, at_least_one
+from marquis.tasks.batches import SameDraws, as_tensor, at_least_one, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
@@ -56,6 +56,7 @@ def embed(
         batch_size: How many data at a time.
         progress: Show a bar on a terminal.
     """
+    x = data_tensor(model, x, "data")
     wanted, same = torch.full((len(x),), copies), SameDraws(model, generator)
     means, kept = means_and_copies(model, x, wanted, samples, same, batch_size, progress)
     return kept if copies else means
@@ -97,7 +98,8 @@ def evaluate(
         batch_size: How many data at a time.
         progress: Show bars on a terminal.
     """
-    _check(x, labels, 1, repetitions, copies)
+    x = data_tensor(model, x, "data")
+    labels = _checked_labels(x, labels, 1, repetitions, copies)
     same = SameDraws(model, generator)
     sets = label_sets(labels, per_class, repetitions, generator)
     codes = codes_of(model, x, [rows for row in sets for rows in row], copies, same, batch_size, progress)
@@ -127,8 +129,8 @@ def evaluate_codes(
         count: What k counts, see `evaluate`.
         generator: For labels and folds; the same seed gives the same labelled data whatever the codes.
     """
-    means = _checked_codes(codes, means)
-    _check(means, labels, 1, repetitions, len(codes))
+    codes, means = _checked_codes(codes, means)
+    labels = _checked_labels(means, labels, 1, repetitions, len(codes))
     sets = label_sets(labels, per_class, repetitions, generator)
     held = Codes(means, codes, torch.arange(len(means)))
     return _judged(held, labels, per_class, sets, candidates, count, generator)
@@ -167,6 +169,7 @@ def evaluate_multilabel(
         batch_size: How many data at a time.
         progress: Show bars on a terminal.
     """
+    x = data_tensor(model, x, "data")
     attributes, names = _checked_attributes(x, attributes, names, labelled, repetitions, copies)
     same = SameDraws(model, generator)
     sets = [permutation(len(x), generator)[:labelled] for _ in range(repetitions)]
@@ -187,7 +190,7 @@ def evaluate_multilabel_codes(
     generator: torch.Generator | None = None,
 ) -> MultiLabelResult:
     """`evaluate_multilabel` for codes that are there already; arguments as of it and of `evaluate_codes`."""
-    means = _checked_codes(codes, means)
+    codes, means = _checked_codes(codes, means)
     attributes, names = _checked_attributes(means, attributes, names, labelled, repetitions, len(codes))
     sets = [permutation(len(means), generator)[:labelled] for _ in range(repetitions)]
     held = Codes(means, codes, torch.arange(len(means)))
@@ -261,30 +264,35 @@ def _judged_multilabel(
     )
 
 
-def _check(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> None:
+def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> Tensor:
+    labels = as_tensor(labels, "labels")
     if labels.dim() != dim or len(labels) != len(x) or len(x) == 0:
         wanted = "[n]" if dim == 1 else "[n, A]"
         raise DataError(f"labels must be {wanted} for data [n, ...]; got {list(labels.shape)} for {list(x.shape)}.")
     if labels.is_floating_point() or labels.dtype == torch.bool or bool((labels < 0).any()):
         raise DataError(f"labels must be integers from 0, got {labels.dtype}.")
     at_least_one(repetitions=repetitions, copies=copies)
+    return labels
 
 
-def _checked_codes(codes: Tensor, means: Tensor | None) -> Tensor:
-    means = codes.mean(0) if means is None else means
+def _checked_codes(codes: Tensor, means: Tensor | None) -> tuple[Tensor, Tensor]:
+    codes = as_tensor(codes, "codes")
+    codes = codes if codes.is_floating_point() else codes.double()  # pixels, which have a mean, too
+    means = codes.mean(0) if means is None else as_tensor(means, "means")
     if codes.dim() != 3 or means.shape != codes.shape[1:] or len(codes) == 0:
         raise DataError(
             f"codes must be [S, n, K] with at least one copy, and means [n, K]; got {list(codes.shape)}, "
             f"{list(means.shape)}."
         )
-    return means
+    return codes, means
 
 
 def _checked_attributes(
     x: Tensor, attributes: Tensor, names: Sequence[str] | None, labelled: int, repetitions: int, copies: int
 ) -> tuple[Tensor, tuple[str, ...]]:
+    attributes = as_tensor(attributes, "attributes")
     attributes = attributes.long() if attributes.dtype == torch.bool else attributes
-    _check(x, attributes, 2, repetitions, copies)
+    _checked_labels(x, attributes, 2, repetitions, copies)
     names = tuple(names) if names is not None else tuple(f"attribute {i}" for i in range(attributes.shape[1]))
     if bool((attributes > 1).any()) or len(names) != attributes.shape[1]:
         raise DataError(
