@@ -81,12 +81,27 @@ def test_several_classes(wine, link):
     np.testing.assert_array_equal(probs, model.predict_proba(X))
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probs, rtol=1e-12)
     assert model.score(X, names[y]) > 0.97
-    for other in ("probit", "bridge", "mc"):
-        own = model.laplace_.predict(model._inputs(X), link=other, generator=torch.Generator().manual_seed(0)).probs
+    x, source = model._inputs(X), torch.Generator().manual_seed(0)
+    ways = {other: model.laplace_.predict(x, link=other).probs for other in ("probit", "bridge")}
+    ways["mc"] = model.laplace_.predict(x).sample(100, source).softmax(-1).mean(0)
+    for other, own in ways.items():
         assert np.allclose(own / own.sum(1, keepdim=True), probs, rtol=1e-8) == (other == link)
     draws = model.sample_proba(X[:4], 6)
     assert draws.shape == (4, 3, 6)
     np.testing.assert_allclose(draws.sum(1), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("link", ["probit", "mc"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_row_does_not_depend_on_its_neighbours(wine, link, classes, monkeypatch):
+    X, y = wine[0][wine[1] < classes], wine[1][wine[1] < classes]
+    model = LaplaceClassifier(link=link, **SMALL).fit(X, y)
+    whole = model.predict_proba(X)
+    for rows in (slice(3, 4), slice(50, 60), slice(None, None, -1)):
+        np.testing.assert_allclose(model.predict_proba(X[rows]), whole[rows], rtol=1e-9)
+    for module in ("base", "classifier"):
+        monkeypatch.setattr(f"marquis.sklearn.{module}.ROWS", 7)
+    np.testing.assert_allclose(model.predict_proba(X), whole, rtol=1e-9)
 
 
 def test_a_table_with_names(wine):

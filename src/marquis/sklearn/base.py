@@ -266,7 +266,7 @@ class LaplaceEstimator(BaseEstimator):
     def _predict(self, X: Any, *, keep_inputs: bool = False, **options: Any) -> Prediction:
         """Linearised prediction in the network's own units, a few rows at a time."""
         x = self._checked(X)
-        generator = torch.Generator().manual_seed(0)  # only link="mc" draws; the same draws every time
+        generator = torch.Generator().manual_seed(0)  # for networks whose outputs are too many for closed form
         return self.laplace_.predict_loader(
             x.split(ROWS), generator=generator, keep_inputs=keep_inputs, progress=False, **options
         )

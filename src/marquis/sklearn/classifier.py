@@ -15,12 +15,15 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.priors import Prior
-from marquis.sklearn.base import LaplaceEstimator, generator_from
+from marquis.sklearn.base import ROWS, LaplaceEstimator, generator_from
 from marquis.sklearn.given import plain_labels, plain_table
 from marquis.sklearn.network import ModuleLike
 from marquis.sklearn.options import whole
 
 LINKS = ("probit", "bridge", "mc")
+
+DRAWS, SEED = 100, 0
+"""Networks whose probabilities link="mc" averages: the same ones for all rows, every time."""
 
 
 class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
@@ -53,7 +56,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         scale: whether features are standardised first.
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.
-        link: how probabilities are averaged: "probit", "bridge", or "mc" (100 draws of the logits).
+        link: how probabilities are averaged: "probit", "bridge", or "mc" (over 100 networks, the same for all rows).
         random_state: of initial weights and mini-batches. Global generators are left alone.
         verbose: 1 prints training and tuning, 2 also shows progress bars.
 
@@ -154,9 +157,17 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
-        prediction = self._predict(X, link=self.link)
-        assert prediction.probs is not None
-        return _two_columns(prediction.probs.double().cpu().numpy())
+        if self.link == "mc":
+            found = torch.cat([self._drawn(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)])
+        else:
+            found = self._predict(X, link=self.link).probs
+        assert found is not None
+        return _two_columns(found.double().cpu().numpy())
+
+    def _drawn(self, x: Tensor, count: int, seed: int) -> Tensor:
+        """Probabilities `[count, N, outputs]` of linearised networks, the same ones for whatever rows."""
+        logits = self.laplace_.predict(x, diagonal=True).sample(count, torch.Generator().manual_seed(seed))
+        return _probabilities(logits)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`; minus infinity where a probability is 0 to machine precision."""
@@ -177,8 +188,11 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         """
         count = whole("n_samples", n_samples)
         drawn = self._predict(X, keep_inputs=True, diagonal=True).sample(count, generator_from(random_state))
-        probs = drawn.sigmoid() if drawn.shape[-1] == 1 else drawn.softmax(-1)
-        return np.moveaxis(_two_columns(probs.double().cpu().numpy()), 0, -1)
+        return np.moveaxis(_two_columns(_probabilities(drawn).double().cpu().numpy()), 0, -1)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
 def _two_columns(probs: np.ndarray) -> np.ndarray:
