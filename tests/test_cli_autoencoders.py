@@ -107,7 +107,7 @@ def test_the_report_is_the_last_thing(marquis, kept, digits, monkeypatch):
 
     monkeypatch.setattr(report, "write_report", fails)
     code, _, err = marquis("train", "lae", "--out", digits, "--resume")
-    assert code == 0 and err == "no report: no pictures today\n"
+    assert code == 0 and err.splitlines()[-1] == "no report: no pictures today"
 
 
 def test_every_other_kind_trains(marquis):

@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(f"marquis: error: {' '.join(str(error).split())}", USAGE_EXIT_CODE)
     except KeyboardInterrupt:
         _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
+    except SystemExit as end:
+        if end.code == INTERRUPTED_EXIT_CODE:  # typer makes this of Ctrl-C, and says nothing
+            _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
+        raise
 
 
 def _leave(message: str, code: int) -> None:

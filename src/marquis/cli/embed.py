@@ -11,6 +11,7 @@ from marquis.cli.options import (
     DrawSeed,
     FinishedRun,
     FirstRows,
+    Header,
     Linear,
     OverwriteFile,
     Split,
@@ -27,18 +28,22 @@ def embed(
     split: Split = None,
     samples: Draws = 100,
     linear: Linear = False,
+    header: Header = None,
     limit: FirstRows = None,
     seed: DrawSeed = 0,
     force: OverwriteFile = False,
 ) -> None:
-    """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ..."""
-    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, require_free, write_columns
+    """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ...
+
+    Columns of a table that were set apart in training (--target) are written beside them, and files of images before.
+    """
+    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
     from marquis.run import Run
 
     opened = Run.open(run)
     out = beside_run(run, "codes", data, linear) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
-    rows = opened.read(data, split=split, limit=limit)
+    rows = opened.read(data, split=split, limit=limit, header=header)
     model = opened.model(linear=linear)
 
     import torch
@@ -54,12 +59,13 @@ def embed(
     mean, std = torch.cat(means).numpy(), torch.cat(stds).numpy()
     if out.suffix.lower() in ARRAYS:
         labels = {} if rows.y is None else {"y": rows.y.numpy()}
-        write_columns(out, {"mean": mean, "std": std, **labels})
+        write_columns(out, {**path_column(rows.files), "mean": mean, "std": std, **labels})
     else:
         codes = [(f"z{number + 1}", number) for number in range(mean.shape[1])]
-        columns = {name: mean[:, number] for name, number in codes}
+        columns = {**path_column(rows.files), **{name: mean[:, number] for name, number in codes}}
         columns |= {f"{name}_std": std[:, number] for name, number in codes}
         if rows.y is not None and rows.y.ndim == 1:
             columns["label"] = rows.y.numpy()
+        columns |= {name: values.numpy() for name, values in rows.aside.items() if name not in columns}
         write_columns(out, columns)
     typer.echo(f"written: {out}")

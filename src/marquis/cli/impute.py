@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marquis.cli.options import DrawSeed, FinishedRun, FirstRows, OverwriteFile, Split
+from marquis.cli.options import DrawSeed, FinishedRun, FirstRows, Header, OverwriteFile, Split
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -50,6 +50,7 @@ def impute(
         float | None,
         typer.Option(help="For codes: on the likelihood; less than 1 trusts what was observed less.", show_default="1"),
     ] = None,
+    header: Header = None,
     limit: FirstRows = None,
     seed: DrawSeed = 0,
     force: OverwriteFile = False,
@@ -58,7 +59,8 @@ def impute(
 
     A table keeps its columns, and gets one more, NAME_std, for each one with missing entries: the standard deviation of
     the missing value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in,
-    and how much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`.
+    and how much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`. One that is
+    read may have a boolean array `missing` beside `x`, for images with other holes than halves.
 
     Two methods. `two-stage` reconstructs again and again, as published. `codes` asks which other, complete rows
     (donors) explain what was observed, by Bayes' rule, and fills in what the model makes of those: nearer to the truth
@@ -71,7 +73,7 @@ def impute(
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS), data)
-    rows = opened.read(data, split=split, limit=limit, holes=True)
+    rows = opened.read(data, split=split, limit=limit, header=header, holes=True)
     missing = _missing(rows, hide)
     if out.suffix.lower() in TABLES:
         _check_names(rows, missing)
@@ -179,7 +181,7 @@ def _in_units(
     import torch
 
     if run.scaling is not None:
-        mean, std, samples = run.scaling.unscaled(mean), std.double() * run.scaling.scale, run.scaling.unscaled(samples)
+        mean, std, samples = run.scaling.unscaled(mean), run.scaling.deviations(std), run.scaling.unscaled(samples)
     return torch.where(missing, mean, rows.original), std, torch.where(missing, samples, rows.original)
 
 

@@ -30,6 +30,10 @@ Linear = Annotated[
         "--linearised", help="By the linearised network: lae at effective temperature 1, lae-posthoc at its own."
     ),
 ]
+Header = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether a .csv file begins with names.", show_default="found out"),
+]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
 DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]

@@ -76,6 +76,11 @@ def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:
     return tuple(known or (f"column_{number}" for number in range(1, width + 1)))
 
 
+def path_column(files: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """A first column with the path of each row, where rows are images of a folder."""
+    return {} if files is None else {"path": np.array(files)}
+
+
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """A table of named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
     suffix = path.suffix.lower()

@@ -13,6 +13,7 @@ from marquis.cli.options import (
     DrawSeed,
     FinishedRun,
     FirstRows,
+    Header,
     Linear,
     OverwriteFile,
     Split,
@@ -32,7 +33,10 @@ def score(
     split: Split = None,
     samples: Draws = 100,
     linear: Linear = False,
-    reference: Annotated[int, typer.Option(help="Rows of training and of test data to compare with.")] = 1000,
+    reference: Annotated[
+        int, typer.Option(help="Rows of training and of test data to compare with, at random.")
+    ] = 1000,
+    header: Header = None,
     limit: FirstRows = None,
     seed: DrawSeed = 0,
     force: OverwriteFile = False,
@@ -46,16 +50,17 @@ def score(
     Missing entries count for nothing, so a row with more of them looks less strange; only rows with about as many, and
     as many as in the training data, can be compared.
     """
-    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, require_free, write_columns
+    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
     from marquis.errors import DataError
     from marquis.run import Run
+    from marquis.run.rows import at_random
 
     opened = Run.open(run)
     out = beside_run(run, "scores", data, linear) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
-    rows = opened.read(data, split=split, limit=limit)
+    rows = opened.read(data, split=split, limit=limit, header=header)
     model, known = opened.model(linear=linear), opened.data_module
     known.setup()
 
@@ -66,18 +71,18 @@ def score(
     def scores(x: Tensor) -> ood.Scores:  # the same draws for all three, so that they can be compared
         return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
 
-    learnt = known.train[:reference].x
+    learnt = at_random(known.train, reference, seed).x
     found, trained = scores(rows.x), scores(learnt)
     found["combined"] = ood.combined(found, trained)
     if known.test is not None:
-        inside = ood.combined(scores(known.test[:reference].x), trained)
+        inside = ood.combined(scores(at_random(known.test, reference, seed).x), trained)
         at_least = (inside[None, :] >= found["combined"][:, None]).sum(1)
         found["p_value"] = (1 + at_least).double() / (1 + len(inside))
         strange = int((at_least < 0.01 * len(inside)).sum())
         typer.echo(f"{len(rows.x)} rows, {strange} of them stranger than 99 % of {len(inside)} held-out rows")
     first = ("combined", "p_value")
     ordered = [name for name in first if name in found] + [name for name in found if name not in first]
-    write_columns(out, {name: found[name].numpy() for name in ordered})
+    write_columns(out, {**path_column(rows.files), **{name: found[name].numpy() for name in ordered}})
     holes, usual = (float(x.isnan().float().mean()) for x in (rows.x, learnt))
     if holes or usual:
         typer.echo(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marquis.cli.options import Header
+
 if TYPE_CHECKING:
     from marquis.autoencoders import BaseAutoencoder, Trained
     from marquis.run import Run
@@ -53,11 +55,14 @@ def train(
     patience: Annotated[
         int | None, typer.Option(help="Epochs without improvement before it stops.", show_default="8")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per batch.", show_default="128")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows per batch.", show_default="128, fewer of few rows")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.001")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and random draws.", show_default="0")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many training rows.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Column of a table to leave out; may be repeated.")] = None,
+    header: Header = None,
     size: Annotated[int | None, typer.Option(help="Resize the images of a folder to this edge.")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="The first folder to look in for data.", show_default="$MARQUIS_DATA")
@@ -87,6 +92,7 @@ def train(
         "limit": limit,
         "target": tuple(target) if target else None,
         "size": size,
+        "header": header,
         "data_dir": None if data_dir is None else str(data_dir.absolute()),
     }
     run = _run(given, out, resume, force)
@@ -120,6 +126,7 @@ def _run(given: dict[str, Any], out: Path | None, resume: bool, force: bool) -> 
 def _train(run: Run, report: bool) -> None:
     from marquis.atomic import write_json
     from marquis.autoencoders import fit, save
+    from marquis.cli.quality import learnt_nothing
     from marquis.run.directory import SUMMARY
 
     settings, data = run.settings, run.data_module
@@ -133,6 +140,9 @@ def _train(run: Run, report: bool) -> None:
     summary = _summary(run, finished, trained)
     write_json(run.path / SUMMARY, summary)
     _show(summary)
+    warning = learnt_nothing(summary)
+    if warning is not None:
+        typer.echo(f"marquis: warning: {warning}", err=True)
     typer.echo(f"written: {run.path}")
     if report:
         _report(run.path)
@@ -140,7 +150,7 @@ def _train(run: Run, report: bool) -> None:
 
 def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, Any]:
     """What came out: the training in numbers, and how well held-out rows are reconstructed."""
-    from marquis.cli.quality import quality
+    from marquis.cli.quality import ERROR_OF_MEAN, error_of_mean, quality
 
     data = run.data_module
     held_out = data.test if data.test is not None else data.validation
@@ -156,7 +166,9 @@ def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, An
     last = trained.rows[trained.best_epoch] if trained.rows else {}
     names = {"noise_precision": "noise precision", "prior_precision": "prior precision", "temperature": "temperature"}
     found |= {names[name]: last[name] for name in names if name in last}
-    return found if held_out is None else {**found, **quality(model, held_out)}
+    if held_out is None:
+        return found
+    return {**found, **quality(model, held_out), ERROR_OF_MEAN: error_of_mean(data.train, held_out)}
 
 
 def _show(summary: dict[str, Any]) -> None:

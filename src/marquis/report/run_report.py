@@ -92,7 +92,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 def _in_units(scaling: Scaling, originals: Tensor, found: Study) -> tuple[Tensor, Study, str]:
     """Examples of a table as the user knows them."""
-    said, squared = found.examples, scaling.scale.square()
+    said, squared = found.examples, scaling.deviations(scaling.scale.new_ones(())).square()
     examples = Examples(
         scaling.unscaled(said.mean),
         None if said.variance is None else said.variance.double() * squared,

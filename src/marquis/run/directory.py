@@ -24,9 +24,10 @@ from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.run.rows import Rows, rows_of
+from marquis.run.fingerprint import fingerprint
+from marquis.run.rows import Rows, at_random, rows_of
 from marquis.run.scaling import Scaling
-from marquis.run.settings import Settings
+from marquis.run.settings import Settings, rows_per_batch
 
 VERSION = 1
 CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
@@ -47,6 +48,7 @@ class Run:
         scaling: Of the columns of a table; None for images.
         columns: Names of a table's columns, where it has them.
         brightest: Largest value of the training images; None for tables, and in runs of before it was kept.
+        trained_on: `fingerprint` of the training data, if they are the user's own; None in runs of before it was kept.
     """
 
     path: Path
@@ -55,6 +57,7 @@ class Run:
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
     brightest: float | None = None
+    trained_on: str | None = None
 
     # Making and opening
 
@@ -75,6 +78,7 @@ class Run:
             raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
         run = cls._described(path, settings)
         run.spec.build(settings.seed)  # refuses what cannot be built before anything is removed or written
+        run.data_module.setup()  # likewise too few rows
         if occupied:
             _remove_run(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -84,6 +88,8 @@ class Run:
     @classmethod
     def _described(cls, path: Path, settings: Settings) -> Run:
         train = _load(settings, "train")
+        if settings.batch_size is None:
+            settings = replace(settings, batch_size=rows_per_batch(len(train)))
         shape = train.shape[1:]
         scaling = None
         if len(shape) == 1 and settings.likelihood == "gaussian":
@@ -100,7 +106,7 @@ class Run:
             options=settings.options(len(train)),
         )
         brightest = None if len(shape) == 1 else _largest(train)
-        return cls(path, settings, spec, scaling, train.feature_names, brightest)
+        return cls(path, settings, spec, scaling, train.feature_names, brightest, fingerprint(settings.data))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -124,9 +130,10 @@ class Run:
             if any((width,) != spec.shape for width in widths):
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
             brightest = None if held.get("brightest") is None else float(held["brightest"])
+            trained_on = None if held.get("trained_on") is None else str(held["trained_on"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
-        return cls(path, settings, spec, scaling, columns, brightest)
+        return cls(path, settings, spec, scaling, columns, brightest, trained_on)
 
     def resumed(self, given: dict[str, Any]) -> Run:
         """The same run, if what is given now does not contradict its settings."""
@@ -144,6 +151,7 @@ class Run:
             "scaling": None if self.scaling is None else self.scaling.as_json(),
             "columns": None if self.columns is None else list(self.columns),
             "brightest": self.brightest,
+            "trained_on": self.trained_on,
         }
         write_json(self.path / CONFIG, held)
 
@@ -193,8 +201,19 @@ class Run:
 
     @functools.cached_property
     def data_module(self) -> DataModule:
-        """Training, validation and test rows, scaled."""
+        """Training, validation and test rows, scaled.
+
+        Raises:
+            DataError: They cannot be read, or are not what the run was trained on.
+        """
         settings = self.settings
+        assert settings.batch_size is not None, "known since the run was made"
+        now = None if self.trained_on is None else fingerprint(settings.data)
+        if now is not None and now != self.trained_on:
+            raise DataError(
+                f"the training data of {self.path}: {settings.data} is not as it was in training, so that rows which "
+                "were trained on would be held out; bring it back, or train anew"
+            )
         if settings.data == "celeba":  # its official validation rows
             options = {"limit": settings.limit, "data_dir": settings.data_dir}
             return DataModule("celeba", batch_size=settings.batch_size, seed=settings.seed, **options)
@@ -216,6 +235,9 @@ class Run:
         *,
         split: str | None = None,
         limit: int | None = None,
+        some: int | None = None,
+        seed: int = 0,
+        header: bool | None = None,
         holes: bool = False,
     ) -> Rows:
         """Rows of another file, folder or data set, as the model wants them.
@@ -224,6 +246,9 @@ class Run:
             name: As in `mq.data.load`; by default the test rows of a named set and all rows of a file.
             split: "train", "test" or "all".
             limit: Only the first so many.
+            some: At most so many, taken at random.
+            seed: For that.
+            header: For `.csv`: whether the first line has names; found out by default.
             holes: Whether entries may be missing although the model was trained on complete data, as they are to be
                 filled in.
 
@@ -233,11 +258,12 @@ class Run:
         from marquis.data.registry import SETS
 
         split = split or ("test" if str(name) in SETS else None)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"header": header}
         if self.settings.size is not None and os.path.isdir(name):
             options["size"] = self.settings.size
         dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
         data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
+        data = data if some is None else at_random(data, some, seed)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         rows = rows_of(data, self.spec.shape, **described)
         self._check_units(data)
@@ -270,7 +296,8 @@ def _largest(data: Data) -> float:
 
 def _load(settings: Settings, split: str) -> Data:
     """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
-    options: dict[str, Any] = {"target": settings.target or None, "size": settings.size, "limit": settings.limit}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
+    options["target"] = settings.target or None
     data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
     return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)
 
@@ -289,6 +316,7 @@ def _remove_run(path: Path) -> None:
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (MODEL, SUMMARY, METRICS, "report.html"):
         (path / name).unlink(missing_ok=True)
-    for pattern in ("evaluation.*", "evaluation-linearised.*", "ood-*.*"):  # what `marquis evaluate` said about it
+    # what the commands said about it, where nobody asked for another place
+    for pattern in ("evaluation.*", "evaluation-linearised.*", "ood-*.*", "scores-*.csv", "codes-*.csv", "samples.*"):
         for stale in path.glob(pattern):
             stale.unlink(missing_ok=True)

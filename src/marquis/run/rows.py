@@ -28,6 +28,7 @@ class Rows:
         names: Of the columns, for a table that has names.
         file_names: Likewise as they stand in the file, with those that were set apart in training.
         aside: These, as read.
+        files: Of images in a folder, the file of each.
     """
 
     x: Tensor
@@ -37,6 +38,15 @@ class Rows:
     names: tuple[str, ...] | None
     file_names: tuple[str, ...] | None = None
     aside: Mapping[str, Tensor] = field(default_factory=dict)
+    files: tuple[str, ...] | None = None
+
+
+def at_random(data: Data, most: int, seed: int) -> Data:
+    """At most so many rows, in their order: files and folders are often sorted by class, so the first would not do."""
+    if len(data) <= most:
+        return data
+    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:most]
+    return data[rows.sort().values]
 
 
 def rows_of(
@@ -70,7 +80,8 @@ def rows_of(
     if bool(too_large.any()):
         row = int(too_large.nonzero()[0])
         raise DataError(f"{data.source}: row {row} has a number too large for the model; mark missing values as NaN")
-    return Rows(scaled, x, data.y, data.source, names or columns, data.feature_names or columns, aside)
+    found = names or columns, data.feature_names or columns, aside
+    return Rows(scaled, x, data.y, data.source, *found, data.files)
 
 
 def _in_order(

@@ -18,18 +18,20 @@ class Scaling:
 
     Attributes:
         mean: `[d]`, float64.
-        scale: `[d]`, float64, positive.
+        scale: `[d]`, float64, positive; 1 for a constant column, which has no unit.
+        constant: `[d]`, which columns are: there, whatever a model says, the answer is the constant.
     """
 
     mean: Tensor
     scale: Tensor
+    constant: Tensor
 
     @classmethod
     def of(cls, x: Tensor, names: Sequence[str] | None = None) -> Scaling:
-        """From training rows `[N, d]`; missing entries are left out, and a constant column keeps its unit.
+        """From training rows `[N, d]`; missing entries are left out.
 
         Raises:
-            DataError: A column has no values.
+            DataError: A column has no values, or values whose deviation no double can hold.
         """
         seen = ~x.isnan()
         count = seen.sum(0)
@@ -39,10 +41,15 @@ class Scaling:
             raise DataError(f"column {called} has no values in the training rows; remove it")
         values = torch.where(seen, x, 0).double()
         mean = values.sum(0) / count
-        deviation = (torch.where(seen, x.double() - mean, 0).square().sum(0) / count).sqrt()
-        # rounding gives a constant column a deviation that is not quite zero
-        constant = deviation <= 1e-12 * mean.abs()
-        return cls(mean, torch.where(constant | (deviation == 0), 1.0, deviation))
+        away = torch.where(seen, x.double() - mean, 0)
+        deviation = (away.square().sum(0) / count).sqrt()
+        constant = away.abs().amax(0) <= 1e-12 * mean.abs()  # a mean of equal numbers may be off by a bit
+        wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
+        if bool(wrong.any()):
+            number = int(wrong.nonzero()[0])
+            called = repr(names[number]) if names else f"number {number + 1}"
+            raise DataError(f"column {called} has numbers too large or too small to be scaled; use other units")
+        return cls(torch.where(constant, first_seen(x, seen), mean), torch.where(constant, 1.0, deviation), constant)
 
     def scaled(self, x: Tensor) -> Tensor:
         """To mean 0 and standard deviation 1."""
@@ -50,16 +57,30 @@ class Scaling:
 
     def unscaled(self, x: Tensor) -> Tensor:
         """Back to the units of the data, in float64."""
-        return x.double() * self.scale + self.mean
+        return torch.where(self.constant, self.mean, x.double() * self.scale + self.mean)
 
-    def as_json(self) -> dict[str, list[float]]:
+    def deviations(self, std: Tensor) -> Tensor:
+        """Standard deviations in the units of the data, in float64; none of what is constant."""
+        return torch.where(self.constant, 0.0, std.double() * self.scale)
+
+    def as_json(self) -> dict[str, list[Any]]:
         """What JSON can hold, exactly."""
-        return {"mean": self.mean.tolist(), "scale": self.scale.tolist()}
+        return {"mean": self.mean.tolist(), "scale": self.scale.tolist(), "constant": self.constant.tolist()}
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> Scaling:
-        """The inverse of `as_json`."""
+        """The inverse of `as_json`; in runs of before it was kept, no column is taken for constant."""
         mean, scale = (torch.tensor(held[name], dtype=torch.float64) for name in ("mean", "scale"))
-        if mean.shape != scale.shape or mean.ndim != 1 or not bool((scale > 0).all() & mean.isfinite().all()):
+        constant = torch.tensor(held.get("constant", [False] * len(mean)), dtype=torch.bool)
+        if (
+            not mean.shape == scale.shape == constant.shape
+            or mean.ndim != 1
+            or not bool((scale > 0).all() & mean.isfinite().all())
+        ):
             raise DataError("the scaling of the run is damaged: means and positive scales of all columns are needed")
-        return cls(mean, scale)
+        return cls(mean, scale, constant)
+
+
+def first_seen(x: Tensor, seen: Tensor) -> Tensor:
+    """The first value of each column that is not missing, `[d]`."""
+    return x.double().gather(0, seen.int().argmax(0, keepdim=True))[0]

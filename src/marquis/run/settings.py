@@ -16,8 +16,11 @@ CHANGEABLE = ("epochs",)
 """What may differ when a run is resumed: more epochs continue the same training."""
 SEEDS = 2**32
 """So many there are: NumPy takes no more."""
-LATER = ("structure", "temperature")
+CURVATURE = ("structure", "temperature")
+LATER = (*CURVATURE, "header")
 """Came after the first runs were written, which have the defaults."""
+LEAST = {"epochs": 1, "patience": 1, "batch_size": 1, "seed": 0, "latent": 1, "size": 1}
+LARGEST_BATCH, SMALLEST_BATCH = 128, 16
 EVERY = 20
 """Steps between two curvatures that have to be decomposed (Kronecker, block, full), at most."""
 AN_EPOCH = 10
@@ -35,6 +38,15 @@ def steps_between(rows: int, batch_size: int) -> int:
     return min(EVERY, max(1, rows // (batch_size * AN_EPOCH)))
 
 
+def rows_per_batch(rows: int) -> int:
+    """128, but fewer of few rows, so that an epoch has ten steps where it can.
+
+    Patience and the learning rate's schedule count epochs: with two steps in each, training on 178 wines ended before
+    it had learnt anything.
+    """
+    return min(LARGEST_BATCH, max(SMALLEST_BATCH, rows // AN_EPOCH))
+
+
 @dataclass(frozen=True)
 class Settings:
     """All options of a training, with their defaults.
@@ -48,7 +60,7 @@ class Settings:
         width: Factor on hidden units and channels.
         epochs: At most so many.
         patience: Epochs without improvement before training stops.
-        batch_size: Rows per batch.
+        batch_size: Rows per batch; None until the data are known, see `rows_per_batch`.
         lr: Learning rate.
         seed: Of weights, order of the data and random draws.
         preset: Published settings of the Laplacian autoencoder, "paper" or "paper-code".
@@ -58,6 +70,7 @@ class Settings:
         data_dir: Folder to look for data in.
         target: Columns of a table that are not part of the data.
         size: Edge to which images of a folder are resized.
+        header: Whether a .csv file begins with names; None: it is found out.
     """
 
     model: str
@@ -68,7 +81,7 @@ class Settings:
     width: float = 1.0
     epochs: int = 100
     patience: int = 8
-    batch_size: int = 128
+    batch_size: int | None = None
     lr: float = 1e-3
     seed: int = 0
     preset: str | None = None
@@ -78,21 +91,22 @@ class Settings:
     size: int | None = None
     structure: str | None = None
     temperature: float | None = None
+    header: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant; what concerns networks and data is refused where they are made."""
         find_kind(self.model)
         if self.preset is not None and self.model != "lae":
             raise DataError(f"--preset belongs to the model lae, not to {self.model}")
-        for name in LATER:
+        for name in CURVATURE:
             if getattr(self, name) is not None and self.model not in ("lae", "lae-posthoc"):
                 raise DataError(f"--{name} belongs to the models lae and lae-posthoc, not to {self.model}")
         if self.likelihood not in ("gaussian", "bernoulli"):
             raise DataError(f"likelihood {self.likelihood!r} is not known; use gaussian or bernoulli")
-        for name, least in (("epochs", 1), ("patience", 1), ("batch_size", 1), ("seed", 0), ("latent", 1)):
-            if getattr(self, name) < least:
-                raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
-
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise DataError(f"{name.replace('_', '-')} must be at least {least}, not {value}")
         if self.seed >= SEEDS:
             raise DataError(f"seed must be less than {SEEDS}, not {self.seed}")
 
@@ -100,7 +114,7 @@ class Settings:
         """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
         named: dict[str, Any] = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
         if self.model == "lae" and self.structure not in (None, "diagonal"):
-            named["every"] = steps_between(rows, self.batch_size)
+            named["every"] = steps_between(rows, self.batch_size or rows_per_batch(rows))
         return {name: value for name, value in named.items() if value is not None}
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, batches, require
+from marquis.tasks.batches import SameDraws, batches, naming_shape, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,8 @@ def means_and_copies(
     for batch in batches(model, x, batch_size, "codes", progress):
         here = wanted[start : start + len(batch)]
         start, keep = start + len(batch), bool(here.any())
-        said = model.encode(batch, samples, generator=same.again(), keep=keep)
+        with naming_shape(model, batch, "codes"):
+            said = model.encode(batch, samples, generator=same.again(), keep=keep)
         if len(said.mean) != len(batch) or (keep and (said.samples is None or said.samples.shape[1] != len(batch))):
             raise DataError("encode(x, keep=True) must give a mean [n, K] and samples [S, n, K].")
         means.append(said.mean.flatten(1).cpu())

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.tasks.batches import at_least, at_least_one, batches, device_of, dtype_of, require
+from marquis.tasks.batches import (
+    at_least,
+    at_least_one,
+    batches,
+    data_tensor,
+    device_of,
+    dtype_of,
+    naming_shape,
+    require,
+)
 from marquis.tasks.imputation_results import Imputation, ImputationErrors, WeightedImputation, errors
 from marquis.tasks.imputation_weighted import condition
 from marquis.tasks.masks import as_mask, initial_fill, minmax_noise, top_half
@@ -75,6 +84,7 @@ def impute(
     require(model, "reconstruct")
     at_least_one(samples=samples, averaged=averaged)
     at_least(0, "rounds", rounds)
+    x = data_tensor(model, x, "imputation")
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
     left_to_model = isinstance(fill, str) and fill == "missing"
@@ -84,7 +94,8 @@ def impute(
         start += len(first)
         hidden = missing[rows].to(first.device)
         told = torch.where(hidden, torch.nan, first) if left_to_model else first
-        found = _two_stages(model, told, hidden, samples, averaged, rounds, generator)
+        with naming_shape(model, first, "imputation"):
+            found = _two_stages(model, told, hidden, samples, averaged, rounds, generator)
         parts.append([part.to(x.device) for part in found])
     reconstructions = torch.cat([part[0] for part in parts], 1)
     within, noise = (torch.where(missing, torch.cat([part[i] for part in parts]), 0) for i in (1, 2))

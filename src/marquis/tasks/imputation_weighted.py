@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.tasks.batches import SameDraws, at_least_one, batches, require
+from marquis.tasks.batches import SameDraws, at_least_one, batches, data_tensor, naming_shape, require
 from marquis.tasks.imputation_results import WeightedImputation
 from marquis.tasks.masks import as_mask
 
@@ -62,6 +62,7 @@ def condition(
     at_least_one(networks=networks, samples=samples)
     if not (math.isfinite(exponent) and exponent >= 0):
         raise DataError(f"exponent={exponent} must be a number from 0 on.")
+    x, donors = data_tensor(model, x, "imputation"), data_tensor(model, donors, "donors")
     missing = as_mask(x, missing)
     _check_donors(donors, x)
     means, noise = _candidates(model, donors, SameDraws(model, generator), networks, batch_size, progress)
@@ -147,7 +148,8 @@ def _candidates(
     """Answers `[L N, D]`, networks outermost, and noise variances `[N, D]`, or `[1, D]` if all are alike."""
     answers, noises = [], []
     for batch in batches(model, donors, batch_size, "donors", progress):
-        said = model.reconstruct(batch, networks, generator=same.again(), keep=True)
+        with naming_shape(model, batch, "donors"):
+            said = model.reconstruct(batch, networks, generator=same.again(), keep=True)
         if said.samples is None or said.samples.shape[1:] != batch.shape:
             got = None if said.samples is None else list(said.samples.shape)
             raise DataError(

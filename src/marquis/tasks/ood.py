@@ -290,8 +290,9 @@ def _scores(
 
 def _of_batch(said: Reconstruction, x: Tensor) -> Scores:
     error = (said.mean - x).square()
-    # mean over draws of the squared error = that of the mean + biased variance (methods.md 6.5): no draw is kept
-    spread = said.variance * ((said.draws - 1) / said.draws)
+    # mean over draws of the squared error = that of the mean + biased variance (methods.md 6.5): no draw is kept.
+    # Around a mean that is known (and so the expected error's) the variance is the mean square already.
+    spread = said.variance if getattr(said, "mean_known", False) else said.variance * ((said.draws - 1) / said.draws)
     return {
         "error": torch.where(x.isnan(), 0, error + spread).flatten(1).sum(1),
         "nll": -said.log_prob,
