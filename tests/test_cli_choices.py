@@ -206,6 +206,13 @@ def test_too_few_rows_leave_no_folder_behind(marquis, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_too_few_for_validation_are_said(marquis, tmp_path):
+    (tmp_path / "few.csv").write_text("a,b\n" + "".join(f"{i},{i * i}\n" for i in range(6)))
+    words = ("train", "ae", "--data", tmp_path / "few.csv", "--out", tmp_path / "run", *ONE_EPOCH)
+    code, out, err = marquis(*words)
+    assert code == 0 and "5 rows are too few to hold any back" in out and "across ranks" not in err
+
+
 def test_old_answers_go_with_the_old_model(marquis, run):
     assert marquis("score", run, run.parent / "table.csv", "--samples", "2")[0] == 0
     assert marquis("embed", run, run.parent / "table.csv", "--samples", "2")[0] == 0

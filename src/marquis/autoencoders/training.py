@@ -200,7 +200,8 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            for text in ("many workers", "smaller than the logging interval", "exists and is not empty", "LeafSpec"):
+            tips = ("many workers", "smaller than the logging interval", "exists and is not empty", "LeafSpec")
+            for text in (*tips, "Total length of `list` across ranks is zero"):  # no validation data: they are optional
                 warnings.filterwarnings("ignore", f".*{text}.*")
             yield
     finally:

@@ -131,6 +131,8 @@ def _train(run: Run, report: bool) -> None:
 
     settings, data = run.settings, run.data_module
     data.setup()
+    if data.validation is None:
+        typer.echo(f"{len(data.train)} rows are too few to hold any back: nothing tells when to stop but --epochs")
     typer.echo(f"training {settings.model} on {len(data.train)} rows of {settings.data}; the run is in {run.path}")
     model = run.spec.build(settings.seed)
     options: dict[str, Any] = {"max_epochs": settings.epochs, "patience": settings.patience, "seed": settings.seed}
