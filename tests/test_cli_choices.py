@@ -17,9 +17,9 @@ from cli_commands import ONE_EPOCH, exit_code, one_line
 from marquis.cli.quality import ERROR, ERROR_OF_MEAN, learnt_nothing
 from marquis.data import Data
 from marquis.run import Run, Scaling
-from marquis.run.fingerprint import fingerprint
 from marquis.run.rows import at_random
 from marquis.run.settings import rows_per_batch
+from marquis.run.training_data import fingerprint
 
 
 @pytest.fixture(scope="module")

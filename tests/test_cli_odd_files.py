@@ -98,8 +98,8 @@ def test_images_stay_bytes_when_a_run_is_made(marquis, monkeypatch):
     """As floats they take four times the memory."""
     np.save("uint8.npy", np.random.RandomState(0).randint(0, 200, (30, 1, 8, 8)).astype(np.uint8))
     seen = []
-    load = directory._load
-    monkeypatch.setattr(directory, "_load", lambda *args: seen.append(load(*args)) or seen[-1])
+    load = directory.load_rows
+    monkeypatch.setattr(directory, "load_rows", lambda *args: seen.append(load(*args)) or seen[-1])
     run = Run.create("run", Settings("ae", "uint8.npy", architecture="dense", width=0.125))
     assert run.brightest == pytest.approx(199 / 255) and {data.stored.dtype for data in seen} == {torch.uint8}
     assert not any("x" in vars(data) for data in seen)  # a cached property, which was not asked for

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from marquis.atomic import write_json
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
@@ -24,10 +24,10 @@ from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.run.fingerprint import fingerprint
 from marquis.run.rows import Rows, at_random, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import Settings, rows_per_batch
+from marquis.run.training_data import fingerprint, largest_of, load_rows, missing_in
 
 VERSION = 1
 CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
@@ -87,7 +87,7 @@ class Run:
 
     @classmethod
     def _described(cls, path: Path, settings: Settings) -> Run:
-        train = _load(settings, "train")
+        train = load_rows(settings, "train")
         if settings.batch_size is None:
             settings = replace(settings, batch_size=rows_per_batch(len(train)))
         shape = train.shape[1:]
@@ -101,11 +101,11 @@ class Run:
             settings.architecture,
             settings.width,
             settings.likelihood,
-            missing=_missing(train),
+            missing=missing_in(train),
             lr=settings.lr,
             options=settings.options(len(train)),
         )
-        brightest = None if len(shape) == 1 else _largest(train)
+        brightest = None if len(shape) == 1 else largest_of(train)
         return cls(path, settings, spec, scaling, train.feature_names, brightest, fingerprint(settings.data))
 
     @classmethod
@@ -218,7 +218,7 @@ class Run:
             options = {"limit": settings.limit, "data_dir": settings.data_dir}
             return DataModule("celeba", batch_size=settings.batch_size, seed=settings.seed, **options)
         try:
-            train, test = (self._scaled(_load(settings, split)) for split in ("train", "test"))
+            train, test = (self._scaled(load_rows(settings, split)) for split in ("train", "test"))
         except DataError as problem:
             raise DataError(f"the training data of {self.path}: {problem}") from problem
         return DataModule(train, test=test, batch_size=settings.batch_size, seed=settings.seed)
@@ -278,36 +278,13 @@ class Run:
         """Refuse images from 0 to 255 where those of training went to 1, and the other way round."""
         if self.brightest is None:
             return
-        largest = _largest(data)
+        largest = largest_of(data)
         brighter = largest > OTHER_UNITS * max(self.brightest, 1e-6)
         if brighter or (0 < largest <= 1 and self.brightest > OTHER_UNITS):
             raise DataError(
                 f"{data.source} has values up to {largest:.4g}, the training images up to {self.brightest:.4g}; "
                 f"bring them to the same units, for instance by {'dividing' if brighter else 'multiplying'} by 255"
             )
-
-
-def _largest(data: Data) -> float:
-    """Largest absolute value, without making floats of bytes: they would not fit into memory where images are many."""
-    if data.stored.dtype == torch.uint8:
-        return float(data.stored.max()) / 255
-    return float(data.stored.nan_to_num(0.0).abs().max())
-
-
-def _load(settings: Settings, split: str) -> Data:
-    """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
-    options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
-    options["target"] = settings.target or None
-    data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
-    return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)
-
-
-def _missing(train: Data) -> Missing:
-    """What the model is told about missing entries: tables may have some later on, even if there are none now."""
-    holes = bool(train.stored.isnan().any())
-    if len(train.shape) == 2:
-        return "mask" if holes else True
-    return holes
 
 
 def _remove_run(path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The data that a run is trained on: read as they are, and known again later."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marquis.autoencoders.base import Missing
+from marquis.data import Data, load
+from marquis.data.registry import SETS
+from marquis.run.settings import Settings
+
+
+def largest_of(data: Data) -> float:
+    """Largest absolute value, without making floats of bytes: they would not fit into memory where images are many."""
+    if data.stored.dtype == torch.uint8:
+        return float(data.stored.max()) / 255
+    return float(data.stored.nan_to_num(0.0).abs().max())
+
+
+def load_rows(settings: Settings, split: str) -> Data:
+    """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
+    options["target"] = settings.target or None
+    data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
+    return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)
+
+
+def missing_in(train: Data) -> Missing:
+    """What the model is told about missing entries: tables may have some later on, even if there are none now."""
+    holes = bool(train.stored.isnan().any())
+    if len(train.shape) == 2:
+        return "mask" if holes else True
+    return holes
+
+
+def fingerprint(data: str) -> str | None:
+    """SHA-256 of a file's content, of a folder's names and sizes; None for named sets, which have their own.
+
+    Held-out rows are chosen by their number in the file: a row more, and rows that were trained on would be held out.
+    Cost: the file is read once, of a folder nothing but its lists.
+    """
+    path = Path(data)
+    if data in SETS or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    if path.is_file():
+        with open(path, "rb") as file:
+            for part in iter(lambda: file.read(1 << 20), b""):
+                digest.update(part)
+        return digest.hexdigest()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            found = Path(folder) / name
+            digest.update(f"{found.relative_to(path).as_posix()} {found.stat().st_size}\n".encode())
+    return digest.hexdigest()
