@@ -17,7 +17,7 @@ from marquis.experiments import ood, ood_readings, ood_rows
 from marquis.experiments.ahead import work_ahead
 from marquis.experiments.ood_layers import by_layer
 from marquis.experiments.ood_pictures import STYLES
-from marquis.experiments.ood_report import _each_training
+from marquis.experiments.ood_report import _each_training, _verdict
 from marquis.experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
 from marquis.experiments.ood_scores import keep, kept
 from marquis.experiments.ood_tables import COLUMNS, LABELS, PAPER, score_name, values
@@ -221,6 +221,18 @@ def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
     assert row["error"] == pytest.approx(sum(one["error"] for one in singly) / count, rel=1e-6)
     assert row["error"] not in [one["error"] for one in singly]
     assert len(list(place.shared.glob("*.safetensors"))) == count  # nothing was trained twice
+
+
+@pytest.mark.parametrize("typicality", [0.976, 0.974])
+def test_the_page_says_who_reaches_all_four_at_once(typicality):
+    def row(key, *areas):
+        table = {column: {"auroc": area} for column, area in zip(COLUMNS, areas, strict=True)}
+        return {"key": key, "failed": None, "table": table}
+
+    rows = [row("online-sketched", 0.99, 0.99, 0.90, 0.99), row(ood.TANGENT, 0.98, typicality, 0.92, 0.96)]
+    said = _verdict(rows, PAPER).splitlines()
+    assert said[-1] == f"- **All four at once**: {LABELS[ood.TANGENT] if typicality > 0.975 else 'none'}."
+    assert "At once" not in _verdict(rows, {}).title()
 
 
 def test_trainings_together_are_judged_by_kept_scores_and_asked_again_only_without_them(tmp_path, monkeypatch):

@@ -150,7 +150,7 @@ def _reaches(value: float, goal: float) -> bool:
 
 def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str:
     """Column by column: the best model, and for the paper's pair whether its figures for the online LAE are reached."""
-    said = []
+    said, everywhere = [], set(ONLINE)
     for index, (column, head) in enumerate(zip(COLUMNS, HEADS, strict=True)):
         means = {key: mean(found) for key in LABELS if (found := values(rows, key, column))}
         if not means:
@@ -162,9 +162,13 @@ def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str
         if goal is not None and online:
             top = max(online, key=lambda key: online[key])
             reached = [LABELS[key] for key, value in online.items() if _reaches(value, goal)]
+            everywhere &= {key for key, value in online.items() if _reaches(value, goal)}
             said[-1] += f" The paper's online LAE has {goal:.2f}: " + (
                 f"reached, to two digits, by {', '.join(reached)}."
                 if reached
                 else f"not reached; the best online row is {LABELS[top]} with {online[top]:.4f}."
             )
+    if paper:
+        rows = ", ".join(LABELS[key] for key in ONLINE if key in everywhere)
+        said.append(f"- **All four at once**: {rows or 'none'}.")
     return "\n".join(said)
