@@ -169,6 +169,6 @@ def _verdict(rows: list[Row], paper: dict[str, tuple[float | None, ...]]) -> str
                 else f"not reached; the best online row is {LABELS[top]} with {online[top]:.4f}."
             )
     if paper:
-        rows = ", ".join(LABELS[key] for key in ONLINE if key in everywhere)
-        said.append(f"- **All four at once**: {rows or 'none'}.")
+        who = ", ".join(LABELS[key] for key in ONLINE if key in everywhere)
+        said.append(f"- **All four at once**: {who or 'none'}.")
     return "\n".join(said)
