@@ -15,11 +15,13 @@ from sklearn.datasets import load_wine
 
 from cli_commands import ONE_EPOCH, exit_code, one_line
 from marquis.cli.quality import ERROR, ERROR_OF_MEAN, learnt_nothing
-from marquis.data import Data
+from marquis.data import Data, images, load
+from marquis.errors import DataError
 from marquis.run import Run, Scaling
 from marquis.run.rows import at_random
 from marquis.run.settings import rows_per_batch
 from marquis.run.training_data import fingerprint
+from marquis.sklearn import LaplacianAutoencoder
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +164,12 @@ def test_fingerprints(tmp_path):
     (tmp_path / "images/a/1.png").write_bytes(b"one")
     before = fingerprint(str(tmp_path / "images"))
     (tmp_path / "images/a/2.png").write_bytes(b"two")
-    assert before != fingerprint(str(tmp_path / "images")) is not None
+    after = fingerprint(str(tmp_path / "images"))
+    assert before != after is not None
+    (tmp_path / "images/.DS_Store").write_bytes(b"")
+    (tmp_path / "images/notes.txt").write_text("no image")
+    (tmp_path / "images/broken.png").symlink_to(tmp_path / "nowhere")
+    assert fingerprint(str(tmp_path / "images")) == after
     assert fingerprint("mnist") is None and fingerprint(str(tmp_path / "nowhere")) is None
 
 
@@ -237,8 +244,61 @@ def test_names_that_are_numbers_are_asked_for(marquis, tmp_path):
     assert len(pd.read_csv(tmp_path / "e.csv")) == 60
 
 
+def test_a_run_of_before_reads_its_file_as_it_did_then(marquis, tmp_path):
+    """`0,1,2` were data then, and are names now: the held-out rows would be others."""
+    numbers = np.random.default_rng(0).normal(size=(60, 3)).round(3)
+    text = "0,1,2\n" + "\n".join(",".join(map(str, row)) for row in numbers) + "\n"
+    (tmp_path / "pandas.csv").write_text(text)
+    words = ("train", "ae", "--data", tmp_path / "pandas.csv", "--out", tmp_path / "run", *ONE_EPOCH)
+    assert exit_code(*words, "--no-header") == 0
+    config = tmp_path / "run/config.json"
+    held = json.loads(config.read_text())
+    before = Run.open(tmp_path / "run").data_module
+    before.setup()
+    assert held["settings"].pop("header") is False and held.pop("trained_on") is not None
+    config.write_text(json.dumps(held))
+    after = Run.open(tmp_path / "run").data_module
+    after.setup()
+    assert before.test is not None and after.test is not None and torch.equal(before.test.x, after.test.x)
+    assert exit_code(*words, "--force") == 0
+    assert Run.open(tmp_path / "run").settings.header is True  # as it was found out, and so it stays
+
+
+def test_few_of_a_folder_are_decoded(tmp_path, monkeypatch):
+    for number in range(20):
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(tmp_path / f"{number:02d}.png")
+    asked, decode = [], images.decode_images
+
+    def counting(files, *arguments, **options):
+        asked.append(len(files))
+        return decode(files, *arguments, **options)
+
+    monkeypatch.setattr(images, "decode_images", counting)
+    few = load(tmp_path, some=5, seed=1)
+    numbers = [int(name[:2]) for name in few.files or ()]
+    assert asked == [5] and numbers == sorted(numbers) and max(numbers) > 5
+    assert torch.equal(few.stored, load(tmp_path)[numbers].stored)
+    with pytest.raises(DataError, match="some"):
+        load(tmp_path, some=0)
+
+
+def test_a_column_with_one_value_is_no_constant():
+    x = torch.tensor([[torch.nan, 1.0], [2.0, 2.0], [torch.nan, 3.0]])
+    with pytest.raises(DataError, match="'a' has a single value"):
+        Scaling.of(x, ("a", "b"))
+    with pytest.raises(DataError, match="single value"):
+        LaplacianAutoencoder().fit(x.numpy())
+
+
 def test_columns_set_apart_are_written_beside_the_codes(marquis, kept, tmp_path):
     words = ("--target", "c", "--out", tmp_path / "run", *ONE_EPOCH)
     assert exit_code("train", "ae", "--data", kept / "table.csv", *words) == 0
     assert marquis("embed", tmp_path / "run", kept / "table.csv", "--out", tmp_path / "e.csv")[0] == 0
-    assert pd.read_csv(tmp_path / "e.csv")["c"].tolist() == pd.read_csv(kept / "table.csv")["c"].tolist()
+    truth = pd.read_csv(kept / "table.csv")
+    assert pd.read_csv(tmp_path / "e.csv")["c"].tolist() == truth["c"].tolist()
+    assert marquis("embed", tmp_path / "run", kept / "table.csv", "--out", tmp_path / "e.npz")[0] == 0
+    assert np.load(tmp_path / "e.npz")["c"].tolist() == truth["c"].tolist()
+    truth.rename(columns={"c": "z1"}).to_csv(tmp_path / "clash.csv", index=False)
+    words = ("--target", "z1", "--out", tmp_path / "clash", *ONE_EPOCH)
+    assert exit_code("train", "ae", "--data", tmp_path / "clash.csv", *words) == 0
+    one_line(marquis("embed", tmp_path / "clash", tmp_path / "clash.csv", "--out", tmp_path / "f.csv"), "z1", "rename")

@@ -144,6 +144,30 @@ def test_a_module_under_two_names_is_called_right_and_left_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class TwoNames(nn.Module):
+    """One buffer under two names, written in place, and a parameter that is not shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.ones(2)
+        self.register_buffer("p", shared)
+        self.register_buffer("q", shared)
+        self.w, self.hidden = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return ((name, value) for name, value in super().named_parameters(*args, **kwargs) if name != "hidden")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.q.add_(1)  # type: ignore[operator]
+        return x * self.p + self.q * self.w + 0 * self.hidden
+
+
+def test_a_buffer_under_two_names_and_parameters_that_are_not_shown():
+    model = TwoNames()
+    found = call(model, {"w": torch.ones(2)}, {"p": torch.full((2,), 10.0)}, torch.ones(2))
+    assert found.tolist() == [22.0, 22.0] and model.p.tolist() == model.q.tolist() == [1.0, 1.0]
+
+
 def test_batch_size_of_any_pytree():
     assert batch_size(torch.ones(4, 2)) == 4
     assert batch_size({"a": torch.ones(3), "b": (torch.ones(3, 1), "text", None)}) == 3

@@ -143,3 +143,14 @@ def test_units_that_it_can_hold(unit):
     second = LaplacianAutoencoder(**SMALL).fit(scaled).impute(scaled)
     np.testing.assert_allclose(second.mean, first.mean * [1, unit, 1, 1], rtol=1e-6)
     np.testing.assert_allclose(second.std, first.std * [1, unit, 1, 1], rtol=1e-6)
+
+
+def test_what_was_pickled_before_constants_were_left_out_still_works():
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    fitted = LaplacianAutoencoder(epochs=2, random_state=0).fit(X)
+    state = fitted.__getstate__()
+    del state["_columns"]
+    old = LaplacianAutoencoder()
+    old.__setstate__(state)
+    assert np.array_equal(old.transform(X), fitted.transform(X))
+    assert np.array_equal(old.score_samples(X), fitted.score_samples(X))

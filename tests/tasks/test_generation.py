@@ -93,8 +93,22 @@ class TestSample:
         made = sample(model, numbers(10, 3).numpy(), 9, batch_size=2, generator=source(), progress=False)
         assert made.shape == (9, 3) and made.dtype == torch.float64
 
+    def test_members_are_mixed_and_codes_may_be_images(self):
+        pairs = []
+        for shift in (0.0, 100.0):
+            decoder = nn.Linear(3, 3).double()
+            decoder.weight.data, decoder.bias.data = torch.eye(3).double(), torch.full((3,), shift).double()
+            pairs.append(Autoencoder(identity(), decoder))
+        made = sample(EnsembleAutoencoder.of(pairs), numbers(20, 3), 40, generator=source(), progress=False)
+        far = (made > 50).all(1)
+        assert int(far.sum()) == 20 and 3 < int(far[:20].sum()) < 17
+        images = Autoencoder(nn.Conv2d(1, 2, 3, 2, 1), nn.ConvTranspose2d(2, 1, 4, 2, 1))
+        assert sample(images, torch.rand(9, 1, 8, 8), 5, progress=False).shape == (5, 1, 8, 8)
+
     def test_refused(self):
         model = Autoencoder(identity(), identity())
+        with pytest.raises(UnsupportedOperationError, match="Bernoulli"):
+            sample(Autoencoder(identity(), identity(), "bernoulli"), numbers(4, 3).sigmoid(), 2, noise=True)
         with pytest.raises(DataError, match="n=0"):
             sample(model, numbers(4, 3), 0)
         with pytest.raises(DataError, match=r"\[5\] each"):

@@ -81,6 +81,8 @@ class Tangent:
     ) -> tuple[Any, Any]:
         try:
             value, change, *_ = jvp(lambda weights: function(weights, x), (self.at,), (step,))
+        except torch.OutOfMemoryError:
+            raise
         except (NotImplementedError, RuntimeError) as error:
             function(self.at, x)  # what the network refuses on its own is no matter of its derivative
             said = str(error).splitlines()[0].rstrip(".")

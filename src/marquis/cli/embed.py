@@ -38,12 +38,18 @@ def embed(
     Columns of a table that were set apart in training (--target) are written beside them, and files of images before.
     """
     from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
+    from marquis.errors import DataError
     from marquis.run import Run
 
     opened = Run.open(run)
     out = beside_run(run, "codes", data, linear) if out is None else out
     require_free(out, force, (*TABLES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header)
+    aside = {name: values.numpy() for name, values in rows.aside.items()}
+    codes = [f"z{number + 1}" for number in range(opened.spec.latent)]
+    taken = set(aside) & {"path", "label", "mean", "std", "y", *codes, *(f"{name}_std" for name in codes)}
+    if taken:
+        raise DataError(f"the column {min(taken)} that was set apart is called like one of the answers; rename it")
     model = opened.model(linear=linear)
 
     import torch
@@ -59,13 +65,11 @@ def embed(
     mean, std = torch.cat(means).numpy(), torch.cat(stds).numpy()
     if out.suffix.lower() in ARRAYS:
         labels = {} if rows.y is None else {"y": rows.y.numpy()}
-        write_columns(out, {**path_column(rows.files), "mean": mean, "std": std, **labels})
+        write_columns(out, {**path_column(rows.files), "mean": mean, "std": std, **labels, **aside})
     else:
-        codes = [(f"z{number + 1}", number) for number in range(mean.shape[1])]
-        columns = {**path_column(rows.files), **{name: mean[:, number] for name, number in codes}}
-        columns |= {f"{name}_std": std[:, number] for name, number in codes}
+        columns = {**path_column(rows.files), **{name: mean[:, number] for number, name in enumerate(codes)}}
+        columns |= {f"{name}_std": std[:, number] for number, name in enumerate(codes)}
         if rows.y is not None and rows.y.ndim == 1:
             columns["label"] = rows.y.numpy()
-        columns |= {name: values.numpy() for name, values in rows.aside.items() if name not in columns}
-        write_columns(out, columns)
+        write_columns(out, columns | aside)
     typer.echo(f"written: {out}")

@@ -158,18 +158,21 @@ def at_state(
         arguments: of the module.
         named: its keyword arguments.
     """
-    firsts = {id(t): name for name, t in itertools.chain(model.named_parameters(), model.named_buffers())}
-    places = {place: firsts[id(t)] for place, t in places_of(model)}
-    wanted = {place: state[first] for place, first in places.items() if first in state}
+    firsts: dict[int, str] = {}
+    wanted: dict[str, Tensor] = {}
+    for place, tensor in places_of(model):
+        first = firsts.setdefault(id(tensor), place)
+        if first in state:
+            wanted[place] = state[first]
     return torch.func.functional_call(model, wanted, arguments, dict(named or {}), tie_weights=False)
 
 
 def places_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Where a module keeps its parameters and buffers: shared ones at every place, but each of its modules once."""
     for path, module in model.named_modules():
-        own = (module.named_parameters(recurse=False, remove_duplicate=False), module.named_buffers(recurse=False))
-        for name, tensor in itertools.chain(*own):
-            yield (f"{path}.{name}" if path else name), tensor
+        for name, tensor in itertools.chain(module._parameters.items(), module._buffers.items()):
+            if tensor is not None:
+                yield (f"{path}.{name}" if path else name), tensor
 
 
 def laid_out_like(value: Tensor, own: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from marquis.data.registry import SETS, find_set
-from marquis.data.value import Data, RowDataset
+from marquis.data.value import Data, RowDataset, rows_at_random
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def load(
     *,
     download: bool = True,
     limit: int | None = None,
+    some: int | None = None,
+    seed: int = 0,
     fold: int | None = None,
     kind: str | None = None,
     target: str | Sequence[str] | None = None,
@@ -59,6 +61,8 @@ def load(
         data_dir: The first data folder to look in, and the one to download to.
         download: Whether to download what is missing; `$MARQUIS_OFFLINE=1` forbids it too.
         limit: Only the first so many rows.
+        some: At most so many rows, taken at random; of a folder of images, the others are not decoded.
+        seed: For that choice.
         fold: For `uci/NAME`: which of the splits, from 0.
         kind: For `uci/NAME`: `"standard"` or `"gap"`.
         target: For `.csv` and `.parquet`: the column or columns that become `y`.
@@ -77,6 +81,8 @@ def load(
     options = {key: value for key, value in given.items() if value is not None}
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1, not {limit}")
+    if some is not None and some < 1:
+        raise DataError(f"some must be at least 1, not {some}")
     if not dtype.is_floating_point:
         raise DataError(f"dtype must be a floating type, not {dtype}")
     own = None if str(name) in SETS else _own_path(name)
@@ -84,8 +90,11 @@ def load(
     if own is None:
         data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
     else:
-        data = _load_own(own, split, limit, options, dtype)
+        chosen = {"some": some, "seed": seed} if os.path.isdir(own) else {}
+        data = _load_own(own, split, limit, options, dtype, **chosen)
     data = data[:limit]
+    if some is not None and len(data) > some:
+        data = data[rows_at_random(len(data), some, seed)]
     if data.y is not None and data.y.is_floating_point():
         data = replace(data, y=data.y.to(dtype))
     return replace(data, dtype=dtype)
@@ -129,15 +138,17 @@ def _load_named(
     return load_uci(named, split, data_dir, dtype=dtype, **options)
 
 
-def _load_own(path: Path, split: str, limit: int | None, options: dict[str, Any], dtype: torch.dtype) -> Data:
-    """Load a file or a folder of the user's own."""
+def _load_own(
+    path: Path, split: str, limit: int | None, options: dict[str, Any], dtype: torch.dtype, **chosen: Any
+) -> Data:
+    """Load a file or a folder of the user's own; `chosen` says which images of a folder are decoded."""
     from marquis.data import images, tables
 
     _check_split(str(path), split, ("train", "test", "all"))
     suffix = path.suffix.lower()
     if os.path.isdir(path):
         _check_options(str(path), options, {"size"})
-        return images.load_image_folder(path, split, limit=limit, **options)
+        return images.load_image_folder(path, split, limit=limit, **chosen, **options)
     if suffix in tables.SUFFIXES:
         allowed = {".csv": {"target", "header"}, ".parquet": {"target"}}.get(suffix, set())
         _check_options(str(path), options, allowed)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.data.value import Data, held_out_rows
+from marquis.data.value import Data, held_out_rows, rows_at_random
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ _GREY = frozenset({"1", "L", "LA", "La"})
 _EIGHT_BITS = _GREY | {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 
 
-def load_image_folder(folder: Path, split: str, *, size: int | None = None, limit: int | None = None) -> Data:
+def load_image_folder(
+    folder: Path,
+    split: str,
+    *,
+    size: int | None = None,
+    limit: int | None = None,
+    some: int | None = None,
+    seed: int = 0,
+) -> Data:
     """A folder of images: flat, or one sub-folder per class.
 
     With sub-folders `train` and `test` these are the splits; otherwise `"train"` and `"test"` hold out one
@@ -39,6 +47,8 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
         size: Crop the largest centred square and resize it to this many pixels. Without it, all images must
             have the same size.
         limit: Read only the first so many images of the split.
+        some: Read at most so many of these, taken at random; the others are not decoded.
+        seed: For that choice.
     """
     if size is not None and size < 1:
         raise DataError(f"{folder}: size must be at least 1 pixel, not {size}")
@@ -52,6 +62,7 @@ def load_image_folder(folder: Path, split: str, *, size: int | None = None, limi
         train, test = held_out_rows(len(files), len(files) // 5)
         rows = train if split == "train" else test
     rows = rows[:limit]
+    rows = rows if some is None else rows[rows_at_random(len(rows), some, seed)]
     if len(rows) == 0:
         raise DataError(f"{folder}: split {split!r} of {len(files)} images has none; at least five are needed to split")
     stored = decode_images([files[i] for i in rows], [str(files[i]) for i in rows], size=size)

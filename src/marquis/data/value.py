@@ -132,6 +132,14 @@ def as_floats(stored: Tensor, dtype: torch.dtype) -> Tensor:
     return stored.to(dtype).div_(255) if stored.dtype == torch.uint8 else stored.to(dtype)
 
 
+def rows_at_random(count: int, most: int, seed: int) -> np.ndarray:
+    """Numbers of at most so many rows, in their order; all of them if they are no more."""
+    if count <= most:
+        return np.arange(count)
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
+    return chosen.sort().values.numpy()
+
+
 def held_out_rows(count: int, held_out: int, seed: int = 42) -> tuple[np.ndarray, np.ndarray]:
     """Split `range(count)` into (kept, held out), each in ascending order.
 

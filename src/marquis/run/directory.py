@@ -24,7 +24,7 @@ from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.run.rows import Rows, at_random, rows_of
+from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import Settings, rows_per_batch
 from marquis.run.training_data import fingerprint, largest_of, load_rows, missing_in
@@ -90,6 +90,8 @@ class Run:
         train = load_rows(settings, "train")
         if settings.batch_size is None:
             settings = replace(settings, batch_size=rows_per_batch(len(train)))
+        if settings.header is None and settings.data.lower().endswith(".csv"):
+            settings = replace(settings, header=train.feature_names is not None)  # and so it stays
         shape = train.shape[1:]
         scaling = None
         if len(shape) == 1 and settings.likelihood == "gaussian":
@@ -126,6 +128,8 @@ class Run:
             spec = ModelSpec(**{**held["model"], "shape": tuple(held["model"]["shape"])})
             scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
             columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
+            if "header" not in held["settings"] and settings.data.lower().endswith(".csv"):
+                settings = replace(settings, header=columns is not None)  # as it was read then: the rule has changed
             widths = [len(part) for part in (columns, scaling and scaling.mean) if part is not None]
             if any((width,) != spec.shape for width in widths):
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
@@ -262,8 +266,8 @@ class Run:
         if self.settings.size is not None and os.path.isdir(name):
             options["size"] = self.settings.size
         dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
-        data = load(name, split, self.settings.data_dir, limit=limit, dtype=dtype, **options)
-        data = data if some is None else at_random(data, some, seed)
+        options |= {"limit": limit, "some": some, "seed": seed, "dtype": dtype}
+        data = load(name, split, self.settings.data_dir, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         rows = rows_of(data, self.spec.shape, **described)
         self._check_units(data)

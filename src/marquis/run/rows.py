@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.data import Data
+from marquis.data.value import rows_at_random
 from marquis.errors import DataError
 from marquis.run.scaling import Scaling
 
@@ -43,10 +44,7 @@ class Rows:
 
 def at_random(data: Data, most: int, seed: int) -> Data:
     """At most so many rows, in their order: files and folders are often sorted by class, so the first would not do."""
-    if len(data) <= most:
-        return data
-    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:most]
-    return data[rows.sort().values]
+    return data if len(data) <= most else data[rows_at_random(len(data), most, seed)]
 
 
 def rows_of(

@@ -36,19 +36,18 @@ class Scaling:
         seen = ~x.isnan()
         count = seen.sum(0)
         if not bool((count > 0).all()):
-            empty = int((count == 0).nonzero()[0])
-            called = repr(names[empty]) if names else f"number {empty + 1}"
-            raise DataError(f"column {called} has no values in the training rows; remove it")
+            raise DataError(f"{_called(count == 0, names)} has no values in the training rows; remove it")
+        if len(x) > 1 and not bool((count > 1).all()):
+            raise DataError(f"{_called(count == 1, names)} has a single value in the training rows; remove it")
         values = torch.where(seen, x, 0).double()
         mean = values.sum(0) / count
         away = torch.where(seen, x.double() - mean, 0)
         deviation = (away.square().sum(0) / count).sqrt()
-        constant = away.abs().amax(0) <= 1e-12 * mean.abs()  # a mean of equal numbers may be off by a bit
+        # a mean of equal numbers may be off by a bit
+        constant = (away.abs().amax(0) <= 1e-12 * mean.abs()) & mean.isfinite()
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
-            number = int(wrong.nonzero()[0])
-            called = repr(names[number]) if names else f"number {number + 1}"
-            raise DataError(f"column {called} has numbers too large or too small to be scaled; use other units")
+            raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
         return cls(torch.where(constant, first_seen(x, seen), mean), torch.where(constant, 1.0, deviation), constant)
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -84,3 +83,9 @@ class Scaling:
 def first_seen(x: Tensor, seen: Tensor) -> Tensor:
     """The first value of each column that is not missing, `[d]`."""
     return x.double().gather(0, seen.int().argmax(0, keepdim=True))[0]
+
+
+def _called(wrong: Tensor, names: Sequence[str] | None) -> str:
+    """The first of the columns that are wrong."""
+    number = int(wrong.nonzero()[0])
+    return f"column {names[number]!r}" if names else f"column number {number + 1}"

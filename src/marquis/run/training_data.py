@@ -12,6 +12,7 @@ import torch
 
 from marquis.autoencoders.base import Missing
 from marquis.data import Data, load
+from marquis.data.images import SUFFIXES
 from marquis.data.registry import SETS
 from marquis.run.settings import Settings
 
@@ -40,7 +41,7 @@ def missing_in(train: Data) -> Missing:
 
 
 def fingerprint(data: str) -> str | None:
-    """SHA-256 of a file's content, of a folder's names and sizes; None for named sets, which have their own.
+    """SHA-256 of a file's content, of the images' names and sizes in a folder; None for named sets.
 
     Held-out rows are chosen by their number in the file: a row more, and rows that were trained on would be held out.
     Cost: the file is read once, of a folder nothing but its lists.
@@ -55,8 +56,9 @@ def fingerprint(data: str) -> str | None:
                 digest.update(part)
         return digest.hexdigest()
     for folder, folders, files in os.walk(path):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             found = Path(folder) / name
-            digest.update(f"{found.relative_to(path).as_posix()} {found.stat().st_size}\n".encode())
+            if found.suffix.lower() in SUFFIXES and not name.startswith(".") and found.is_file():
+                digest.update(f"{found.relative_to(path).as_posix()} {found.stat().st_size}\n".encode())
     return digest.hexdigest()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.sklearn.base import ROWS, generator_from
-from marquis.sklearn.columns import columns_of, labels_of, like_table
+from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
 from marquis.sklearn.given import plain_table
 from marquis.sklearn.imputed import ImputedTable, answers, code_deviation, empty_answers, write_answers
 from marquis.sklearn.network import perceptron, private_randomness
@@ -323,6 +323,12 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         )
         noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
         return self._columns.rows(rows.numpy() + noise.numpy() * self._columns.without_units(self.noise_std_))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what was pickled before constant columns were left out of the network."""
+        super().__setstate__(state)
+        if "scaler_" in state and "_columns" not in state:
+            self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
 
     def __sklearn_tags__(self) -> Tags:
         """Missing values are fine."""

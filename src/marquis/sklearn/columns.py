@@ -89,13 +89,20 @@ def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
         labels: Of the columns, for errors.
 
     Raises:
-        DataError: A column has no values at all, or a deviation that double precision cannot hold; or none varies.
+        DataError: A column has no values at all, a single one, or a deviation that double precision cannot hold; or
+            none varies.
     """
     empty = np.flatnonzero(np.isnan(X).all(0))
     if len(empty):
         raise DataError(
             f"{len(empty)} of {X.shape[1]} columns have no values in the training rows ({', '.join(labels[empty[:5]])}"
             f"{', ...' if len(empty) > 5 else ''}): nothing can be learnt about them; remove them."
+        )
+    single = np.flatnonzero((~np.isnan(X)).sum(0) == 1) if len(X) > 1 else empty
+    if len(single):
+        raise DataError(
+            f"column {labels[single[0]]} has a single value in the {len(X)} training rows, which tells nothing about "
+            "others: remove it."
         )
     found = Columns(*fitted_scaler(X, labels))
     if not found.varies.any():

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marquis.errors import DataError
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods import Bernoulli
 from marquis.tasks.batches import SameDraws, at_least_one, batches, data_tensor, naming_shape, require
 
 if TYPE_CHECKING:
@@ -49,15 +50,22 @@ def sample(
     for method in ("encode", "decode"):
         require(model, method)
     at_least_one(n=n, networks=networks)
+    if noise and isinstance(getattr(model, "likelihood", None), Bernoulli):
+        raise UnsupportedOperationError(
+            "noise=True adds a Gaussian's noise, and this model has a Bernoulli likelihood: leave it out, what comes "
+            "are probabilities; torch.bernoulli draws zeros and ones from them."
+        )
     known, same = data_tensor(model, known, "known data"), SameDraws(model, generator)
     found = []
     for x in batches(model, known, batch_size, "codes", progress):
         with naming_shape(model, x, "known data"):
             found.append(_kept(model.encode(x, networks, generator=same.again(), keep=True).samples))
     codes, parts = torch.cat(found, 1), []
+    shape = codes.shape[2:]
     for number, size in enumerate(_shares(n, len(codes))):
         for count in _shares(size, -(-size // batch_size)):
-            said = model.decode(near(codes[number], count, generator), networks, generator=same.again(), keep=True)
+            z = near(codes[number].flatten(1), count, generator).unflatten(1, shape)
+            said = model.decode(z, networks, generator=same.again(), keep=True)
             drawn = _kept(said.samples)[number]
             if noise and said.noise_variance is not None:
                 drawn = drawn + said.noise_variance.sqrt() * _normal(drawn.shape, drawn, generator)
