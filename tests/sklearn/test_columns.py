@@ -148,7 +148,7 @@ def test_units_that_it_can_hold(unit):
 def test_what_was_pickled_before_constants_were_left_out_still_works():
     X = np.random.default_rng(0).normal(size=(40, 3))
     fitted = LaplacianAutoencoder(epochs=2, random_state=0).fit(X)
-    state = fitted.__getstate__()
+    state = dict(fitted.__getstate__())
     del state["_columns"]
     old = LaplacianAutoencoder()
     old.__setstate__(state)
