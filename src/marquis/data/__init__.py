@@ -90,8 +90,7 @@ def load(
     if own is None:
         data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
     else:
-        chosen = {"some": some, "seed": seed} if os.path.isdir(own) else {}
-        data = _load_own(own, split, limit, options, dtype, **chosen)
+        data = _load_own(own, split, limit, options, dtype, some=some, seed=seed)
     data = data[:limit]
     if some is not None and len(data) > some:
         data = data[rows_at_random(len(data), some, seed)]

@@ -256,9 +256,8 @@ def codes_of(
     codes = embed(own, x, copies, copies=True, **options)
     if isinstance(own, EnsembleAutoencoder):
         return codes.transpose(0, 1).flatten(1)[None], None
-    if isinstance(own, LinearisedAutoencoder):
-        return codes, mean_codes(own, x)
-    return codes, embed(own, x, 1, **options) if isinstance(own, VariationalAutoencoder) else None
+    knows_mean = isinstance(own, (LinearisedAutoencoder, VariationalAutoencoder))
+    return codes, embed(own, x, 1, **options) if knows_mean else None
 
 
 def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Run:
         train = load_rows(settings, "train")
         if settings.batch_size is None:
             settings = replace(settings, batch_size=rows_per_batch(len(train)))
-        if settings.header is None and settings.data.lower().endswith(".csv"):
+        if settings.header is None and settings.has_csv:
             settings = replace(settings, header=train.feature_names is not None)  # and so it stays
         shape = train.shape[1:]
         scaling = None
@@ -128,7 +128,7 @@ class Run:
             spec = ModelSpec(**{**held["model"], "shape": tuple(held["model"]["shape"])})
             scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
             columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
-            if "header" not in held["settings"] and settings.data.lower().endswith(".csv"):
+            if "header" not in held["settings"] and settings.has_csv:
                 settings = replace(settings, header=columns is not None)  # as it was read then: the rule has changed
             widths = [len(part) for part in (columns, scaling and scaling.mean) if part is not None]
             if any((width,) != spec.shape for width in widths):

@@ -110,6 +110,11 @@ class Settings:
         if self.seed >= SEEDS:
             raise DataError(f"seed must be less than {SEEDS}, not {self.seed}")
 
+    @property
+    def has_csv(self) -> bool:
+        """Whether the data are a .csv file, to which `header` applies."""
+        return self.data.lower().endswith(".csv")
+
     def options(self, rows: int) -> dict[str, Any]:
         """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
         named: dict[str, Any] = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from numbers import Integral
@@ -141,6 +141,12 @@ def require(model: Any, method: str) -> None:
             f"{type(model).__name__} has no method `{method}(x, samples, generator=, keep=)`. Models of "
             "marquis.autoencoders have it; Autoencoder(encoder, decoder) makes one out of two networks."
         )
+
+
+def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers of the type and on the device of `like`, drawn where the generator lives."""
+    place = like.device if generator is None else generator.device
+    return torch.randn(tuple(shape), dtype=like.dtype, device=place, generator=generator).to(like.device)
 
 
 def at_least_one(**counts: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Bernoulli
-from marquis.tasks.batches import SameDraws, at_least_one, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameDraws, at_least_one, batches, data_tensor, naming_shape, normal, require
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -68,7 +68,7 @@ def sample(
             said = model.decode(z, networks, generator=same.again(), keep=True)
             drawn = _kept(said.samples)[number]
             if noise and said.noise_variance is not None:
-                drawn = drawn + said.noise_variance.sqrt() * _normal(drawn.shape, drawn, generator)
+                drawn = drawn + said.noise_variance.sqrt() * normal(drawn.shape, drawn, generator)
             parts.append(drawn)
     place = "cpu" if generator is None else generator.device
     order = torch.randperm(n, generator=generator, device=place)  # or the same network would have neighbours only
@@ -94,7 +94,7 @@ def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Ten
     h = (4 / ((size + 2) * count)) ** (1 / (size + 4))
     values, vectors = torch.linalg.eigh((away.T @ away).double() / count)
     root = (vectors * values.clamp_min(0).sqrt()).to(codes.dtype)
-    steps = _normal((n, size), codes, generator) @ root.T
+    steps = normal((n, size), codes, generator) @ root.T
     return mean + (away[rows] + h * steps) / (1 + h * h) ** 0.5
 
 
@@ -107,9 +107,3 @@ def _kept(samples: Tensor | None) -> Tensor:
     if samples is None:
         raise DataError("encode and decode with keep=True must give their draws, samples [S, B, ...]; got None.")
     return samples
-
-
-def _normal(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers, drawn where the generator lives."""
-    place = like.device if generator is None else generator.device
-    return torch.randn(shape, dtype=like.dtype, device=place, generator=generator).to(like.device)

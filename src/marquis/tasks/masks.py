@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import as_tensor
+from marquis.tasks.batches import as_tensor, normal
 
 
 def top_half(shape: Sequence[int]) -> Tensor:
@@ -24,8 +24,7 @@ def minmax_noise(like: Tensor, generator: torch.Generator | None = None) -> Tens
     """Normal numbers, scaled to fill [0, 1] for each datum: the paper's initial fill."""
     if like[0].numel() < 2:
         raise DataError("noise scaled to [0, 1] needs at least two entries per datum; give `fill` a number instead.")
-    place = like.device if generator is None else generator.device
-    drawn = torch.randn(like.shape, dtype=like.dtype, device=place, generator=generator).to(like.device).flatten(1)
+    drawn = normal(like.shape, like, generator).flatten(1)
     low, high = drawn.min(1, keepdim=True).values, drawn.max(1, keepdim=True).values
     return ((drawn - low) / (high - low)).view_as(like)
 
