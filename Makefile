@@ -14,9 +14,9 @@ export OMP_NUM_THREADS ?= 1
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]' -e ./experiments
 	touch $@
 
 demo: $(STAMP)  ## three autoencoders on real digits, one of which knows what it does not know; writes runs/demo/report.html
@@ -29,7 +29,7 @@ slow: $(STAMP)  ## the tests that `make test` leaves out because they take long
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)  ## style, docstrings and formatting of imports
-	$(BIN)/ruff check src tests examples $(wildcard benchmarks)
+	$(BIN)/ruff check src tests experiments examples $(wildcard benchmarks)
 
 types: $(STAMP)  ## static types
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright

@@ -1,8 +1,8 @@
 """Dependencies point one way only: a layer may import the layers listed before it, never those after it.
 
-The order is the one in which data flows (the layout in the design), with two corrections that the code needs:
-`structures` stands before `curvature`, which returns structures, and `experiments` before `cli`, which runs
-them. Imports inside functions count too: hiding an import does not change what depends on what.
+The order is the one in which data flows (the layout in the design), with one correction that the code needs:
+`structures` stands before `curvature`, which returns structures. Imports inside functions count too: hiding an
+import does not change what depends on what.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ PACKAGE = Path(marquis.__file__).parent
 
 LAYERS = [
     "errors",
-    "atomic",
+    "io",
+    "progress",
     "likelihoods",
     "structures",
+    "functional",
+    "distributed",
     "curvature",
-    "persistence",
     "normalised",
     "priors",
     "posterior",
@@ -41,7 +43,6 @@ LAYERS = [
     "run",
     "report",
     "explorer",
-    "experiments",
     "cli",
 ]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from marquis.curvature.cache import network_of
-from marquis.curvature.call import Model
-from marquis.curvature.graph import Network, Step
+from marquis.curvature.graph.cache import network_of
+from marquis.curvature.graph.network import Network, Step
+from marquis.functional.call import Model
 
 NORMS = {
     "batch_norm": "input",

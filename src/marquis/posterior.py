@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError
-from marquis.persistence import save_tensors, split_prefix
+from marquis.io.tensors import save_tensors, split_prefix
 from marquis.structures import Layout, Structure, from_state_dict
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model, parameters_of
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.functional.call import Model, parameters_of
 from marquis.normalised import normalised_groups
 from marquis.structures import Layout, Structure
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model, Selection, batch_size, parameters_of, select
 from marquis.errors import DataError
+from marquis.functional.call import Model, Selection, batch_size, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.function import NetworkFunction, check_inputs

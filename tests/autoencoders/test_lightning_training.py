@@ -15,12 +15,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from marquis.atomic import remove_leftovers
 from marquis.autoencoders import ModelSpec, fit
 from marquis.autoencoders.checkpoints import MONITOR, Patience, read_checkpoint, restore
 from marquis.autoencoders.epoch_table import read_rows
 from marquis.data import DataModule
 from marquis.errors import DataError
+from marquis.io.atomic import remove_leftovers
 
 EPOCHS = 5
 SHAPE = (1, 8, 8)

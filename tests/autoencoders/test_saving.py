@@ -14,7 +14,7 @@ import marquis as mq
 from marquis.autoencoders import KINDS, ModelSpec, fit_posthoc, from_posterior, load, save
 from marquis.autoencoders.kinds import find_kind
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
-from marquis.persistence import load_tensors, save_tensors
+from marquis.io.tensors import load_tensors, save_tensors
 
 SHAPE = (1, 4, 4)
 OPTIONS = {

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.capture import capture
-from marquis.curvature.graph import Network
-from marquis.curvature.squared import needed_values, squared_forward, squared_pass
+from marquis.curvature.graph.capture import capture
+from marquis.curvature.graph.network import Network
+from marquis.curvature.squared.squared import needed_values, squared_forward, squared_pass
 
 RTOL = 1e-8
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
 from marquis.curvature import accumulate, ggn, plan
-from marquis.curvature.memory import AllocationMeter
+from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures import Structure
 
@@ -25,7 +25,7 @@ N = 13
 KINDS = ("diagonal", "kronecker", "block", "full", "lowrank")
 accumulate_module = sys.modules["marquis.curvature.accumulate"]
 data_pass_module = sys.modules["marquis.curvature.data_pass"]
-progress_module = sys.modules["marquis.curvature.progress"]
+progress_module = sys.modules["marquis.progress"]
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.call import (
+from marquis.errors import DataError, MarquisError
+from marquis.functional.call import (
     SelectionError,
     batch_size,
     buffers_of,
@@ -18,7 +19,6 @@ from marquis.curvature.call import (
     select,
     split_batch,
 )
-from marquis.errors import DataError, MarquisError
 
 
 class Tied(nn.Module):

@@ -15,8 +15,9 @@ from oracle import assert_matches, built, dense_ggn, double
 from torch import Tensor, nn
 
 import marquis as mq
-from marquis.curvature import cache, ggn
-from marquis.curvature.cache import network_of
+from marquis.curvature import ggn
+from marquis.curvature.graph import cache
+from marquis.curvature.graph.cache import network_of
 
 
 class Changeable(nn.Module):

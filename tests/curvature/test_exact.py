@@ -15,7 +15,8 @@ from oracle import RTOL, assert_matches, assert_structure, built, dense_ggn, dou
 from torch import Tensor, nn
 
 import marquis as mq
-from marquis.curvature import factor_pass, ggn
+from marquis.curvature import ggn
+from marquis.curvature.backward import walk as factor_pass
 
 STRUCTURES = ("diagonal", "block", "full", "lowrank")
 
@@ -289,8 +290,8 @@ def test_the_sum_does_not_depend_on_the_batches(structure: str) -> None:
 
 
 def test_a_subset_is_the_sub_block_and_its_walk_is_shorter() -> None:
-    from marquis.curvature.cache import network_of
-    from marquis.curvature.route import Route
+    from marquis.curvature.backward.route import Route
+    from marquis.curvature.graph.cache import network_of
 
     model = built(LeNet())
     x = double(3, 1, 8, 8)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import marquis as mq
 from marquis.curvature.hessian import hessian
-from marquis.curvature.operator import operator
+from marquis.curvature.linop.operator import operator
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
 from marquis.structures import Diagonal, Full
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marquis.curvature.iterative import (
+from marquis.curvature.linop.iterative import (
     Estimate,
     Spectrum,
     _orthonormal_rows,

@@ -16,7 +16,8 @@ from oracle import RTOL, assert_matches, built, dense_ggn, double
 from torch import Tensor, nn
 
 import marquis as mq
-from marquis.curvature import factor_pass, ggn
+from marquis.curvature import ggn
+from marquis.curvature.backward import walk as factor_pass
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)

@@ -19,7 +19,8 @@ from oracle import assert_structure, built, dense_ggn, double
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from marquis.curvature import factor_pass, ggn
+from marquis.curvature import ggn
+from marquis.curvature.backward import walk as factor_pass
 
 
 def tokens(batch: int, length: int = 4, vocabulary: int = 6) -> Tensor:

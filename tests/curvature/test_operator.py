@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
-from marquis.curvature.call import SelectionError
-from marquis.curvature.operator import CurvatureOperator, operator
+from marquis.curvature.linop.operator import CurvatureOperator, operator
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, NumericalError, UnsupportedOperationError
+from marquis.functional.call import SelectionError
 from marquis.structures import Diagonal
 
 N = 20

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import Plan, ggn, plan
-from marquis.curvature.coverage import UNUSED, LayerPlan
-from marquis.curvature.factor_pass import FactorPass
-from marquis.curvature.memory import AllocationMeter
-from marquis.curvature.roots import Root
-from marquis.curvature.support import support_table
+from marquis.curvature.backward.output_roots import Root
+from marquis.curvature.backward.walk import FactorPass
+from marquis.curvature.planning.coverage import UNUSED, LayerPlan
+from marquis.curvature.planning.memory import AllocationMeter
+from marquis.curvature.planning.support import support_table
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.structures import Kronecker
 
 KINDS = ("diagonal", "kronecker", "block", "full", "lowrank")
-factor_pass_module = sys.modules["marquis.curvature.factor_pass"]
+factor_pass_module = sys.modules["marquis.curvature.backward.walk"]
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -315,4 +315,4 @@ def test_planning_changes_nothing(networks: Any):
 
 def test_the_support_page_is_generated(repository: Path):
     page = (repository / "docs/support.md").read_text(encoding="utf-8")
-    assert page == support_table(), "run: python -m marquis.curvature.support > docs/support.md"
+    assert page == support_table(), "run: python -m marquis.curvature.planning.support > docs/support.md"

@@ -14,7 +14,8 @@ from random_networks import Tied, Twice, networks
 from torch import Tensor, nn
 
 import marquis as mq
-from marquis.curvature import factor_pass, ggn
+from marquis.curvature import ggn
+from marquis.curvature.backward import walk as factor_pass
 
 LIKELIHOODS: list[Any] = ["gaussian", "bernoulli", "categorical", mq.Gaussian(2.0)]
 

@@ -11,9 +11,10 @@ from networks import Net, TiedAutoencoder, dense_autoencoder
 from oracle import assert_matches, assert_structure, built, dense_ggn, double
 from torch import Tensor, nn
 
-from marquis.curvature import factor_pass, ggn
-from marquis.curvature.factor_pass import FactorPass
-from marquis.curvature.roots import Root
+from marquis.curvature import ggn
+from marquis.curvature.backward import walk as factor_pass
+from marquis.curvature.backward.output_roots import Root
+from marquis.curvature.backward.walk import FactorPass
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from squared_oracle import approximate, assert_same, exact, network_of, random_start
 from torch import Tensor, nn
 
-from marquis.curvature.squared import needed_values, squared_forward, squared_notes, squared_pass
+from marquis.curvature.squared.squared import needed_values, squared_forward, squared_notes, squared_pass
 from marquis.errors import DataError, UnsupportedOperationError
 
 

@@ -15,8 +15,8 @@ from squared_cases import CASES, IMAGE, Probe, randomised
 from squared_oracle import approximate, approximate_with_kept_values, assert_same, exact, network_of
 from torch import Tensor, nn
 
-from marquis.curvature.graph import Network
-from marquis.curvature.squared_rules import RULES, supported
+from marquis.curvature.graph.network import Network
+from marquis.curvature.ops.squared_rules import RULES, supported
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from evidence_oracle import F64, Regression, batches, build, randn
 from torch import Tensor, nn
 
-from marquis.curvature.products import FrozenNetwork
+from marquis.curvature.linop.products import FrozenNetwork
 from marquis.evidence.adapted import adapted, exact_curvature, log_precisions, plain_step, with_logs
 from marquis.evidence.climb import Anderson, bounded, longest, pruned
 from marquis.evidence.log_evidence import effective_parameters

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import marquis as mq
-from marquis.persistence import _digest
+from marquis.io.tensors import _digest
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from laplace_oracles import (
 from torch import nn
 
 import marquis as mq
-from marquis.curvature.memory import AllocationMeter
+from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
 from marquis.predictive import NetworkFunction, WeightSamples, jacobian, predict, predict_loader
 from marquis.predictive.links import bridge

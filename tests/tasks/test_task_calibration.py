@@ -8,7 +8,6 @@ from scipy import stats
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from marquis.errors import DataError
-from marquis.experiments.metrics import expected_calibration_error as as_the_experiments_have_it
 from marquis.tasks import calibration
 
 
@@ -82,8 +81,6 @@ def test_bins_are_closed_on_the_right(dtype):
             assert found.count.nonzero().item() == edge - 1
 
 
-def test_there_is_one_implementation():
-    assert as_the_experiments_have_it is calibration.expected_calibration_error
 
 
 @pytest.mark.parametrize(

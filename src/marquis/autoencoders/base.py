@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.autoencoders.network import beside_mask, parts_of
-from marquis.curvature.call import at_state, laid_out_like
 from marquis.errors import DataError
+from marquis.functional.call import at_state, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
 

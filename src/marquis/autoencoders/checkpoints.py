@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from marquis.atomic import replacing
 from marquis.errors import DataError
+from marquis.io.atomic import replacing
 
 MONITOR = "validation_loss"
 

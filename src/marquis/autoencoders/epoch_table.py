@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from marquis.atomic import replacing
+from marquis.io.atomic import replacing
 
 FIRST = ("epoch", "step", "learning_rate", "train_loss", "validation_loss", "validation_error")
 """Columns that come first, in this order; `train_loss` is the mean over the batches of the epoch."""

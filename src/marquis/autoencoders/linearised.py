@@ -13,8 +13,8 @@ from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.autoencoders.tangent import Tangent, Weights
-from marquis.curvature.call import at_state, laid_out_like
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import at_state, laid_out_like
 from marquis.likelihoods import Gaussian
 from marquis.variational.base import evaluating
 

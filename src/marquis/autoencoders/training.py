@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
-from marquis.atomic import remove_leftovers
 from marquis.autoencoders.checkpoints import (
     EpochCheckpoints,
     Patience,
@@ -31,6 +30,7 @@ from marquis.autoencoders.epoch_table import EpochTable, Row
 from marquis.autoencoders.interruption import Interruption
 from marquis.autoencoders.sharding import SharedData
 from marquis.errors import DataError
+from marquis.io.atomic import remove_leftovers
 
 CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
 

@@ -35,10 +35,10 @@ def evaluate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite results that are there already.")] = False,
 ) -> None:
     """Log-likelihood and error on held-out rows; with --ood, how well outliers are recognised, with pictures."""
-    from marquis.atomic import write_json
     from marquis.cli.outputs import require_free, write_figure, writing
     from marquis.cli.quality import quality
     from marquis.errors import DataError
+    from marquis.io.atomic import write_json
     from marquis.run import Run
     from marquis.run.rows import at_random
 

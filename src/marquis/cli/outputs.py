@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from marquis.atomic import replacing
 from marquis.errors import DataError
+from marquis.io.atomic import replacing
 
 TABLES, ARRAYS, PICTURES = (".csv", ".parquet"), (".npz",), (".png",)
 SMALLEST_PICTURE = 56

@@ -1,31 +1,59 @@
-"""`marquis reproduce NAME`."""
+"""`marquis reproduce NAME`: run an experiment of the separate distribution `marquis-experiments`."""
 
 from __future__ import annotations
 
+import difflib
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from marquis.experiments import EXPERIMENTS, find
+from marquis.errors import DataError
+
+GROUP = "marquis.experiments"
+"""Entry-point group under which a distribution registers its experiments."""
 
 app = typer.Typer(help="Run an experiment of the papers.", no_args_is_help=True)
 
 
+def experiments() -> dict[str, EntryPoint]:
+    """Return the installed experiments by name; nothing is imported."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def find(name: str) -> EntryPoint:
+    """Return the experiment of that name.
+
+    Raises:
+        DataError: No experiment is installed, or none has that name.
+    """
+    installed = experiments()
+    if not installed:
+        raise DataError(
+            "no experiments are installed; they are a distribution of their own: "
+            "`pip install ./experiments` in a checkout of Marquis installs them."
+        )
+    if name not in installed:
+        close = difflib.get_close_matches(name, installed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise DataError(f"no experiment is called {name!r}{hint} Available: {', '.join(sorted(installed))}.")
+    return installed[name]
+
+
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"Which experiment: {', '.join(EXPERIMENTS)}.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: does it run?")] = False,
-    full: Annotated[bool, typer.Option("--full", help="As large as in the paper: hours to days.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of the experiment; an unknown name lists all of them.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Run at a size of a minute or two.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run at the paper's size: hours to days.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for results. [default: runs/NAME]")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="The first folder to look in for data. [env: MARQUIS_DATA]")
+        Path | None, typer.Option("--data-dir", help="First folder to look in for data. [env: MARQUIS_DATA]")
     ] = None,
 ) -> None:
-    """Run an experiment of the papers and write its tables and pictures; a run that was stopped goes on."""
+    """Run an experiment of the papers and write its tables and pictures; an interrupted run resumes."""
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
-    module = find(name)
     size = "quick" if quick else "full" if full else "default"
-    page = module.run(size, out or Path("runs") / name, data_dir, typer.echo)
+    page = find(name).load().run(size, out or Path("runs") / name, data_dir, typer.echo)
     typer.echo(f"written: {page}")

@@ -124,9 +124,9 @@ def _run(given: dict[str, Any], out: Path | None, resume: bool, force: bool) -> 
 
 
 def _train(run: Run, report: bool) -> None:
-    from marquis.atomic import write_json
     from marquis.autoencoders import fit, save
     from marquis.cli.quality import learnt_nothing
+    from marquis.io.atomic import write_json
     from marquis.run.directory import SUMMARY
 
     settings, data = run.settings, run.data_module

@@ -9,7 +9,7 @@ from __future__ import annotations
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.ggn import empirical_fisher, fisher, ggn
 from marquis.curvature.hessian import hessian
-from marquis.curvature.operator import operator
-from marquis.curvature.plan import Plan, plan
+from marquis.curvature.linop.operator import operator
+from marquis.curvature.planning.plan import Plan, plan
 
 __all__ = ["Plan", "accumulate", "empirical_fisher", "fisher", "ggn", "hessian", "operator", "plan"]

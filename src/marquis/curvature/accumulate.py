@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from marquis.curvature.budget import Budget
-from marquis.curvature.call import Model, Selection, parameters_of, select
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, ggn
-from marquis.curvature.processes import group_is_up, sum_over_processes
-from marquis.curvature.progress import ProgressBar
+from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
+from marquis.distributed import group_is_up, sum_over_processes
 from marquis.errors import DataError, MarquisError
+from marquis.functional.call import Model, Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.progress import ProgressBar
 from marquis.structures import Layout, Structure
 
 

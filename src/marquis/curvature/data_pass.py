@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.budget import Budget
-from marquis.curvature.call import batch_size, split_batch
-from marquis.curvature.progress import ProgressBar
+from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import SECONDS, Checkpoint, Saved, digest_of
 from marquis.errors import DataError, MarquisError, MemoryBudgetError
+from marquis.functional.call import batch_size, split_batch
+from marquis.progress import ProgressBar
 from marquis.structures import Structure
 
 

@@ -9,8 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.cache import network_of
-from marquis.curvature.call import (
+from marquis.curvature.backward.accumulators import make_sink
+from marquis.curvature.backward.output_roots import Root, empirical_root, exact_root, fisher_root, sketched_root
+from marquis.curvature.backward.route import Route
+from marquis.curvature.backward.tiles import picture_of
+from marquis.curvature.backward.walk import FactorPass
+from marquis.curvature.graph.cache import network_of
+from marquis.curvature.graph.network import Network
+from marquis.curvature.ops.pullbacks import Context
+from marquis.curvature.ops.rules import without_kronecker_form
+from marquis.curvature.planning.memory import check_memory, chunk_bytes
+from marquis.curvature.squared.mixed import mixed_pass
+from marquis.curvature.squared.squared import squared_forward, squared_pass
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import (
     Model,
     Selection,
     batch_size,
@@ -20,18 +32,6 @@ from marquis.curvature.call import (
     select,
     without_inference,
 )
-from marquis.curvature.factor_pass import FactorPass
-from marquis.curvature.graph import Network
-from marquis.curvature.memory import check_memory, chunk_bytes
-from marquis.curvature.mixed import mixed_pass
-from marquis.curvature.pullbacks import Context
-from marquis.curvature.roots import Root, empirical_root, exact_root, fisher_root, sketched_root
-from marquis.curvature.route import Route
-from marquis.curvature.rules import without_kronecker_form
-from marquis.curvature.sinks import make_sink
-from marquis.curvature.squared import squared_forward, squared_pass
-from marquis.curvature.tiles import picture_of
-from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.likelihoods.tools import all_finite
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model, Selection, batch_size, check_finite
-from marquis.curvature.linear_operator import DENSE_LIMIT
-from marquis.curvature.products import FrozenNetwork, batch_product
+from marquis.curvature.linop.linear_operator import DENSE_LIMIT
+from marquis.curvature.linop.products import FrozenNetwork, batch_product
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
+from marquis.functional.call import Model, Selection, batch_size, check_finite
 from marquis.likelihoods import as_likelihood
 from marquis.structures import Diagonal, Full, Layout
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.atomic import replacing
-from marquis.curvature.call import Model, buffers_of
 from marquis.errors import DataError, MarquisError, ModelMismatchError
+from marquis.functional.call import Model, buffers_of
+from marquis.io.atomic import replacing
 from marquis.structures import Structure, from_state_dict
 
 SECONDS = 30.0

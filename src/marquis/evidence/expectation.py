@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.curvature.iterative import Estimate, conjugate_gradients
+from marquis.curvature.linop.iterative import Estimate, conjugate_gradients
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.evidence.tangent import Rows, Tangent
 from marquis.priors import BoundPrior

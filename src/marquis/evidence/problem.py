@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, split_batch
-from marquis.curvature.products import FrozenNetwork
+from marquis.curvature.linop.products import FrozenNetwork
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, split_batch
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.priors import BoundPrior, StructuredPrior
 from marquis.structures import Layout, Structure

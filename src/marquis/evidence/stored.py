@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.memory import available_bytes
-from marquis.curvature.products import FrozenNetwork
+from marquis.curvature.linop.products import FrozenNetwork
+from marquis.curvature.planning.memory import available_bytes
 from marquis.structures import Layout
 
 STORED_BYTES = 2**30

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import parameters_of
-from marquis.curvature.iterative import conjugate_gradients
-from marquis.curvature.products import FrozenNetwork
+from marquis.curvature.linop.iterative import conjugate_gradients
+from marquis.curvature.linop.products import FrozenNetwork
 from marquis.evidence.problem import Collector, EvidenceProblem, Statistics, labelled_batches, unit_noise
 from marquis.evidence.stored import StoredBatch, fits, jacobian_of
+from marquis.functional.call import parameters_of
 from marquis.likelihoods import Likelihood
 from marquis.structures import Layout
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature import accumulate
-from marquis.curvature.call import batch_size, call, parameters_of, select
-from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
@@ -27,8 +25,10 @@ from marquis.evidence.problem import (
     unit_noise,
 )
 from marquis.evidence.tuned import Step, finish
+from marquis.functional.call import batch_size, call, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.priors import BoundPrior, Prior
+from marquis.progress import ProgressBar
 from marquis.structures import Layout
 
 UPDATES = ("gradient", "mackay")

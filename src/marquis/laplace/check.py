@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, batch_size, split_batch
 from marquis.errors import DataError
 from marquis.evidence.problem import EvidenceProblem
+from marquis.functional.call import Model, batch_size, split_batch
 from marquis.posterior import Posterior
 from marquis.predictive.function import NetworkFunction, plain_attention, take
 from marquis.predictive.sampling import WeightSamples

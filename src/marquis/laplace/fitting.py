@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.accumulate import accumulate
-from marquis.curvature.call import Model, call, parameters_of, select
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.problem import Statistics, unit_noise
+from marquis.functional.call import Model, call, parameters_of, select
 from marquis.laplace.loading import MaskOf, Watched, copied_buffers, inputs_of, is_one_shot, peek
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model, describe
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.evidence.problem import EvidenceProblem, Statistics, noise_precision
+from marquis.functional.call import Model, describe
+from marquis.io.tensors import save_tensors
 from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
 from marquis.laplace.fitting import Fitted, fit
 from marquis.laplace.loading import MaskOf
 from marquis.laplace.saving import describe_model, pack_fitted, pack_likelihood
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.persistence import save_tensors
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict, predict_loader
 from marquis.predictive.score import ValidationScore

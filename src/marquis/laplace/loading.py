@@ -11,10 +11,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, buffers_of, call, split_batch
-from marquis.curvature.processes import group_is_up
+from marquis.distributed import group_is_up
 from marquis.errors import DataError
 from marquis.evidence.problem import Collector, Statistics
+from marquis.functional.call import Model, buffers_of, call, split_batch
 from marquis.likelihoods import Likelihood
 from marquis.predictive.function import plain_attention
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import Model
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.evidence.problem import noise_precision
+from marquis.functional.call import Model
+from marquis.io.tensors import load_tensors
 from marquis.laplace.front import Laplace
 from marquis.laplace.saving import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.persistence import load_tensors
 from marquis.posterior import Posterior
 from marquis.predictive.function import require_fit
 

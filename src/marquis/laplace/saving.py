@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.call import Model, buffers_of, parameters_of
 from marquis.curvature.ggn import ESTIMATORS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.evidence.problem import Statistics
+from marquis.functional.call import Model, buffers_of, parameters_of
+from marquis.io.tensors import split_prefix
 from marquis.laplace.fitting import Fitted
 from marquis.likelihoods import Likelihood
-from marquis.persistence import split_prefix
 from marquis.priors import BoundPrior, StructuredPrior
 from marquis.structures import Layout, from_state_dict
 

@@ -9,7 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import (
+from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
+from marquis.distributed import group_is_up
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.evidence.problem import noise_precision, unit_noise
+from marquis.functional.call import (
     Model,
     batch_size,
     buffers_of,
@@ -19,10 +23,6 @@ from marquis.curvature.call import (
     parameters_of,
     select,
 )
-from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
-from marquis.curvature.processes import group_is_up
-from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.evidence.problem import noise_precision, unit_noise
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.group import from_first_process, sum_over_group
 from marquis.online.learnt_noise import Number, likelihood_and_noise, squared_error, start_value

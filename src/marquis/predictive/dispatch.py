@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, split_batch
-from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, split_batch
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.function import NetworkFunction, check_inputs
@@ -20,6 +19,7 @@ from marquis.predictive.linearised import OutputMoments, average_probabilities, 
 from marquis.predictive.links import bridge, check_link
 from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
+from marquis.progress import ProgressBar
 
 METHODS = ("linearised", "linearised-samples", "sampled")
 """How the posterior over weights becomes one over outputs."""

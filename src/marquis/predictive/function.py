@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, batch_size, buffers_of, call, check_finite, describe, parameters_of
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, buffers_of, call, check_finite, describe, parameters_of
 from marquis.posterior import Posterior
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.call import buffers_of, call
+from marquis.functional.call import buffers_of, call
 from marquis.predictive.function import NetworkFunction, plain_attention
 from marquis.structures import Diagonal, Kronecker, KroneckerPiece
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import batch_size
+from marquis.functional.call import batch_size
 from marquis.predictive.function import NetworkFunction, plain_attention, take
 
 BUDGET = 2**28

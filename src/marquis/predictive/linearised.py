@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.memory import RESERVE, available_bytes, gigabytes
+from marquis.curvature.planning.memory import RESERVE, available_bytes, gigabytes
 from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
 from marquis.predictive.function import NetworkFunction

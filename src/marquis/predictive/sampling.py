@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.call import batch_size
-from marquis.curvature.memory import AllocationMeter
+from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, NumericalError
+from marquis.functional.call import batch_size
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
 from marquis.predictive.function import NetworkFunction, plain_attention, take
 from marquis.predictive.jacobian import BUDGET

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, split_batch
 from marquis.errors import DataError
+from marquis.functional.call import Model, split_batch
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.dispatch import predict

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marquis.atomic import replacing, write_text
 from marquis.errors import DataError
+from marquis.io.atomic import replacing, write_text
 from marquis.report.canvas import png
 
 if TYPE_CHECKING:

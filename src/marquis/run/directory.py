@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from marquis.atomic import write_json
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
@@ -24,6 +23,7 @@ from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.io.atomic import write_json
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import Settings, rows_per_batch

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.accumulate import accumulate
-from marquis.curvature.call import Model, parameters_of, select
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, parameters_of, select
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 from marquis.structures import Layout

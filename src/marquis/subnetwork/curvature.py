@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.curvature.accumulate import accumulate
-from marquis.curvature.call import Model, batch_size, parameters_of, split_batch
 from marquis.curvature.ggn import ggn
-from marquis.curvature.processes import group_is_up
-from marquis.curvature.progress import ProgressBar
+from marquis.distributed import group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, parameters_of, split_batch
 from marquis.likelihoods import Likelihood
+from marquis.progress import ProgressBar
 from marquis.structures import Block, Diagonal, Full, LowRank, Structure
 from marquis.subnetwork.choose import Chosen
 

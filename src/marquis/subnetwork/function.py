@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from marquis.curvature.call import Model, buffers_of, call, parameters_of
+from marquis.functional.call import Model, buffers_of, call, parameters_of
 from marquis.structures import Layout
 
 Function = Callable[[dict[str, Tensor], Any], Tensor]

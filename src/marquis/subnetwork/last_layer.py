@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from marquis.curvature.cache import network_of
-from marquis.curvature.call import Model
+from marquis.curvature.graph.cache import network_of
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.call import Model
 from marquis.normalised import LAYERS
 
 

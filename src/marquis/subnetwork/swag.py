@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, batch_size, split_batch
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, split_batch
 from marquis.likelihoods import Likelihood
 
 MINIMUM = 1e-30

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.progress import ProgressBar
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.progress import ProgressBar
 
 Data = Tensor | Iterable[Any]
 """A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.call import Model, buffers_of, call, describe, parameters_of, split_batch
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, buffers_of, call, describe, parameters_of, split_batch
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.variational.objective import Terms
 from marquis.variational.prior_scale import PriorScale, prior_scales

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.curvature.call import Model
 from marquis.errors import DataError
+from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marquis.curvature.call import Model, buffers_of, call
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.call import Model, buffers_of, call
 from marquis.likelihoods import Likelihood
 from marquis.variational.gaussian_method import (
     INITIAL_OFFSET,

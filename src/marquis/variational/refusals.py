@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from marquis.curvature.call import call, describe
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.call import call, describe
 
 KINKED = {
     "relu": "ReLU",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.call import Model, batch_size, buffers_of, call
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, buffers_of, call
 from marquis.likelihoods import Likelihood
 from marquis.variational.base import batches, evaluating, run
 from marquis.variational.gaussian_method import INITIAL_OFFSET, LEARNING_RATE_MULTIPLIER, GaussianMethod

@@ -1,0 +1,55 @@
+"""One module per experiment of the papers, run by `marquis reproduce NAME`.
+
+A module has `run(size, out, data_dir, say)`: `size` is "quick", "default" or "full", `out` a folder for results,
+`say` a function that prints progress. It keeps every finished cell in that folder, so that running it again goes on
+where it stopped, and returns the path of the page it wrote.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from types import ModuleType
+
+from marquis.errors import DataError
+
+SIZES = ("quick", "default", "full")
+
+EXPERIMENTS = {
+    "vl": ("marquis_experiments.variational", "Variational Laplace against VI and MAP on Fashion-MNIST"),
+    "toy-regression": ("marquis_experiments.toy_regression", "The tutorial's error bars in one dimension"),
+    "toy-classification": ("marquis_experiments.toy_classification", "MAP overconfident, Laplace not: two moons"),
+    "logistic": ("marquis_experiments.logistic", "Laplace against exact quadrature"),
+    "uci": ("marquis_experiments.uci", "UCI regression, standard and gap splits: linearised, sampled, MAP"),
+    "shift": ("marquis_experiments.shift", "Rotated MNIST: who knows when it does not know"),
+    "fashion-classification": (
+        "marquis_experiments.fashion_classification",
+        "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
+    ),
+    "hessians": ("marquis_experiments.hessians", "Laplacian autoencoders: which curvature, after or while training"),
+    "latent-map": ("marquis_experiments.latent_map", "Codes over the decoder's doubt: VAE, post-hoc, online"),
+    "adapted-evidence": ("marquis_experiments.adapted_evidence", "Whose weights belong in the evidence: five networks"),
+    "claims": ("marquis_experiments.claims", "Laplacian autoencoders: the default's ablation, claims without a table"),
+    "vae-variance": ("marquis_experiments.vae_variance", "Where a decoder's variance should be large, and where it is"),
+    "scaling": ("marquis_experiments.scaling", "Time and memory of curvature against the resolution of images"),
+    "ood": ("marquis_experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
+    "tabular": ("marquis_experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),
+    "few-labels": ("marquis_experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),
+    "celeba": ("marquis_experiments.celeba", "Forty attributes of faces from ten labelled images"),
+    "imputation": ("marquis_experiments.imputation", "The upper half of a digit from the lower one, and from nothing"),
+    "evidence-training": ("marquis_experiments.evidence_training", "Weight decay by validation against evidence"),
+}
+"""Name to module and summary; modules are imported when they are run."""
+
+
+def find(name: str) -> ModuleType:
+    """The module of an experiment.
+
+    Raises:
+        DataError: No experiment has that name.
+    """
+    if name not in EXPERIMENTS:
+        close = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise DataError(f"no experiment is called {name!r}{hint} There are: {', '.join(EXPERIMENTS)}.")
+    return import_module(EXPERIMENTS[name][0])

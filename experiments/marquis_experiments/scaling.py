@@ -1,0 +1,209 @@
+"""`scaling`: time and memory of one curvature call against the resolution of the image (Miani et al., Figure 7).
+
+Five 3x3 convolutions of three channels with tanh, which keep the resolution, one image (workload W3 of peers.md). Every
+method runs in a process of its own, next to plain forward and backward passes of the same network: the ratio of the two
+cancels the machine. Memory is the peak of the resident set during one call above its value before (Linux only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from marquis.curvature import ggn
+from marquis.errors import MarquisError
+from marquis_experiments.cells import cell, write_json
+from marquis_experiments.scaling_report import write_report
+
+METHODS = {
+    "exact": ("diagonal", "exact"),
+    "mixed": ("diagonal", "mixed"),
+    "sketched": ("diagonal", "sketched"),
+    "approximate": ("diagonal", "approximate"),
+    "kronecker": ("kronecker", "sketched"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolutions; `exact` only up to a limit, where a call takes seconds. The quick size spares the processes."""
+
+    sizes: tuple[int, ...] = (8, 16, 32, 48, 64, 96, 128, 256, 512)
+    exact_limit: int = 128
+    seconds: float = 0.6
+    turns: int = 25
+    own_process: bool = True
+
+
+SETTINGS = {
+    "quick": Settings((8, 16), 8, 0.05, 3, own_process=False),
+    "default": Settings(),
+    "full": Settings(exact_limit=512, seconds=5.0, turns=100),
+}
+
+
+def run(
+    size: str = "default",
+    out: str | Path = "runs/scaling",
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Measure what is missing and write the page; `data_dir` is not used, the image is drawn."""
+    settings = SETTINGS[size]
+    folder = Path(out) / size
+    rows: list[dict[str, Any]] = []
+    for method in METHODS:
+        sizes = [s for s in settings.sizes if method != "exact" or s <= settings.exact_limit]
+        described = {"method": method, "sizes": sizes, "seconds": settings.seconds, "turns": settings.turns}
+        found = cell(folder / "cells", method, described, lambda m=method, s=sizes: measured(m, s, settings))
+        rows.append(found)
+        last = found["rows"][-1]
+        say(f"{method} at {last['size']}: " + f"{last['seconds']:.3g} s, {last['ratio']:.2f} x")
+    results = {"size": size, "rows": rows}
+    write_json(folder / "results.json", results)
+    return write_report(folder, results)
+
+
+# Measuring
+
+
+def measured(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
+    """All resolutions of a method, in a process of its own unless that is not wanted."""
+    if settings.own_process:
+        return in_a_process(method, sizes, settings)
+    return {"rows": measure(method, sizes, settings.seconds, settings.turns)}
+
+
+def in_a_process(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
+    """All resolutions of a method, measured by a fresh interpreter with one thread.
+
+    Raises:
+        MarquisError: That interpreter did not come to an end.
+    """
+    arguments = [method, ",".join(map(str, sizes)), str(settings.seconds), str(settings.turns)]
+    done = subprocess.run(
+        [sys.executable, "-m", "marquis_experiments.scaling", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    if done.returncode:
+        raise MarquisError(f"measuring {method} stopped with code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def network() -> nn.Sequential:
+    """Five 3x3 convolutions with tanh that keep three channels and the resolution."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(5):
+        layers += [nn.Conv2d(3, 3, 3, padding=1), nn.Tanh()]
+    return nn.Sequential(*layers).eval()
+
+
+def calls(method: str, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The plain forward and backward pass, and the curvature call, on one image."""
+    model = network()
+    x = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(size))
+    structure, estimator = METHODS[method]
+    generator = torch.Generator().manual_seed(0)
+
+    def plain() -> None:
+        loss = 0.5 * (model(x) - x).square().sum()
+        torch.autograd.grad(loss, list(model.parameters()))
+
+    def curvature() -> object:
+        return ggn(model, x, "gaussian", structure, estimator, generator=generator)
+
+    return plain, curvature
+
+
+def measure(
+    method: str, sizes: Sequence[int], seconds: float, turns: int, keep_nothing: bool = False
+) -> list[dict[str, Any]]:
+    """Times of all resolutions first; then memory, for which the allocator may be told to keep nothing back."""
+    pairs = [calls(method, size) for size in sizes]
+    rows = [{"size": size, **_times(*pair, seconds, turns)} for size, pair in zip(sizes, pairs, strict=True)]
+    if keep_nothing:
+        with suppress(OSError, AttributeError):  # another C library: what it keeps back is then not counted
+            ctypes.CDLL("libc.so.6").mallopt(-3, 32 * 1024)  # M_MMAP_THRESHOLD
+    for row, (plain, curvature) in zip(rows, pairs, strict=True):
+        row["plain_mb"], row["mb"] = _peak(plain), _peak(curvature)
+    return rows
+
+
+def _times(plain: Callable[[], object], call: Callable[[], object], seconds: float, turns: int) -> dict[str, Any]:
+    """Medians of CPU seconds over turns of one plain pass and one call; the ratio is the median of their ratios."""
+    plain()
+    call()
+    pairs: list[tuple[float, float]] = []
+    begin = time.perf_counter()
+    while len(pairs) < turns and (len(pairs) < 3 or time.perf_counter() - begin < seconds):
+        pairs.append((median(_cpu(plain) for _ in range(3)), _cpu(call)))
+    return {
+        "plain_seconds": median(p for p, _ in pairs),
+        "seconds": median(c for _, c in pairs),
+        "ratio": median(c / p for p, c in pairs),
+        "turns": len(pairs),
+    }
+
+
+def _cpu(call: Callable[[], object]) -> float:
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
+
+
+def _peak(call: Callable[[], object]) -> float | None:
+    """Megabytes of the resident set's peak during the call above its value before; None where that is not known."""
+    call()
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present
+        before = _status("VmRSS")
+        result = call()
+        peak = _status("VmHWM") - before
+    except (OSError, AttributeError):
+        return None
+    del result
+    return max(peak, 0) / 1024
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def main() -> None:
+    """Measure one method, as the experiment's own child process, and print the result as the last line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("method", choices=list(METHODS))
+    parser.add_argument("sizes")
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("turns", type=int)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    rows = measure(chosen.method, sizes, chosen.seconds, chosen.turns, keep_nothing=True)
+    print(json.dumps({"rows": rows}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

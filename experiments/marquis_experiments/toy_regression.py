@@ -1,0 +1,333 @@
+"""`toy-regression`: the tutorial's pictures in one dimension.
+
+Everything is drawn from seeds, small enough for a minute, and in double precision at a mode found by L-BFGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.laplace import Laplace
+from marquis.likelihoods import Gaussian
+from marquis.predictive import NetworkFunction, jacobian
+from marquis.priors import Prior
+from marquis.subnetwork import Subnetwork, swag_variance
+from marquis_experiments.cells import cell, write_json
+from marquis_experiments.evidence_loop import exact_structure, mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis_experiments.toy_data import NOISE, line, noisy_sine, two_clusters
+from marquis_experiments.toy_regression_report import write_report
+
+STRUCTURES = ("full", "kronecker", "diagonal")
+PRECISIONS = (100.0, 10.0, 1.0, 0.1)
+SHARES = (0.5, 0.03, 0.01)
+REGIONS = {"at the data": (0.6, 1.4), "between": (-0.3, 0.3), "away": (2.6, 3.0)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How large the experiment is."""
+
+    hidden: int = 50
+    rounds: int = 6
+    iterations: int = 150
+    widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32)
+    seeds: int = 5
+    samples: int = 200
+    draws: int = 20
+
+
+SETTINGS = {
+    "quick": Settings(10, 2, 50, (1, 2, 4), 1, 20, 5),
+    "default": Settings(),
+    "full": Settings(rounds=20, iterations=1000, widths=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64), seeds=20, samples=2000),
+}
+
+
+def run(
+    size: str = "default",
+    out: str | Path = "runs/toy-regression",
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Run what is missing and write the page; `data_dir` is not used, the data are drawn."""
+    settings, folder = SETTINGS[size], Path(out) / size
+    parts = {
+        "structures": structures,
+        "precisions": precisions,
+        "regularised": regularised,
+        "sizes": sizes,
+        "depths": depths,
+        "sampling": sampling,
+        "subnetwork-tanh": lambda settings: subnetwork(settings, nn.Tanh),
+        "subnetwork-relu": lambda settings: subnetwork(settings, nn.ReLU),
+    }
+    results: dict[str, Any] = {"size": size, "settings": asdict(settings)}
+    for name, compute in parts.items():
+        results[name] = cell(folder / "cells", name, asdict(settings), lambda compute=compute: compute(settings))
+        say(f"{name}: done")
+    write_json(folder / "results.json", results)
+    return write_report(folder, results)
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+def structures(settings: Settings) -> dict[str, Any]:
+    """One network, the same prior and noise: full, Kronecker and diagonal posteriors."""
+    x, y = two_clusters()
+    trained = train_with_evidence(
+        mlp(1, (settings.hidden,), 1, nn.Tanh, 0),
+        x,
+        y,
+        Gaussian(1 / NOISE**2),
+        Prior(1.0, groups="layer"),
+        rounds=settings.rounds,
+        iterations=settings.iterations,
+    )
+    network, prior = trained.laplace.model, trained.laplace.problem().grouped_prior
+    found: dict[str, Any] = {"data": points(x, y)}
+    for structure in STRUCTURES:
+        laplace = Laplace(
+            network, trained.laplace.likelihood, structure, prior=Prior(prior.precision, groups="layer")
+        ).fit([(x, y)], progress=False)
+        found[structure] = {**curve(laplace, line(-3, 3)), "log_evidence": float(laplace.log_evidence())}
+    return found
+
+
+def precisions(settings: Settings) -> dict[str, Any]:
+    """The same network trained with prior precisions from 100 to 0.1, noise known."""
+    x, y = two_clusters()
+    found: dict[str, Any] = {"data": points(x, y)}
+    for precision in PRECISIONS:
+        network = mlp(1, (settings.hidden,), 1, nn.Tanh, 0)
+        laplace = at_mode(network, x, y, precision, settings)
+        found[f"{precision:g}"] = {
+            **curve(laplace, line(-3, 3)),
+            "log_evidence": float(laplace.log_evidence()),
+            "effective": float(laplace.effective_parameters()),
+        }
+    return found
+
+
+def regularised(settings: Settings) -> dict[str, Any]:
+    """A 1-6-1 network with hardly any decay, and with evidence: errors on noiseless test data, several data sets."""
+    rows, shown = [], {}
+    test = line(-1, 1, 201)
+    truth = torch.sin(torch.pi * test)
+    for seed in range(settings.seeds):
+        x, y = noisy_sine(15, seed)
+        free = mlp(1, (6,), 1, nn.Tanh, seed)
+        to_mode(free, x, y, Gaussian(1.0), dict.fromkeys(dict(free.named_parameters()), 1e-8), 15 * settings.iterations)
+        trained = train_with_evidence(
+            mlp(1, (6,), 1, nn.Tanh, seed),
+            x,
+            y,
+            Gaussian(10.0),
+            Prior(0.1),
+            rounds=settings.rounds,
+            iterations=settings.iterations,
+        )
+        tuned = trained.laplace.model
+        assert isinstance(tuned, nn.Module)
+        with torch.no_grad():
+            outputs = {"without": free(test), "with": tuned(test)}
+            errors = {
+                f"train_{name}": float((model(x) - y).square().mean().sqrt())
+                for name, model in (("without", free), ("with", tuned))
+            }
+        errors |= {f"test_{name}": float((f - truth).square().mean().sqrt()) for name, f in outputs.items()}
+        noise = trained.laplace.likelihood.noise_precision  # pyright: ignore[reportAttributeAccessIssue]
+        rows.append({**errors, "effective": trained.effective, "noise_sd": float(noise) ** -0.5})
+        if seed == 0:
+            shown = {
+                "data": points(x, y),
+                "without": outputs["without"].flatten().tolist(),
+                "with": curve(trained.laplace, test),
+            }
+    return {"rows": rows, **shown}
+
+
+def sizes(settings: Settings) -> dict[str, Any]:
+    """Effective parameters and evidence against the number of hidden units."""
+    x, y = noisy_sine(60, 1)
+    rows = []
+    for width in settings.widths:
+        restarts = [
+            train_with_evidence(
+                mlp(1, (width,), 1, nn.Tanh, seed),
+                x,
+                y,
+                Gaussian(10.0),
+                Prior(0.1),
+                rounds=settings.rounds,
+                iterations=settings.iterations,
+            )
+            for seed in range(min(settings.seeds, 2))
+        ]
+        best = max(restarts, key=lambda trained: trained.log_evidence)
+        rows.append(
+            {
+                "width": width,
+                "weights": best.weights,
+                "effective": best.effective,
+                "log_evidence": best.log_evidence,
+                "all_effective": [trained.effective for trained in restarts],
+            }
+        )
+    return {"rows": rows}
+
+
+def depths(settings: Settings) -> dict[str, Any]:
+    """Error bars between and away from the data: one layer of tanh, two of ReLU, both tuned by the evidence."""
+    x, y = two_clusters()
+    found: dict[str, Any] = {"data": points(x, y)}
+    for name, hidden, activation in (
+        ("1 x tanh", (settings.hidden,), nn.Tanh),
+        ("2 x ReLU", (settings.hidden, settings.hidden), nn.ReLU),
+    ):
+        trained = train_with_evidence(
+            mlp(1, hidden, 1, activation, 0),
+            x,
+            y,
+            Gaussian(1 / NOISE**2),
+            Prior(1.0, groups="layer"),
+            rounds=settings.rounds,
+            iterations=settings.iterations,
+        )
+        noise = float(trained.laplace.likelihood.noise_precision) ** -0.5  # pyright: ignore
+        found[name] = {
+            **curve(trained.laplace, line(-3, 3)),
+            "regions": regions(trained.laplace),
+            "noise_sd": noise,
+            "effective": trained.effective,
+            "weights": trained.weights,
+        }
+    return found
+
+
+def sampling(settings: Settings) -> dict[str, Any]:
+    """From one posterior: linearised functions, and networks with sampled weights."""
+    x, y = two_clusters()
+    trained = train_with_evidence(
+        mlp(1, (settings.hidden,), 1, nn.Tanh, 0),
+        x,
+        y,
+        Gaussian(1 / NOISE**2),
+        Prior(1.0),
+        rounds=settings.rounds,
+        iterations=settings.iterations,
+    )
+    laplace, inputs = trained.laplace, line(-2, 2)
+    found: dict[str, Any] = {"data": points(x, y), "x": inputs.flatten().tolist()}
+    for name, method in (("linearised", "linearised-samples"), ("sampled", "sampled")):
+        generator = torch.Generator().manual_seed(0)
+        predicted = laplace.predict(inputs, method, samples=settings.samples, generator=generator)
+        at_data = laplace.predict(x, method, samples=settings.samples, generator=generator)
+        found[name] = {
+            "mean": predicted.mean.flatten().tolist(),
+            "draws": predicted.sample(settings.draws, generator).flatten(1).tolist(),
+            "rmse": float((at_data.mean - y).square().mean().sqrt()),
+            "log_likelihood": float(at_data.log_prob(y).mean()),
+        }
+    found["map"] = laplace.predict(inputs).mean.flatten().tolist()
+    return found
+
+
+def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any]:
+    """Two hidden layers of 50: 2600 weights and 101 biases; all of them, a share of them in full, and a diagonal."""
+    x, y = two_clusters()
+    network = mlp(1, (settings.hidden, settings.hidden), 1, activation, 1)
+    laplace = at_mode(network, x, y, 1.0, settings)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    batches = [(x[rows], y[rows]) for rows in order.split(10)]  # SWAG needs the noise of small batches
+
+    def of_subnetwork(share: float, by: str, **swag: float) -> Laplace:
+        chosen = Subnetwork(share, by=by, swag=swag or None)
+        generator = torch.Generator().manual_seed(0)
+        return Laplace(network, laplace.likelihood, parameters=chosen, prior=1.0).fit(
+            batches, progress=False, generator=generator
+        )
+
+    middle = SHARES[1]
+    cases: Mapping[str, Laplace] = {
+        "full, all weights": laplace,
+        **{f"full, {share:.0%} by SWAG": of_subnetwork(share, "swag", lr=1e-3) for share in SHARES},
+        f"full, {middle:.0%} by SWAG, lr / 10": of_subnetwork(middle, "swag", lr=1e-4),
+        f"full, {middle:.0%} by Laplace variance": of_subnetwork(middle, "variance"),
+        f"full, {middle:.0%} by magnitude": of_subnetwork(middle, "magnitude"),
+        f"full, {middle:.0%} at random": of_subnetwork(middle, "random"),
+        "diagonal, all weights": Laplace(network, laplace.likelihood, "diagonal", prior=1.0).fit(
+            batches, progress=False
+        ),
+    }
+    found: dict[str, Any] = {"data": points(x, y), "cases": {}}
+    squares = squared_jacobian(laplace, line(-3, 3))
+    for name, case in cases.items():
+        found["cases"][name] = {
+            **curve(case, line(-3, 3)),
+            "regions": regions(case),
+            "weights": case.posterior.num_random,
+            "curvature": float(case.curvature.diagonal().median()) / NOISE**2,
+            "influence": float(squared_jacobian(case, line(-3, 3)).sum() / squares.sum()),
+        }
+    variance = cases["diagonal, all weights"].posterior.precision.inverse_diagonal()
+    names, generator = laplace.posterior.layout.names, torch.Generator().manual_seed(0)
+    moved = swag_variance(network, batches, laplace.likelihood, names, lr=1e-3, generator=generator)
+    found["ranks"] = {
+        "swag": rank_correlation(variance, laplace.posterior.layout.flatten(moved)),
+        "influence": rank_correlation(variance, squares),
+        "at the prior": float((variance > 0.99).double().mean()),
+    }
+    return found
+
+
+# --- tools -------------------------------------------------------------------------------------------------
+
+
+def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings: Settings) -> Laplace:
+    """Full Laplace at the mode for a scalar prior and the true noise."""
+    likelihood, prior = Gaussian(1 / NOISE**2), Prior(precision)
+    to_mode(network, x, y, likelihood, precisions_by_name(network, prior), 5 * settings.iterations)
+    return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
+
+
+def squared_jacobian(laplace: Laplace, x: Tensor) -> Tensor:
+    """How much each random weight matters to the outputs at these inputs: the sum of its squared derivatives, `[K]`."""
+    return jacobian(NetworkFunction(laplace.model, laplace.posterior), x).square().sum((0, 1))
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's."""
+    ranks = [v.argsort().argsort().double() for v in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
+def points(x: Tensor, y: Tensor) -> dict[str, list[float]]:
+    """Data as lists."""
+    return {"x": x.flatten().tolist(), "y": y.flatten().tolist()}
+
+
+def curve(laplace: Laplace, x: Tensor) -> dict[str, Any]:
+    """Mean and standard deviation of the function, and the noise variance."""
+    predicted = laplace.predict(x)
+    assert predicted.noise_variance is not None
+    return {
+        "x": x.flatten().tolist(),
+        "mean": predicted.mean.flatten().tolist(),
+        "sd": predicted.variance.sqrt().flatten().tolist(),
+        "noise": float(predicted.noise_variance.flatten()[0]),
+    }
+
+
+def regions(laplace: Laplace) -> dict[str, float]:
+    """Mean standard deviation of the function at, between and away from the data."""
+    return {
+        name: float(laplace.predict(line(low, high, 21)).variance.sqrt().mean())
+        for name, (low, high) in REGIONS.items()
+    }

@@ -1,0 +1,210 @@
+"""`claims`, `vae-variance` and `scaling` at their quick size, and the arithmetic behind their tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from marquis.autoencoders import LaplacianAutoencoder, for_data
+from marquis.errors import MarquisError
+from marquis.likelihoods import Gaussian
+from marquis.online.settings import Settings as OnlineSettings
+from marquis_experiments import claims, claims_cells, claims_report, claims_tables, find, scaling, scaling_report
+from marquis_experiments import vae_variance as vae
+
+
+def pictures_exist(page: Path) -> None:
+    named = re.findall(r"\]\(([\w.-]+\.png)\)", page.read_text())
+    assert named
+    for name in named:
+        assert (page.parent / name).stat().st_size > 5_000
+
+
+def test_registered_by_name():
+    for name, module in {"claims": claims, "vae-variance": vae, "scaling": scaling}.items():
+        assert find(name) is module
+
+
+# claims
+
+
+def test_claims_runs_all_parts_on_the_digits_and_goes_on_where_it_stopped(tmp_path: Path):
+    said: list[str] = []
+    page = claims.run("quick", tmp_path, say=said.append)
+    pictures_exist(page)
+    rows = json.loads((page.parent / "results.json").read_text())["rows"]
+    assert {row["part"] for row in rows} == set(claims.PARTS) - {"fashion"}
+    assert len(said) == len(rows)
+    assert not [row for row in rows if "failed" in row]
+    text = page.read_text()
+    assert "nan" not in text.lower().replace("laplacian", "")
+    for heading in ("ablation", "over-parametrisation", "Forgetting", "One network", "Backprop"):
+        assert re.search(rf"^## .*{heading}", text, re.MULTILINE)
+    # Parts share cells: fewer files than rows, and the same numbers under both names.
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "quick/cells").iterdir()}
+    assert len(files) < len(rows)
+    default = [
+        r
+        for r in rows
+        if (r["part"], r["label"]) in {("ablation", claims_tables.DEFAULT), ("width", "default, width 1")}
+    ]
+    assert len(default) == 2 and default[0]["error"] == default[1]["error"]
+    claims.run("quick", tmp_path, say=lambda _: None)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "quick/cells").iterdir()} == files
+
+
+def test_the_ablation_is_the_whole_grid_and_its_bold_line_is_the_librarys_default():
+    rows = claims.ablation((1.0, 0.01))
+    assert len(rows) == 1 + 2 * 2 * 2 + 2
+    labels = {label: options for label, _, options in rows}
+    assert labels[claims_tables.DEFAULT] == claims.DEFAULT
+    own = OnlineSettings()
+    assert {name: getattr(own, name) for name in claims.DEFAULT} == claims.DEFAULT
+    one_away = claims.ablation((1.0, 0.01), main=True)
+    assert len(one_away) == 1 + 4 + 2  # plain; the default and each switch by itself; two presets
+
+
+def test_the_matched_temperature_gives_the_same_stationary_precision():
+    settings = claims.SETTINGS["default"]
+    by_label = {label: options for label, _, options in claims.forgetting(settings)}
+    matched, usual = by_label["learning rate, T matched"], by_label["B/N, T = 0.01"]
+    share = claims_cells.BATCH / claims_cells.number_of_training_images(settings)
+    # H settles at (B/N)/α times the data's curvature (methods.md 6.3); the precision is H/T.
+    assert share / matched["forgetting"] / matched["temperature"] == pytest.approx(1 / usual["temperature"], rel=5e-3)
+
+
+def test_a_training_that_fails_is_a_row_with_a_reason(tmp_path: Path):
+    job = claims_cells.Job("ablation", "x", "laplacian", 0, 2, 2e-3, options={"forgetting": 0.999, "preset": "paper"})
+    settings = replace(claims.SETTINGS["quick"], train=640)
+    row = claims_cells.evaluate(replace(job, epochs=8), settings, claims_cells.read(job, settings, None))
+    assert "precision" in row["failed"]
+    good = {**row, "part": "ablation", "label": "good", "seed": 0}
+    del good["failed"]
+    broken = {**row, "part": "ablation", "label": "x", "seed": 0}
+    assert claims_tables.of([broken, good], "x") == []
+    assert claims_tables.failures([broken, good]) == [f"Failed: *x*: {row['failed']}"]
+
+
+def test_outliers_keep_grey_levels_and_splits_do_not_overlap():
+    job = claims_cells.Job("ablation", "x", "plain", 3, 1, 1e-3)
+    images = claims_cells.read(job, claims.SETTINGS["default"], None)
+    other = claims_cells.read(replace(job, seed=4), claims.SETTINGS["default"], None)
+    assert len(images.train) == claims_cells.number_of_training_images(claims.SETTINGS["default"])
+    assert len(images.train) + len(images.test) == 1797
+    assert not torch.equal(images.test, other.test)
+    for outside in images.outside.values():
+        assert not torch.equal(outside, images.test)
+        assert torch.equal(outside.flatten(1).sort(1).values, images.test.flatten(1).sort(1).values)
+
+
+def test_scores_are_those_of_the_library_and_refitting_changes_only_the_noise():
+    encoder, decoder = for_data((1, 8, 8), 2, 0.25, seed=0)
+    model = LaplacianAutoencoder(encoder, decoder, num_data=50, generator=torch.Generator().manual_seed(0)).double()
+    x = torch.rand(50, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model.loss(x, None).backward()
+    said = claims_cells.judged(model, x, 7, batch=20)
+    whole = model.reconstruct(x, 7, generator=torch.Generator().manual_seed(0), keep=True)
+    assert whole.samples is not None
+    torch.testing.assert_close(said.log_prob, whole.log_prob, rtol=1e-10, atol=0)
+    torch.testing.assert_close(said.output_variance, whole.variance.flatten(1).sum(1), rtol=1e-10, atol=0)
+    errors = (whole.samples - x).square().flatten(2).sum(2)
+    torch.testing.assert_close(said.sampled_errors, errors, rtol=1e-10, atol=0)
+    # By hand, with torch's own density: refit on these very data, then on others.
+    for train in (errors, 3 * errors):
+        precision = 64 / float(train.mean())
+        densities = torch.stack([Gaussian(precision).log_prob(sample, x) for sample in whole.samples])
+        expected = densities.logsumexp(0) - math.log(7)
+        torch.testing.assert_close(claims_cells.log_mixture(errors, 64, train), expected, rtol=1e-10, atol=1e-10)
+    best = claims_cells.log_mixture(errors[:1], 64, errors[:1]).mean()
+    for factor in (0.5, 2.0):
+        assert claims_cells.log_mixture(errors[:1], 64, factor * errors[:1]).mean() < best
+
+
+def test_differences_are_paired_by_seed():
+    def row(label: str, seed: int, value: float) -> claims_tables.Row:
+        return {"label": label, "seed": seed, "log_prob": value}
+
+    rows = [row("a", 0, 5.0), row("a", 1, 105.0), row("b", 1, 100.0), row("b", 0, 2.0), row("a", 2, 7.0)]
+    gap, error = claims_tables.difference(rows, "a", "b", claims_tables.log_prob)
+    assert (gap, error) == (4.0, pytest.approx(1.0))
+    assert claims_tables.shown([1.0, 3.0], ".1f") == "2.0 ± 1.4"
+    assert claims_tables.shown([math.nan], ".1f") == "–"
+
+
+@pytest.mark.parametrize(("lost", "word"), [(0, "not confirmed"), (10, "confirmed"), (4, "depends")])
+def test_the_word_brittle_follows_the_counts(lost: int, word: str):
+    assert word in claims_report.brittle(lost, 10)
+
+
+# vae-variance
+
+
+def test_expectation_maximisation_never_loses_likelihood_and_ends_at_a_stationary_point():
+    x = vae.draw_data(0)
+    z, log_weights = vae.grid()
+    assert float(log_weights.exp().sum()) == pytest.approx(1.0, abs=1e-12)
+    means = vae.SPREAD * z
+    rounds = vae.maximise(x, means, log_weights, torch.zeros_like(z), 400)
+    values = torch.stack([vae.log_joint(x, means, log_weights, s).logsumexp(1).mean() for s in rounds])
+    assert bool((values.diff() > -1e-12).all()) and values[-1] > values[0] + 0.1
+    free = rounds[-1] > vae.MIN_LOG_SIGMA  # the others are held by the floor
+    last = rounds[-1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(vae.log_joint(x, means, log_weights, last).logsumexp(1).mean(), last)
+    assert float(gradient[free].abs().max()) < 1e-3
+    # Far outside, responsibilities underflow in ordinary numbers; the variance is still about the squared distance.
+    distance = (means.unsqueeze(1) - x).abs()
+    sigma = rounds[-1].exp()
+    for end in (0, -1):
+        assert float(distance[end].min()) <= float(sigma[end]) <= float(distance[end].max())
+
+
+def test_the_mixtures_variances_grow_away_from_the_data_and_the_vaes_less_so(tmp_path: Path):
+    page = vae.run("quick", tmp_path, say=lambda _: None)
+    pictures_exist(page)
+    row = json.loads((page.parent / "results.json").read_text())["rows"][0]
+    mixture, network, bound = row["mixture"], row["network"], row["vae"]
+    assert mixture["near"] < vae.START < mixture["outside"]
+    assert mixture["rank_correlation"] > 0.9
+    assert network["outside"] > 2 * bound["outside"]  # same network, same start: the objective makes the difference
+    assert mixture["log_likelihood"] >= network["log_likelihood"] >= bound["log_likelihood"]
+    assert "nan" not in page.read_text()
+    assert vae.verdict(lambda name, key: 1.0).startswith("Not confirmed")
+
+
+# scaling
+
+
+def test_scaling_measures_every_method_next_to_a_plain_step(tmp_path: Path):
+    page = scaling.run("quick", tmp_path, say=lambda _: None)
+    pictures_exist(page)
+    rows = json.loads((page.parent / "results.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == list(scaling.METHODS)
+    for row in rows:
+        assert [r["size"] for r in row["rows"]] == ([8] if row["method"] == "exact" else [8, 16])
+        for r in row["rows"]:
+            assert r["seconds"] > 0 and r["plain_seconds"] > 0 and r["turns"] >= 3
+
+
+def test_scaling_measures_in_a_process_of_its_own_and_says_why_that_failed(monkeypatch: pytest.MonkeyPatch):
+    settings = scaling.Settings((8,), 8, 0.01, 3)
+    found = scaling.in_a_process("approximate", [8], settings)
+    assert [row["size"] for row in found["rows"]] == [8]
+    monkeypatch.setattr(scaling.sys, "executable", shutil.which("false"))
+    with pytest.raises(MarquisError, match="measuring exact stopped with code 1"):
+        scaling.in_a_process("exact", [8], settings)
+
+
+def test_the_network_keeps_the_resolution_and_exponents_are_of_pixels():
+    x = torch.rand(1, 3, 9, 9)
+    assert scaling.network()(x).shape == x.shape
+    rows = [{"size": s, "seconds": 3e-6 * s**2, "mb": 2.0 * s**4} for s in (8, 16, 32, 64)]
+    assert scaling_report.slope(rows, "seconds") == pytest.approx(1.0)
+    assert scaling_report.slope(rows, "mb") == pytest.approx(2.0)
+    assert scaling_report.slope(rows[:1], "mb") is None

@@ -1,0 +1,266 @@
+"""The experiment `few-labels` at its quick size, and what it is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from marquis.autoencoders import (
+    Autoencoder,
+    EnsembleAutoencoder,
+    LaplacianAutoencoder,
+    VariationalAutoencoder,
+    for_data,
+    linearised,
+)
+from marquis.data import load
+from marquis.errors import DataError
+from marquis.tasks.semi_supervised import embed, evaluate_codes
+from marquis_experiments import few_labels, few_labels_report
+from marquis_experiments.few_labels import SETTINGS, codes_of, codes_of_row, held_out, measured, width
+from marquis_experiments.few_labels_rows import (
+    CONTROL,
+    CONTROL_WIDTH,
+    LABELS,
+    TEMPERATURES,
+    Rows,
+    accuracies,
+    mean_and_error,
+    points,
+    verdict,
+)
+from marquis_experiments.few_labels_widths import best_cloud, by_chosen_width, clouds
+
+
+def pair():
+    return for_data((1, 4, 4), 2, 0.1, seed=0)
+
+
+def images(n: int = 12) -> torch.Tensor:
+    return torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+# Codes
+
+
+def test_members_of_an_ensemble_are_put_side_by_side():
+    own = EnsembleAutoencoder(*pair(), members=3, seed=5)
+    codes, means = codes_of(own, images(), 100, 0)
+    assert codes.shape == (1, 12, 6) and means is None
+    for number, member in enumerate(own.members):
+        assert torch.allclose(codes[0, :, 2 * number : 2 * number + 2], member.encoder(images()), rtol=1e-5)
+
+
+def test_mean_of_a_variational_autoencoder_is_exact():
+    own = VariationalAutoencoder(*pair())
+    codes, means = codes_of(own, images(), 7, 0)
+    assert codes.shape == (7, 12, 2) and means is not None
+    assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+    assert not torch.allclose(means, codes.mean(0), rtol=1e-2)
+    assert codes_of(Autoencoder(*pair()), images(), 7, 0)[0].shape == (1, 12, 2)
+
+
+def learnt() -> LaplacianAutoencoder:
+    own = LaplacianAutoencoder(*pair(), num_data=12)
+    own.loss(images(), None)
+    return own
+
+
+def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_code():
+    own = learnt()
+    one, ten = (codes_of_row(name, own, images(), 9, 0) for name in TEMPERATURES)
+    for codes, means in (one, ten):
+        assert codes.shape == (9, 12, 2) and means is not None
+        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+    assert torch.allclose(ten[0] - ten[1], 10**0.5 * (one[0] - one[1]), rtol=1e-3, atol=1e-5)
+    again = embed(
+        linearised(own, 1.0), images(), 9, copies=True, generator=torch.Generator().manual_seed(2000), progress=False
+    )
+    assert torch.allclose(one[0], again, rtol=1e-5)
+
+
+def test_the_control_is_round_and_as_wide_as_it_says():
+    plain = Autoencoder(*pair())
+    codes, means = codes_of_row(CONTROL, plain, images(400), 50, 0)
+    assert means is not None and torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
+    assert width(codes, means) == pytest.approx(CONTROL_WIDTH, rel=0.02)
+    spread = (codes - means).std((0, 1))
+    assert float(spread.max() / spread.min()) < 1.05
+
+
+def test_width_is_spread_of_copies_over_spread_of_images():
+    means = torch.tensor([[3.0, 0.0], [-3.0, 0.0]], dtype=torch.float64)  # variance 9 + 0
+    shift = torch.tensor([[0.0, 1.5], [0.0, -1.5]], dtype=torch.float64)  # variance 2.25
+    codes = means + shift[:, None]
+    assert width(codes, means) == pytest.approx(0.5, rel=1e-12)
+    assert width(2 * codes, 2 * means) == pytest.approx(0.5, rel=1e-12)
+    assert width(means[None], means) == 0.0
+
+
+# Clouds of several widths
+
+
+def test_clouds_have_the_widths_they_say():
+    plain = Autoencoder(*pair())
+    found = clouds(plain, images(400), 50, 0)
+    for wanted, (codes, means) in found.items():
+        assert torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
+        assert width(codes, means) == pytest.approx(wanted, rel=0.02)
+    own = learnt()
+    wide = clouds(own, images(), 50, 0)
+    assert list(wide) == [1, 10, 100, 1000]
+    first = wide[1][0] - wide[1][1]
+    for factor, (codes, means) in wide.items():
+        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+        assert torch.allclose(codes - means, factor**0.5 * first, rtol=1e-3, atol=1e-4)
+    with pytest.raises(DataError, match="only a Laplacian"):
+        clouds(VariationalAutoencoder(*pair()), images(), 5, 0)
+
+
+def two_classes() -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight codes on a line, their classes taking turns in pairs."""
+    return torch.tensor([[0.0], [1], [4], [5], [8], [9], [12], [13]]), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
+
+
+def test_the_labels_choose_the_width():
+    codes, labels = two_classes()
+    fold = torch.tensor([0, 1] * 4)  # the neighbour of a pair is in the other fold
+    good = torch.stack([codes, codes])
+    blurred = torch.stack([codes + 4, codes - 4])  # copies lie on the other class
+    means = {1.0: codes, 10.0: codes}
+    assert best_cloud({1.0: good, 10.0: blurred}, means, labels, fold, [2, 4]) == (1.0, 2)
+    assert best_cloud({1.0: blurred, 10.0: good}, means, labels, fold, [2, 4]) == (10.0, 2)
+    assert best_cloud({1.0: good, 10.0: good}, means, labels, fold, [2, 4]) == (1.0, 2)  # of equals the first
+
+
+def test_one_width_is_the_way_that_counts_images():
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(60, 2, generator=generator)
+    labels = (means[:, 0] > 0).long()
+    codes = means + 0.3 * torch.randn(4, 60, 2, generator=generator)
+    found = by_chosen_width({1.0: (codes, means)}, labels, (1, 4, 8), 3, torch.Generator().manual_seed(5))
+    options = {"means": means, "repetitions": 3, "count": "data", "generator": torch.Generator().manual_seed(5)}
+    assert found["accuracy"] == evaluate_codes(codes, labels, (1, 4, 8), **options).accuracy.tolist()
+    assert found["chosen"] == [[1.0] * 3] * 3
+    both = {1.0: (-means.repeat(4, 1, 1), means), 10.0: (codes, means)}  # the first ones lie on the wrong side
+    again = by_chosen_width(both, labels, (1, 8), 3, torch.Generator().manual_seed(5))
+    assert again["chosen"] == [[1.0] * 3, [10.0] * 3]  # one label per class leaves nothing to choose by
+
+
+# Pairs
+
+
+def results(accuracy: dict[tuple[str, int], list[list[float]]]) -> dict:
+    rows = [
+        {"name": name, "seed": seed, "failed": None, "ways": {"mean": {"accuracy": value}}, "width": 0.0}
+        for (name, seed), value in accuracy.items()
+    ]
+    return {"settings": {"per_class": [1, 50]}, "rows": rows}
+
+
+def test_differences_are_taken_within_seeds():
+    hard, easy = [[0.1, 0.3], [0.5, 0.5]], [[0.7, 0.9], [0.9, 0.9]]
+    better = [[[a + 0.1 for a in row] for row in value] for value in (hard, easy)]
+    rows = Rows(results({("ae", 0): hard, ("ae", 1): easy, ("vae", 0): better[0], ("vae", 1): better[1]}))
+    mean, error = rows.difference("vae", "ae")
+    assert mean == pytest.approx([0.1, 0.1], rel=1e-12) and error == pytest.approx([0, 0], abs=1e-12)
+    alone = rows.accuracy("ae")
+    assert alone[0] == pytest.approx([0.5, 0.7]) and alone[1] == pytest.approx([0.3, 0.2])  # .2 and .8, .5 and .9
+    assert (rows.few, rows.many) == ([0], [1])
+
+
+def test_differences_of_other_seeds_are_left_out():
+    one, two = [[0.2], [0.2]], [[0.9], [0.9]]
+    rows = Rows(results({("ae", 0): one, ("vae", 0): two, ("vae", 1): one}))
+    mean, error = rows.difference("vae", "ae")
+    assert mean == pytest.approx([0.7, 0.7]) and np.isnan(error).all()
+
+
+def test_one_training_decides_nothing():
+    low, high = [[0.2, 0.3], [0.2, 0.2]], [[0.5, 0.6], [0.9, 0.9]]
+    rows = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low}))
+    assert rows.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: one training, which decides nothing"
+    both = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low, ("vae", 1): high}))
+    assert both.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: **ahead**"
+    assert both.verdict([0], "ae", "vae") == "-30.0 ± 0.0 points: **behind**"
+
+
+def test_the_larger_standard_error_counts():
+    seeds = [np.array([[1.0, 1.0]]), np.array([[2.0, 2.0]]), np.array([[6.0, 6.0]])]
+    mean, error = mean_and_error(seeds)
+    assert mean[0] == pytest.approx(3.0) and error[0] == pytest.approx((7.0 / 3) ** 0.5, rel=1e-12)
+    lucky = [np.array([[1.0, 3.0]]), np.array([[0.0, 4.0]])]  # equal means, though each is made of spread numbers
+    mean, error = mean_and_error(lucky)
+    assert mean[0] == 2 and error[0] == pytest.approx(((2 + 8) / 2 / 4) ** 0.5, rel=1e-12)
+    mean, error = mean_and_error(lucky[:1])
+    assert mean[0] == 2 and error[0] == pytest.approx(1.0, rel=1e-12)
+
+
+def test_rows_with_fewer_seeds_are_named():
+    one = [[0.2], [0.2]]
+    assert few_labels_report.fewer(results({("ae", 0): one, ("vae", 0): one})) == ""
+    short = few_labels_report.fewer(results({("ae", 0): one, ("ae", 1): one, ("vae", 0): one}))
+    assert "VAE: 1" in short and "autoencoder" not in short
+
+
+def test_words():
+    assert verdict(0.03, 0.01) == "**ahead**" and verdict(-0.03, 0.01) == "**behind**"
+    assert verdict(0.01, 0.01) == verdict(-0.01, 0.01) == "not told apart"
+    assert "decides nothing" in verdict(0.5, float("nan"))
+    assert points(0.1234, 0.01) == "12.3 ± 1.0" and points(0.1234, float("nan"), sign=True) == "+12.3"
+
+
+# Data
+
+
+def test_labelled_images_are_not_trained_on():
+    settings = SETTINGS["quick"]
+    held = held_out(settings, None)
+    whole = load("digits", "train")
+    assert torch.equal(held.stored, whole.stored[1000:1400])
+    for size in SETTINGS.values():
+        assert size.first >= size.recipe.images
+    with pytest.raises(DataError, match="wanted for labels"):
+        held_out(replace(settings, first=100), None)
+    with pytest.raises(DataError, match="wanted for labels"):
+        held_out(replace(settings, held=10_000), None)
+
+
+def test_every_way_meets_the_same_labels():
+    settings = replace(SETTINGS["quick"], data_copies=4)
+    held = held_out(settings, None)
+    x = held.x.flatten(1)
+    once = measured(x[None], None, held, settings, 0)
+    assert set(once["ways"]) == {"mean"} and once["width"] == 0
+    copied = measured(x.repeat(10, 1, 1), None, held, settings, 0)  # copies without variance
+    assert copied["ways"]["mean"]["accuracy"] == once["ways"]["mean"]["accuracy"]
+    assert copied["ways"]["data"]["accuracy"] == once["ways"]["mean"]["accuracy"]
+    other = measured(x[None], None, held, settings, 1)
+    assert other["ways"]["mean"]["accuracy"] != once["ways"]["mean"]["accuracy"]  # other labels for another seed
+
+
+# The whole
+
+
+def test_quick(tmp_path):
+    said: list[str] = []
+    page = few_labels.run("quick", tmp_path / "few-labels", None, said.append)
+    text = page.read_text()
+    for key, label in LABELS.items():
+        assert (f"| {label} |" in text) == (key in few_labels.names(SETTINGS["quick"]))
+    assert "| autoencoder, round clouds |" in text and "clouds as wide as the labels want them (below)" in text
+    assert "Read through the tangent at temperature 10 they add" in text and "rows 1,000 to 1,400" in text
+    assert (page.parent / "few-labels.png").stat().st_size > 10_000
+    found = json.loads((page.parent / "results.json").read_text())
+    assert len(found["rows"]) == 12 and not any(row["failed"] for row in found["rows"])
+    pixels = next(row for row in found["rows"] if row["name"] == "pixels")
+    assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
+    said.clear()
+    stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
+    few_labels.run("quick", tmp_path / "few-labels", None, said.append)
+    assert stamp == {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
+    assert not any("trained" in text for text in said)

@@ -1,0 +1,156 @@
+"""Rotated digits: the rotation, the shared Jacobian, and the whole experiment at a tiny size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+from torch import Tensor
+
+from marquis.laplace import Laplace
+from marquis.subnetwork import Subnetwork
+from marquis_experiments import find, shift
+from marquis_experiments.classifiers import Labelled
+from marquis_experiments.pages import with_error
+from marquis_experiments.shift_methods import (
+    Digits,
+    Moments,
+    NextBatches,
+    by_evidence,
+    candidates,
+    logit_variances,
+    sampled_swag,
+)
+from marquis_experiments.shift_report import against, complete
+
+TINY = replace(
+    shift.SETTINGS["quick"], train=90, validation=20, test=20, width=2, epochs=1, samples=2, snapshots=2, step=90
+)
+
+
+def images(count: int, height: int = 28, width: int = 28) -> Tensor:
+    return torch.rand(count, 1, height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("quarters", [0, 1, 2, 3])
+def test_quarter_turns_are_exact_and_counter_clockwise(quarters: int):
+    x = images(3)
+    torch.testing.assert_close(shift.rotate(x, 90.0 * quarters), torch.rot90(x, quarters, (2, 3)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("degrees", "height", "width"), [(20, 28, 28), (140, 28, 28), (35, 12, 20)])
+def test_rotation_is_the_one_of_scipy(degrees: float, height: int, width: int):
+    x = images(1, height, width)
+    expected = ndimage.rotate(x[0, 0].numpy(), degrees, reshape=False, order=1, mode="grid-constant")
+    np.testing.assert_allclose(shift.rotate(x, degrees)[0, 0].numpy(), expected, rtol=1e-8, atol=1e-9)
+
+
+def small() -> tuple[torch.nn.Module, Digits, shift.Settings]:
+    torch.manual_seed(0)
+    network = shift.NarrowResNet(2, 1).double()
+    x, y = images(12), torch.arange(12) % 10
+    network.train()(x)  # batch statistics that are not those of an untrained network
+    digits = Digits(Labelled(x, y), Labelled(x[:5], y[:5]), [images(4)], y[:4])
+    return network.eval(), digits, replace(TINY, shares=(0.05, 0.01), compared=0.05)
+
+
+def test_one_jacobian_gives_what_each_posterior_alone_predicts():
+    network, digits, settings = small()
+    total = sum(p.numel() for p in network.parameters())
+    scores = torch.rand(total, generator=torch.Generator().manual_seed(3))
+    found, statistics = candidates(network, digits, settings, scores, seed=0)
+    x = digits.x_test[0]
+    variances = logit_variances(network, x, {name: [one.with_prior(3.0)] for name, one in found.items()})
+    alone = {
+        "diagonal": {"structure": "diagonal"},
+        "last layer": {"structure": "full", "parameters": "last-layer"},
+        "subnetwork 5 % by SWAG": {"parameters": Subnetwork(0.05, by=scores)},
+        "subnetwork 1 % by SWAG": {"parameters": Subnetwork(0.01, by=scores)},
+        "subnetwork 5 % by Laplace variance": {"parameters": Subnetwork(0.05, by="variance")},
+    }
+    for name, options in alone.items():
+        laplace = Laplace(network, "categorical", prior=3.0, **options).fit(digits.train.batches(), progress=False)
+        torch.testing.assert_close(variances[name][0], laplace.predict(x).variance, rtol=1e-8, atol=1e-12)
+        laplace.update(laplace.prior.with_precision(1.0)).tune()  # the fixed point, from the same start
+        weights = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+        assert by_evidence(found[name], weights, statistics) == pytest.approx(
+            float(laplace.prior.precision[0]), rel=1e-6
+        )
+    assert set(found) - set(alone) == {"subnetwork 5 % at random"}
+
+
+def test_batches_go_on_where_the_last_snapshot_stopped():
+    y = torch.arange(10)
+    batches = NextBatches(Labelled(y.double(), y), 2, 3, seed=0)
+    seen = [torch.cat([labels for _, labels in batches]) for _ in range(5)]
+    assert [len(part) for part in seen] == [6] * 5
+    for epoch in torch.cat(seen).split(10):
+        assert sorted(epoch.tolist()) == list(range(10))
+
+
+def test_swag_without_variance_is_its_mean_network():
+    network, digits, settings = small()
+    flat = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+    moments = Moments(flat, torch.zeros_like(flat))
+    (found,) = sampled_swag(network, moments, digits, settings)
+    network.train()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.no_grad():
+        network(digits.train.x)
+        expected = network.eval()(digits.x_test[0]).softmax(1)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MARQUIS_OFFLINE", "1")
+    monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "nothing"))
+    assert find("shift") is shift
+    page = shift.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
+    results = json.loads((page.parent / "results.json").read_text())
+    assert results["settings"]["data"] == "digits"
+    by_method = {row["method"]: row for row in results["rows"]}
+    assert {
+        "MAP",
+        "MAP, temperature",
+        "diagonal, evidence",
+        "last layer, validation",
+        "SWAG, diagonal",
+        "MC dropout",
+    } <= set(by_method)
+    assert "deep ensemble" in by_method and sum("subnetwork" in name for name in by_method) == 8
+    for row in by_method.values():
+        assert len(row["scores"]) == 3 and all(np.isfinite(score["nll"]) for score in row["scores"])
+    # A temperature does not change which class is the largest; a linearised posterior hardly.
+    for name in ("MAP, temperature", "subnetwork 0.5 % by SWAG, validation"):
+        assert [s["accuracy"] for s in by_method[name]["scores"]] == pytest.approx(
+            [s["accuracy"] for s in by_method["MAP"]["scores"]], abs=0.06
+        )
+    assert (page.parent / "shift.png").stat().st_size > 5_000
+    cells = sorted((page.parent / "cells").glob("*.json"))
+    stamps = [path.stat().st_mtime_ns for path in cells]
+    shift.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
+    assert [path.stat().st_mtime_ns for path in cells] == stamps
+
+
+def test_page_compares_network_by_network():
+    def row(method: str, seed: int, nll: float) -> dict:
+        return {"method": method, "seed": seed, "scores": [{"nll": 0.1}, {"nll": nll}]}
+
+    rows = [row("MAP", 0, 3.0), row("MAP", 1, 5.0), row("other", 0, 2.0), row("other", 1, 4.0)]
+    assert against(rows, "other", [0, 90]) == "-1.00 ± 0.00"
+    assert against([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"
+    assert with_error([1.0, 3.0]) == "2.000 ± 1.000"
+
+
+def test_page_leaves_out_networks_that_are_not_finished():
+    rows = [{"method": m, "seed": s} for s, m in [(0, "MAP"), (0, "MC dropout"), (0, "deep ensemble"), (1, "MAP")]]
+    assert complete(rows) == rows[:3]
+    assert complete(rows[:1]) == rows[:1]

@@ -1,0 +1,1 @@
+"""The exact and sketched backward pass: where it starts, where it is recompressed, and what it accumulates."""

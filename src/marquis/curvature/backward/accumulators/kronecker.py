@@ -1,0 +1,153 @@
+"""Kronecker factors: sums of input products and of output products for each layer (2.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Sink
+from marquis.curvature.factors.factor import Factor
+from marquis.curvature.factors.gradients import Entrywise, Explicit, Form, Outer, RankOne
+from marquis.errors import UnsupportedOperationError
+from marquis.structures import DensePiece, DiagonalPiece, Kronecker, KroneckerPiece, Piece
+from marquis.structures.linalg import require_finite
+
+
+@dataclass(eq=False)
+class KroneckerSink(Sink):
+    """Sums of input products and of output products ; what has no such form is kept exactly.
+
+    Attributes:
+        samples: batch size.
+        reduce: sum over positions before the products (weight sharing "reduce") instead of after ("expand").
+    """
+
+    samples: int = 0
+    reduce: bool = False
+    left: dict[str, Tensor] = field(default_factory=dict)
+    right: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    swapped: dict[str, bool] = field(default_factory=dict)
+    dense: dict[str, Tensor] = field(default_factory=dict)
+    diagonal: dict[str, Tensor] = field(default_factory=dict)
+    grams: dict[int, tuple[object, Tensor]] = field(default_factory=dict)
+
+    def refuse_shared(self, name: str, uses: int) -> None:
+        """Two uses of one weight have cross terms that no Kronecker product holds."""
+        raise UnsupportedOperationError(
+            f"parameter '{name}' is used {uses} times; a Kronecker structure cannot express the cross terms between "
+            "its uses. Use structure='diagonal', 'block' or 'full', or leave the parameter out."
+        )
+
+    def add(self, name: str, form: Form) -> None:
+        """Add to the two factors, a dense block or a diagonal."""
+        if isinstance(form, RankOne):
+            first = name not in self.left
+            gram = self._gram_of(form.factor)
+            self.left[name] = gram if first else self.left[name] + gram
+            if first:
+                self.right[name] = (form.inputs.t() @ form.inputs)[None]
+                self.counts[name], self.swapped[name] = float(self.samples), form.swapped
+        elif isinstance(form, Outer):
+            self._add_outer(name, form)
+        elif isinstance(form, Entrywise):
+            gram = self._gram_of(form.factor)[0]
+            self.dense[name] = self.dense[name] + gram if name in self.dense else gram
+        elif isinstance(form, Explicit) and form.as_block:
+            share = self.samples if form.values.shape[1] == 1 else 1
+            flat = form.values.flatten(0, 1)
+            gram = flat.t() @ flat * share
+            self.dense[name] = self.dense[name] + gram if name in self.dense else gram
+        else:
+            if name not in self.diagonal:
+                self.diagonal[name] = self.like.new_zeros(self.layout.shapes[name])
+            form.add_diagonal_(self.diagonal[name])
+
+    def _gram_of(self, factor: Factor) -> Tensor:
+        """Sum of g gᵀ over columns and samples, [1, o, o]; weight and bias of one layer share it."""
+        cached = self.grams.get(id(factor))
+        if cached is not None and cached[0] is factor:
+            return cached[1]
+        gram = gram_matrix(factor, self.samples)[None]
+        self.grams = {id(factor): (factor, gram)}
+        return gram
+
+    def _add_outer(self, name: str, form: Outer) -> None:
+        q, t, i = form.sizes
+        outputs = form.outputs.sum(3, keepdim=True) if self.reduce else form.outputs
+        g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
+        share = self.samples if outputs.shape[1] == 1 else 1
+        gram = g.transpose(-1, -2) @ g * share
+        self.left[name] = self.left[name] + gram if name in self.left else gram
+        if name in self.right:
+            return
+        self.swapped[name] = form.swapped
+        if form.input_products is not None:
+            self.right[name], self.counts[name] = form.input_products("reduce" if self.reduce else "expand")
+            return
+        products = gram.new_zeros(q, i, i)
+        limit = max(1, GRADIENT_BYTES // max(1, q * t * i * form.item))
+        for start in range(0, self.samples, limit):
+            a = form.inputs(start, min(self.samples, start + limit))
+            a = a.mean(2, keepdim=True) if self.reduce else a
+            a = a.transpose(0, 1).reshape(q, -1, i)
+            products.baddbmm_(a.transpose(-1, -2), a)
+        self.right[name] = products
+        self.counts[name] = float(self.samples if self.reduce else self.samples * t)
+
+    def finish(self) -> Kronecker:
+        """The structure, every factor in the order of the parameter's own entries."""
+        pieces: dict[str, Piece] = {}
+        for name, shape in self.layout.shapes.items():
+            if name in self.left:
+                pieces[name] = self._piece(name, shape)
+            elif name in self.dense:
+                pieces[name] = DensePiece(self.dense[name])
+            else:
+                values = self.diagonal.get(name, self.like.new_zeros(shape))
+                pieces[name] = DiagonalPiece(values.flatten())
+        for name, piece in pieces.items():
+            self._vouch(name, piece)
+        return Kronecker(self.layout, pieces)
+
+    def _vouch(self, name: str, piece: Piece) -> None:
+        """Products are symmetric, and a NaN or an infinity in one shows on its diagonal: no need to read all of it."""
+        for tensor in piece.tensors():
+            shown = tensor.diagonal(dim1=-2, dim2=-1) if tensor.dim() > 1 else tensor
+            require_finite(shown, f"curvature of parameter {name!r}")
+        piece.vouched_for(self.layout.sizes[name])
+
+    def _piece(self, name: str, shape: tuple[int, ...]) -> KroneckerPiece:
+        """Undo the channels-last order of unfolded patches, so that the weight is row-major [g, r, s]."""
+        left, right = self.left[name], self.right[name]
+        if len(shape) > 2:
+            space = shape[2:]
+            k, channels = prod(space), shape[1]
+            index = torch.arange(k * channels, device=left.device).view(k, channels).t().flatten()
+            if self.swapped[name]:
+                left = left[:, index][:, :, index]
+            else:
+                right = right[:, index][:, :, index]
+        if self.swapped[name]:
+            left, right = right, left
+        return KroneckerPiece(left, right, self.counts[name])
+
+
+def gram_matrix(factor: Factor, samples: int) -> Tensor:
+    """Sum over columns and samples of g gᵀ for a factor at a flat value [n, o]: [o, o]."""
+    columns = factor.product()
+    share = samples if columns.shape[1] == 1 else 1
+    flat = columns.reshape(columns.shape[0] * columns.shape[1], -1)
+    gram = flat.t() @ flat
+    gram = gram if share == 1 else gram * share
+    window = factor.window
+    if window is None or window.is_everything:
+        return gram
+    size = factor.shape[1]
+    index = torch.arange(size, device=flat.device).view(window.full)[window.slices].flatten()
+    whole = gram.new_zeros(size, size)
+    whole[index[:, None], index] = gram
+    return whole

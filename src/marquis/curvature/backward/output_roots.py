@@ -1,0 +1,193 @@
+"""Where the factor pass starts: columns of a square root of the output Hessian.
+
+A root is a list of chunks of columns, made one at a time. `exact` has one column per output, in tiles of the picture
+where the output is one; `sketched` has a few random combinations of them; the Fisher and the empirical Fisher have
+gradients at sampled or given labels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.factors.factor import Factor, Window, identity_columns
+from marquis.likelihoods import Likelihood
+
+
+class Root(ABC):
+    """Columns at the network's output."""
+
+    count: int
+    shared: bool
+
+    @abstractmethod
+    def chunks(self, columns: int) -> list[object]:
+        """Descriptions of chunks of about this many columns."""
+
+    @abstractmethod
+    def make(self, chunk: object) -> Factor:
+        """The columns of one chunk."""
+
+
+@dataclass(eq=False)
+class Written(Root):
+    """Columns that are already written out: [c, n, *shape]."""
+
+    columns: Tensor
+    shape: tuple[int, ...]
+    shared: bool = False
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """Number of columns."""
+        return self.columns.shape[0]
+
+    def chunks(self, columns: int) -> list[object]:
+        """Consecutive columns."""
+        return [(start, min(self.count, start + columns)) for start in range(0, self.count, columns)]
+
+    def make(self, chunk: object) -> Factor:
+        """A slice of the columns."""
+        start, stop = chunk  # type: ignore[misc]
+        return Factor(self.columns[start:stop], self.shape)
+
+
+@dataclass(eq=False)
+class Separate(Root):
+    """Output Hessians that couple nothing, or only entries along one dimension (classes at one pixel).
+
+    Columns are made for a box of the output at a time: an identity within the box, or the root of its classes.
+
+    Attributes:
+        likelihood: p(y|f).
+        outputs: f.
+        mask: observed entries, or None.
+        grid: the shape in which boxes are cut: f's own without the batch, or the picture that was flattened into it.
+        local: whether to cut square tiles of the last dimensions rather than stretches of a flat output.
+    """
+
+    likelihood: Likelihood
+    outputs: Tensor
+    mask: Tensor | None
+    grid: tuple[int, ...]
+    local: bool
+
+    def __post_init__(self) -> None:
+        """Derive the number of columns and what can be shared by all samples."""
+        self.shared = self.likelihood.constant_hessian and self.mask is None and self.likelihood.coupling is None
+        self.root_grid = self.grid
+        if self.likelihood.coupling is not None:
+            axis = self._class_axis
+            self.root_grid = tuple(s - 1 if d == axis else s for d, s in enumerate(self.grid))
+        self.count = prod(self.root_grid)
+        if self.likelihood.coupling is None:
+            source = self.outputs[:1] if self.shared else self.outputs
+            self.scale = self.likelihood.hessian_diagonal(source, self.mask).sqrt().reshape(-1, *self.grid)
+
+    @property
+    def _class_axis(self) -> int:
+        assert isinstance(self.likelihood.coupling, int)
+        return self.likelihood.coupling % self.outputs.dim() - 1
+
+    def chunks(self, columns: int) -> list[object]:
+        """Boxes of the grid with about this many root columns each."""
+        if not self.local:
+            return self._stretches(columns)
+        depth = self.root_grid[0]
+        space = self.grid[1:]
+        side = max(1, round((columns / depth) ** (1 / len(space))))
+        boxes: list[tuple[tuple[int, int], ...]] = [((0, self.grid[0]),)]
+        for size in space:
+            boxes = [(*box, (a, min(size, a + side))) for box in boxes for a in range(0, size, side)]
+        return list(boxes)
+
+    def _stretches(self, columns: int) -> list[object]:
+        """Cut along the largest dimension that is not the classes'."""
+        classes = None if self.likelihood.coupling is None else self._class_axis
+        others = [d for d in range(len(self.grid)) if d != classes]
+        whole = tuple((0, size) for size in self.grid)
+        if not others:
+            return [whole]
+        cut = max(others, key=lambda d: self.grid[d])
+        step = max(1, columns * self.grid[cut] // max(1, self.count))
+        return [
+            (*whole[:cut], (a, min(self.grid[cut], a + step)), *whole[cut + 1 :])
+            for a in range(0, self.grid[cut], step)
+        ]
+
+    def make(self, chunk: object) -> Factor:
+        """The columns whose root coordinates lie in a box."""
+        window = Window(self.grid, chunk)  # type: ignore[arg-type]
+        shape = tuple(self.outputs.shape)
+        if self.likelihood.coupling is None:
+            eye = identity_columns(shape, window, dtype=self.outputs.dtype, device=self.outputs.device)
+            scale = self.scale[(slice(None), *window.slices)]
+            if self.shared:
+                return Factor(eye.columns * scale, shape, None, _unless_trivial(window, shape))
+            return Factor(eye.columns, shape, scale, _unless_trivial(window, shape))
+        cropped = window.crop(self.outputs)
+        mask = None
+        if self.mask is not None:
+            axis = self._class_axis
+            ranges = tuple(r for d, r in enumerate(window.ranges) if d != axis)
+            rest = tuple(s for d, s in enumerate(self.grid) if d != axis)
+            target = self.likelihood.target_shape(self.outputs)
+            mask = Window(rest, ranges).crop(self.mask.expand(target))
+        roots = self.likelihood.root_shape(cropped)
+        size = prod(roots)
+        basis = torch.eye(size, dtype=cropped.dtype, device=cropped.device).view(size, 1, *roots)
+        columns = self.likelihood.apply_sqrt(cropped, basis.expand(size, cropped.shape[0], *roots), mask)
+        return Factor(columns, shape, None, _unless_trivial(window, shape))
+
+
+def _unless_trivial(window: Window, shape: tuple[int, ...]) -> Window | None:
+    return None if window.is_everything and window.full == shape[1:] else window
+
+
+def exact_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, picture: tuple[int, ...] | None) -> Root:
+    """One column per output.
+
+    Args:
+        likelihood: p(y|f).
+        outputs: f, [n, ...].
+        mask: observed entries, or None for all.
+        picture: the shape (channels, *space) whose tiles are worth treating apart, or None.
+    """
+    own = tuple(outputs.shape[1:])
+    if likelihood.coupling == "all" or not own or (likelihood.coupling is not None and len(own) == 1):
+        shared = likelihood.constant_hessian and mask is None
+        source = outputs[:1] if shared else outputs
+        return Written(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)
+    if picture is not None and (
+        likelihood.coupling is None or (picture == own and likelihood.coupling % outputs.dim() == 1)
+    ):
+        return Separate(likelihood, outputs, mask, picture, local=True)
+    return Separate(likelihood, outputs, mask, own, local=False)
+
+
+def sketched_root(
+    likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, probes: int, generator: torch.Generator | None
+) -> Root:
+    """`probes` random columns with E[s sᵀ] = output Hessian: Rademacher signs through the exact square root."""
+    shape = (probes, outputs.shape[0], *likelihood.root_shape(outputs))
+    draws = torch.randint(0, 2, shape, generator=generator, device=outputs.device, dtype=torch.int8)
+    signs = draws.to(outputs.dtype).mul_(2).sub_(1)
+    columns = likelihood.apply_sqrt(outputs, signs, mask)
+    return Written(columns if probes == 1 else columns / probes**0.5, tuple(outputs.shape))
+
+
+def fisher_root(
+    likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
+) -> Root:
+    """Gradients at labels drawn from the model (1.3); unbiased for the Fisher."""
+    columns = torch.stack([likelihood.fisher_column(outputs, generator, mask) for _ in range(samples)])
+    return Written(columns / samples**0.5, tuple(outputs.shape))
+
+
+def empirical_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, labels: Tensor) -> Root:
+    """Gradients at the labels of the data: a different matrix, used under its own name only."""
+    return Written(likelihood.gradient(outputs, labels, mask)[None], tuple(outputs.shape))

@@ -1,0 +1,147 @@
+"""Gradients of weights as outer products: dense layers, convolutions, tied layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marquis.curvature.factors.factor import Factor
+from marquis.curvature.factors.gradients.base import Form
+
+SMALL = 2048
+"""Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
+
+
+class RankOne(Form):
+    """A dense layer without positions: G[c, n] = g aᵀ. Only diag(M) and a² are needed for the diagonal (2.5).
+
+    Attributes:
+        inputs: a, [n, i].
+        factor: g, a factor at the layer's output [n, o].
+        swapped: the weight is stored as [i, o].
+    """
+
+    def __init__(self, inputs: Tensor, factor: Factor, swapped: bool = False) -> None:
+        sizes = (factor.shape[1], inputs.shape[1])
+        super().__init__(sizes[::-1] if swapped else sizes, factor.count, inputs.shape[0], inputs.element_size())
+        self.inputs = inputs
+        self.factor = factor
+        self.swapped = swapped
+
+    def transposed(self) -> RankOne:
+        """The gradient of the matrix whose transpose was used."""
+        return RankOne(self.inputs, self.factor, not self.swapped)
+
+    @override
+    def explicit(self, start: int, stop: int) -> Tensor:
+        g = self.factor.dense()[:, start:stop]
+        a = self.inputs[start:stop]
+        return a[None, :, :, None] * g[:, :, None, :] if self.swapped else g[:, :, :, None] * a[None, :, None, :]
+
+    @override
+    def add_diagonal_(self, total: Tensor) -> None:
+        product = self.factor.shape_filled_squares().t() @ self.inputs.square()
+        total += product.t() if self.swapped else product
+
+    def as_outer(self) -> Outer:
+        """The same as one position of a general outer product."""
+        inputs = self.inputs
+
+        def arrange(G: Tensor) -> Tensor:
+            return G.squeeze(-3).transpose(-1, -2) if self.swapped else G.squeeze(-3)
+
+        outputs = self.factor.dense()[:, :, None, None, :]
+        sizes = (1, 1, inputs.shape[1])
+        a = inputs[:, None, None, :]
+        return Outer(lambda start, stop: a[start:stop], outputs, self.samples, sizes, self.shape, arrange, self.swapped)
+
+
+class Outer(Form):
+    """A weight shared over positions: G[c, n] = sum_t g_t a_tᵀ (layers over sequences, convolutions, tied layers).
+
+    Attributes:
+        inputs: (start, stop) -> a of these samples, [m, q, t, i]; made when needed, since unfolded pictures are large.
+        outputs: g, [c, n or 1, q, t, o].
+        sizes: (q, t, i) of `inputs`.
+        arrange: maps [..., q, o, i] to [..., *shape].
+        swapped: whether the weight's first axis is the input's (a transposed use).
+        input_products: "expand" or "reduce" -> the Kronecker factor of the inputs [q, i, i] and the number of terms in
+            it, over all positions even where `inputs` is cut to a window; None where `inputs` has them all.
+        direct: (start, stop) -> gradients of these samples, [m, q, c * o, i], where there is a cheaper way.
+    """
+
+    def __init__(
+        self,
+        inputs: Callable[[int, int], Tensor],
+        outputs: Tensor,
+        samples: int,
+        sizes: tuple[int, int, int],
+        shape: tuple[int, ...],
+        arrange: Callable[[Tensor], Tensor],
+        swapped: bool = False,
+        input_products: Callable[[str], tuple[Tensor, float]] | None = None,
+        direct: Callable[[int, int], Tensor] | None = None,
+    ) -> None:
+        super().__init__(shape, outputs.shape[0], samples, outputs.element_size())
+        self.inputs = inputs
+        self.outputs = outputs
+        self.sizes = sizes
+        self.arrange = arrange
+        self.swapped = swapped
+        self.input_products = input_products
+        self.direct = direct
+
+    @override
+    def largest_per_sample(self) -> int:
+        q, t, i = self.sizes
+        return max(self.columns * prod(self.shape), self.columns * q * t * self.outputs.shape[-1], q * t * i)
+
+    def products(self, start: int, stop: int) -> Tensor:
+        """Gradients before arranging: [m, q, c * o, i]."""
+        if self.direct is not None:
+            return self.direct(start, stop)
+        g = self.outputs if self.outputs.shape[1] == 1 else self.outputs[:, start:stop]
+        c, m, q, t, o = g.shape
+        g = g.permute(1, 2, 0, 4, 3).reshape(m, q, c * o, t)
+        return g @ self.inputs(start, stop)
+
+    @override
+    def explicit(self, start: int, stop: int) -> Tensor:
+        products = self.products(start, stop)
+        m, q, _, i = products.shape
+        split = products.reshape(m, q, self.columns, -1, i).permute(2, 0, 1, 3, 4)
+        return self.arrange(split)
+
+    @override
+    def add_diagonal_(self, total: Tensor) -> None:
+        q, _, i = self.sizes
+        o = self.outputs.shape[-1]
+        squares = total.new_zeros(q, o * i)
+        for start, stop in self.sample_ranges():
+            products = self.products(start, stop).view(-1, q, self.columns, o * i)
+            if o * i < SMALL:
+                squares += products.square_().sum(dim=(0, 2))
+                continue
+            for sample in products:
+                for column in sample.unbind(1):
+                    squares.addcmul_(column, column)
+        total += self.arrange(squares.view(q, o, i))
+
+
+def concatenate(forms: list[Outer]) -> Outer | None:
+    """Several uses of one weight as more positions of a single outer product, where the uses are alike."""
+    first = forms[0]
+    if any(form.sizes[0] != 1 or len(form.shape) != 2 or form.swapped != first.swapped for form in forms):
+        return None
+    outputs = torch.cat([form.outputs.expand(-1, form.samples, -1, -1, -1) for form in forms], dim=3)
+    positions = sum(form.sizes[1] for form in forms)
+
+    def inputs(start: int, stop: int) -> Tensor:
+        return torch.cat([form.inputs(start, stop) for form in forms], dim=2)
+
+    sizes = (1, positions, first.sizes[2])
+    return Outer(inputs, outputs, first.samples, sizes, first.shape, first.arrange, first.swapped)

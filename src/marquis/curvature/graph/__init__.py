@@ -1,0 +1,1 @@
+"""The captured network: a flat list of operations, how it is captured, cached and checked."""

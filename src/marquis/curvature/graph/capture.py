@@ -1,0 +1,286 @@
+"""Captures a network once, through `torch.export`.
+
+The result is checked against the model itself, values and gradients, before it is trusted (`verify.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.graph.batch_axis import SymbolicShape, batch_axes
+from marquis.curvature.graph.network import Network, Ref, Step, op_name, references, rename
+from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, buffers_of, call, describe
+
+NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+"""Loggers that report what we report ourselves, as an error."""
+
+
+class _Caller(nn.Module):
+    """What is exported: the user's module or function behind one uniform signature `forward(x)`."""
+
+    def __init__(self, model: Model, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = list(params)
+        if isinstance(model, nn.Module):
+            self.model = model
+        else:
+            self.function = model
+            self.values = nn.ParameterList([nn.Parameter(p.detach(), p.is_floating_point()) for p in params.values()])
+
+    def forward(self, x: Any) -> Any:
+        if not hasattr(self, "model"):
+            return self.function(dict(zip(self.names, self.values, strict=True)), x)
+        if isinstance(x, Mapping):
+            return self.model(**x)
+        return self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+
+
+def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
+    """Capture the network as it runs on `x`, for any batch size if its code allows that.
+
+    Cost: one symbolic trace (0.03-2 s), then two forward and backward passes to check it.
+
+    Raises:
+        UnsupportedOperationError: the model is in training mode where that changes its output, its control flow
+            depends on the data, samples of a batch influence each other, or its gradient is not that of its
+            forward operations (a custom `autograd.Function`).
+    """
+    caller = _Caller(model, params)
+    caller.training = False
+    size = batch_size(x)
+    example = x if size > 1 else pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, x)
+    program, fixed = _export(caller, example, size, describe(model), lambda: _refuse_wrong_inputs(model, params, x))
+    network = _convert(program, caller, model, params, None if not fixed else size)
+    refuse_training_mode(network)
+    network = _with_axes(network, program, params, x)
+    verify(network, model, params, x)
+    check_separation(network, model, params, x)
+    return network
+
+
+def _export(
+    caller: _Caller, example: Any, size: int, name: str, refuse_wrong_inputs: Callable[[], None]
+) -> tuple[Any, bool]:
+    """Export with a free batch dimension; failing that, for this batch size only."""
+
+    def export(dynamic_shapes: Any) -> Any:
+        return _quietly(lambda: torch.export.export(caller, (example,), dynamic_shapes=dynamic_shapes, strict=False))
+
+    batch = torch.export.Dim("batch", min=1, max=2**40)  # without a maximum, older releases guard against infinity
+    count = batch_size(example)
+    dynamic = pytree.tree_map(
+        lambda t: {0: batch} if isinstance(t, Tensor) and t.dim() and t.shape[0] == count else None, example
+    )
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is opaque and has no derivative
+    try:
+        try:
+            program, fixed = export((dynamic,)), False
+        except Exception as first:
+            refuse_wrong_inputs()
+            if count != size:
+                raise UnsupportedOperationError(
+                    f"{name} could not be captured for a free batch size, and the batch at hand has one sample: "
+                    f"{_first_line(first)} Pass a batch of at least two."
+                ) from first
+            try:
+                program, fixed = export(None), True
+            except Exception as second:
+                raise UnsupportedOperationError(
+                    f"{name} could not be captured as a graph: {_first_line(second)} Its operations must not depend on "
+                    "the values of the data (branches, loops or .item() on tensors). Write the forward pass with "
+                    "torch operations (for instance torch.where instead of if)."
+                ) from second
+        if _needs_functionalisation(program.graph):
+            try:
+                program = _quietly(lambda: program.run_decompositions({}))
+            except Exception as third:
+                raise UnsupportedOperationError(
+                    f"{name} changes a tensor in place that its caller can see (batch statistics in training mode, a "
+                    f"constant): {_first_line(third)} Call .eval() on the model, or keep such state in buffers."
+                ) from third
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+    return program, fixed
+
+
+def _quietly(action: Callable[[], Any]) -> Any:
+    """Run with gradients on, so that blocks under `no_grad` stay marked as such, and without torch's own reports."""
+    loggers = [logging.getLogger(name) for name in NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.enable_grad(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return action()
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> None:
+    """Say so if the model itself cannot be called with `x`: then it is not the capture that failed."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call(model, params, {name: buffer.clone() for name, buffer in buffers_of(model).items()}, x)
+    except Exception as error:
+        raise DataError(
+            f"{describe(model)} cannot be called with this x: {_first_line(error)} Pass a tensor for model(x), a tuple "
+            "for model(*x), a dict for model(**x)."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _mutates(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _is_view(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is not None and getattr(target, "__name__", "") == "getitem"
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+def _needs_functionalisation(graph: Any) -> bool:
+    """Whether an in-place operation writes to a tensor that something else also sees (a view of it, or its base)."""
+    for node in graph.nodes:
+        if node.op == "call_function" and _mutates(node.target) and not _writes_state_only(node):
+            written = node.args[0]
+            seen_elsewhere = any(_is_view(user.target) for user in written.users if user.op == "call_function")
+            if written.op != "call_function" or _is_view(written.target) or seen_elsewhere:
+                return True
+    return False
+
+
+def _writes_state_only(node: Any) -> bool:
+    return op_name(node.target) in {"batch_norm", "_native_batch_norm_legit", "instance_norm"}
+
+
+def _functional(target: Any) -> Any:
+    """The out-of-place twin of an in-place operation."""
+    name = op_name(target)
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    overload = getattr(packet, target._overloadname, None) if packet is not None else None
+    if overload is None:
+        raise UnsupportedOperationError(f"in-place operation `{name}` has no out-of-place twin; write it without `_`.")
+    return overload
+
+
+def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, Tensor], fixed: int | None) -> Network:
+    """Turn the exported program into steps."""
+    numbers: dict[Any, int] = {}
+    current: dict[Any, Any] = {}  # a node overwritten in place -> the node that holds its value now
+    parameters: dict[str, int] = {}
+    aliases: dict[int, int] = {}
+    constants: dict[int, Callable[[], Any]] = {}
+    leaves: list[int] = []
+    steps: list[Step] = []
+    signature = program.graph_signature
+    names = _parameter_names(caller, model, params)
+    output = -1
+
+    def refer(argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            while argument in current:
+                argument = current[argument]
+            return Ref(numbers[argument])
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(refer(item) for item in argument)
+        if isinstance(argument, dict):
+            return {key: refer(item) for key, item in argument.items()}
+        return argument
+
+    for number, node in enumerate(program.graph.nodes):
+        numbers[node] = number
+        if node.op == "placeholder":
+            if node.name in signature.inputs_to_parameters:
+                name = names[signature.inputs_to_parameters[node.name]]
+                if name in parameters:
+                    aliases[number] = parameters[name]
+                else:
+                    parameters[name] = number
+            elif node.name in signature.inputs_to_buffers:
+                constants[number] = _fetch_attribute(caller, signature.inputs_to_buffers[node.name])
+            elif node.name in signature.inputs_to_lifted_tensor_constants:
+                tensor = program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
+                constants[number] = lambda tensor=tensor: tensor
+            else:
+                leaves.append(number)
+        elif node.op == "get_attr":
+            attribute = getattr(program.graph_module, node.target)
+            constants[number] = lambda attribute=attribute: attribute
+        elif node.op == "call_function":
+            if not node.users and not _mutates(node.target):
+                continue
+            target = node.target
+            args, kwargs = refer(node.args), refer(node.kwargs)
+            if _mutates(target) and not _writes_state_only(node):
+                current[node.args[0]] = node
+                target = _functional(target)
+            refs = [ref.value for ref in references((args, kwargs))]
+            steps.append(Step(number, target, tuple(args), dict(kwargs), _path(node), tuple(dict.fromkeys(refs))))
+        elif node.op == "output":
+            results = [leaf for leaf in pytree.tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)]
+            results = results[len(signature.buffers_to_mutate) :]
+            if len(results) != 1:
+                raise UnsupportedOperationError(
+                    f"{describe(model)} returns {len(results)} tensors; curvature needs one output. Pass a function "
+                    "(params, x) -> tensor that calls the model and picks the output, for instance "
+                    "lambda p, x: torch.func.functional_call(model, p, (x,))[0]."
+                )
+            output = refer(results[0]).value
+    steps = [rename(step, aliases) for step in steps]
+    batched: set[int] = set(leaves)
+    for step in steps:
+        if any(number in batched for number in step.inputs):
+            batched.add(step.value)
+    return Network(tuple(steps), output, parameters, constants, tuple(leaves), frozenset(batched), {}, fixed)
+
+
+def _parameter_names(caller: _Caller, model: Model, params: Mapping[str, Tensor]) -> dict[str, str]:
+    """Exported name -> the user's name; a parameter shared by several modules has one name of ours."""
+    if not isinstance(model, nn.Module):
+        return {f"values.{i}": name for i, name in enumerate(params)}
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    return {f"model.{name}": first[id(t)] for name, t in model.named_parameters(remove_duplicate=False)}
+
+
+def _fetch_attribute(caller: _Caller, name: str) -> Callable[[], Any]:
+    owner_path, _, attribute = name.rpartition(".")
+    owner = weakref.ref(caller.get_submodule(owner_path))  # a cached network must not keep the model alive
+    return lambda: getattr(owner(), attribute)
+
+
+def _path(node: Any) -> str:
+    stack: list[Any] = list(node.meta.get("nn_module_stack", {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    if path.startswith("_empty"):
+        return ""
+    return path.removeprefix("model").removeprefix(".")
+
+
+def _with_axes(network: Network, program: Any, params: Mapping[str, Tensor], x: Any) -> Network:
+    shapes: dict[int, SymbolicShape] = {}
+    for number, node in enumerate(program.graph.nodes):
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            shapes[number] = tuple(str(s) if not isinstance(s, int) else s for s in value.shape)
+    return replace(network, axes=batch_axes(network, shapes, params, x))

@@ -1,0 +1,220 @@
+"""The network as a flat list of operations.
+
+A `Network` holds steps in execution order, each one operation as the user wrote it (`linear`, `conv2d`,
+`layer_norm`, ...), its arguments referring to earlier values by number, and the path of the module that it came
+from. `capture.py` makes one; everything else in this package walks the list, forwards or backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.graph.batch_axis import BatchAxis
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A reference to the value with this number among a step's arguments."""
+
+    value: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation: `value = op(*args, **kwargs)` with `Ref`s for earlier values."""
+
+    value: int
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    path: str
+    inputs: tuple[int, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """The operation's short name, e.g. `conv2d`."""
+        return op_name(self.op)
+
+    @property
+    def where(self) -> str:
+        """For messages: operation and module path."""
+        return f"operation `{self.name}` in module '{self.path or '(top level)'}'"
+
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        """Arguments by their names in the operation's schema, defaults filled in."""
+        formals = self.op._schema.arguments
+        given = {formal.name: formal.default_value for formal in formals if formal.has_default_value()}
+        given.update(zip((formal.name for formal in formals), self.args, strict=False))
+        given.update(self.kwargs)
+        return given
+
+    def argument(self, name: str, values: Mapping[int, Any]) -> Any:
+        """The value of an argument by its name in the operation's schema."""
+        return resolve(self._given[name], values)
+
+    def reference(self, name: str) -> int | None:
+        """The value number behind an argument, or None where it is a constant or absent."""
+        given = self._given.get(name)
+        return given.value if isinstance(given, Ref) else None
+
+    @cached_property
+    def occurrences(self) -> dict[int, int]:
+        """How often each value occurs among the arguments."""
+        counts: dict[int, int] = {}
+        for ref in references((self.args, self.kwargs)):
+            counts[ref.value] = counts.get(ref.value, 0) + 1
+        return counts
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A captured network. Immutable; parameters and inputs are passed in each time.
+
+    Attributes:
+        steps: the operations in execution order.
+        output: number of the value that the model returns; its dimension 0 is the batch.
+        parameters: value number of each parameter (a tied parameter is listed once and used several times).
+        constants: value number -> a function that fetches the buffer or constant as it is now.
+        leaves: value numbers of the leaves of `x`, in the order of the flattened pytree.
+        batched: values that depend on the input.
+        axes: where the batch is in each tensor of `batched` for which that is known.
+        fixed_batch: the batch size that this capture is limited to, or None for any.
+        memo: facts derived from the above, computed once.
+    """
+
+    steps: tuple[Step, ...]
+    output: int
+    parameters: dict[str, int]
+    constants: dict[int, Callable[[], Any]]
+    leaves: tuple[int, ...]
+    batched: frozenset[int]
+    axes: dict[int, BatchAxis]
+    fixed_batch: int | None = None
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def bind(self, params: Mapping[str, Tensor], x: Any) -> dict[int, Any]:
+        """The values that are known before the first step: parameters, constants and inputs."""
+        values: dict[int, Any] = {number: params[name] for name, number in self.parameters.items()}
+        values.update({number: fetch() for number, fetch in self.constants.items()})
+        values.update(zip(self.leaves, pytree.tree_leaves(x), strict=True))
+        return values
+
+    def forward(
+        self,
+        values: dict[int, Any],
+        keep: Iterable[int] | None = None,
+        shapes: dict[int, tuple[int, ...]] | None = None,
+        pooled: Collection[int] = (),
+    ) -> Tensor:
+        """Run all steps, adding their results to `values`.
+
+        Args:
+            values: from `bind`; extended in place.
+            keep: value numbers to retain; others are dropped after their last use (None retains everything).
+            shapes: receives the shape of every tensor, also of those that are dropped.
+            pooled: max-pooling steps of which also the positions of the maxima are wanted, as `values[~number]`.
+        """
+        kept = None if keep is None else {*keep, self.output}
+        if shapes is not None:
+            shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
+        for step in self.steps:
+            if step.value in pooled:
+                values[step.value], values[~step.value] = _pool_with_indices(step, values)
+            else:
+                values[step.value] = run(step, values)
+            result = values[step.value]
+            if shapes is not None and isinstance(result, Tensor):
+                shapes[step.value] = tuple(result.shape)
+            if kept is not None:
+                for number in self._released[step.value]:
+                    if number not in kept:
+                        del values[number]
+        return values[self.output]
+
+    @cached_property
+    def producers(self) -> dict[int, Step]:
+        """The step that makes each value."""
+        return {step.value: step for step in self.steps}
+
+    @cached_property
+    def uses(self) -> dict[int, tuple[Step, ...]]:
+        """The steps that read each value."""
+        users: dict[int, list[Step]] = {}
+        for step in self.steps:
+            for number in step.inputs:
+                users.setdefault(number, []).append(step)
+        return {number: tuple(steps) for number, steps in users.items()}
+
+    @cached_property
+    def _released(self) -> dict[int, tuple[int, ...]]:
+        """The step results that are read for the last time by each step."""
+        last = {number: step.value for step in self.steps for number in step.inputs}
+        released: dict[int, list[int]] = {step.value: [] for step in self.steps}
+        for step in self.steps:
+            released[last.get(step.value, step.value)].append(step.value)
+        return {number: tuple(values) for number, values in released.items()}
+
+    def dependents(self, sources: Iterable[int]) -> frozenset[int]:
+        """All values that depend on any of `sources`, themselves included."""
+        found = set(sources)
+        for step in self.steps:
+            if any(number in found for number in step.inputs):
+                found.add(step.value)
+        return frozenset(found)
+
+
+def op_name(op: Any) -> str:
+    """Short name of an operation: the ATen name without namespace and overload."""
+    if isinstance(op, torch._ops.OpOverload):
+        return op._schema.name.split("::")[-1]
+    return getattr(op, "__name__", str(op))
+
+
+def resolve(arguments: Any, values: Mapping[int, Any]) -> Any:
+    """Replace every `Ref` by its value."""
+    if isinstance(arguments, Ref):
+        return values[arguments.value]
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)(resolve(item, values) for item in arguments)
+    if isinstance(arguments, dict):
+        return {key: resolve(item, values) for key, item in arguments.items()}
+    return arguments
+
+
+def references(tree: Any) -> list[Ref]:
+    """Every `Ref` in an argument tree, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Ref)]
+
+
+def run(step: Step, values: Mapping[int, Any]) -> Any:
+    """Execute one step."""
+    return step.op(*resolve(step.args, values), **resolve(step.kwargs, values))
+
+
+def _pool_with_indices(step: Step, values: Mapping[int, Any]) -> tuple[Tensor, Tensor]:
+    """Two-dimensional max pooling together with the flat position of each maximum."""
+    return torch.ops.aten.max_pool2d_with_indices(*resolve(step.args, values), **resolve(step.kwargs, values))
+
+
+def rename(step: Step, names: Mapping[int, int]) -> Step:
+    """The same step reading other values: each number in `names` is replaced by what it stands for."""
+    if not any(number in names for number in step.inputs):
+        return step
+
+    def renamed(tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return Ref(names.get(tree.value, tree.value))
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(renamed(item) for item in tree)
+        return {key: renamed(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+    inputs = tuple(dict.fromkeys(names.get(number, number) for number in step.inputs))
+    return Step(step.value, step.op, renamed(step.args), renamed(step.kwargs), step.path, inputs)

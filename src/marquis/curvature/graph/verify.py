@@ -1,0 +1,164 @@
+"""Checks of a captured network before it is trusted.
+
+The graph must give the model's own output and gradient, must not depend on randomness or on batch statistics, and must
+keep the samples of a batch apart. Each failure is an error that names the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.graph.network import Network, Step
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, batch_size, buffers_of, call, describe
+
+RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
+BATCH_STATISTICS = {
+    "batch_norm", "instance_norm", "native_batch_norm",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+}  # fmt: skip
+
+
+def refuse_training_mode(network: Network) -> None:
+    """Refuse dropout and batch statistics: the curvature of a random or coupled network is not defined per sample."""
+    for step in network.steps:
+        if step.name in RANDOM and _flag(step, ("train", "training")):
+            raise UnsupportedOperationError(
+                f"{step.where} is in training mode, so the output is random; call model.eval() first "
+                "(dropout then is the identity)."
+            )
+        if step.name in BATCH_STATISTICS and _flag(step, ("training", "use_input_stats")):
+            if step.name == "instance_norm":
+                continue  # its statistics are those of one sample
+            raise UnsupportedOperationError(
+                f"{step.where} uses the statistics of the batch (training mode), so samples influence each other; "
+                "call model.eval() first."
+            )
+
+
+def _flag(step: Step, names: tuple[str, ...]) -> bool:
+    for position, formal in enumerate(step.op._schema.arguments):
+        if formal.name in names:
+            given = step.args[position] if position < len(step.args) else step.kwargs.get(formal.name)
+            return bool(given)
+    return False
+
+
+def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> None:
+    """Compare the graph with the model: same output, same gradient."""
+    leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
+    free = [p for p in leaves.values() if p.requires_grad]
+    inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
+    with torch.enable_grad():
+        buffers = {name: buffer.clone() for name, buffer in buffers_of(model).items()}  # forward may write to them
+        expected = call(model, leaves, buffers, inputs)
+        if not isinstance(expected, Tensor):
+            expected = next(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor))
+        if not expected.is_floating_point():
+            raise UnsupportedOperationError(
+                f"{describe(model)} returns {expected.dtype}, which has no derivative; return the real-valued outputs "
+                "(logits, means), not labels."
+            )
+        if not bool(torch.isfinite(expected).all()):
+            raise DataError(
+                f"{describe(model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
+            )
+        values = network.bind(leaves, inputs)
+        output = network.forward(values)
+        _compare(output, expected, f"the captured graph of {describe(model)} gives another output than the model")
+        if not output.requires_grad:
+            return
+        weights = _weights_like(output)
+        ours = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
+        theirs = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
+        for name, ours_, theirs_ in zip((n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True):
+            if ours_ is None and theirs_ is None:
+                continue
+            zero = torch.zeros_like(leaves[name])
+            _compare(
+                ours_ if ours_ is not None else zero,
+                theirs_ if theirs_ is not None else zero,
+                f"the gradient of {describe(model)} with respect to '{name}' is not that of its forward operations "
+                "(a custom autograd.Function, a hook that changes gradients, or a block under no_grad)",
+            )
+
+
+def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
+    if ours.shape != theirs.shape:
+        raise UnsupportedOperationError(f"{what}: shape {tuple(ours.shape)} against {tuple(theirs.shape)}.")
+    difference, scale = _distance(ours, theirs)
+    if not _is_close(ours, theirs):
+        raise UnsupportedOperationError(
+            f"{what}: they differ by {difference:.3g} where the largest entry is {scale:.3g}. Its forward pass is "
+            "random, depends on the batch size, or has a derivative of its own; rewrite that part with plain torch "
+            "operations."
+        )
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """Largest difference, and largest entry."""
+    if not theirs.numel():
+        return 0.0, 0.0
+    return float((ours - theirs).detach().abs().max()), float(theirs.detach().abs().max())
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal up to rounding in the dtype at hand."""
+    tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(theirs.dtype, 5e-2)
+    difference, scale = _distance(ours, theirs)
+    return difference <= tolerance * max(scale, 1e-30)
+
+
+def check_separation(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> None:
+    """Refuse a network in which one sample's output depends on another sample.
+
+    Twice over: by the gradient of the first and the last output with respect to the inputs, and by running these two
+    samples alone (which also covers tokens, that have no gradient). A single sample shows only the former; then the
+    check is made again with the first larger batch.
+    """
+    size = batch_size(x)
+    several = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x) if size == 1 else x
+    if size == 1 and network.fixed_batch == 1:
+        return
+    inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), several)
+    tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.requires_grad]
+    with torch.enable_grad():
+        output = network.forward(network.bind(params, inputs))
+        count = max(2, size)
+        if output.dim() == 0 or output.shape[0] != count:
+            raise UnsupportedOperationError(
+                f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {count}; dimension 0 of the "
+                "output must be the batch (return one row per sample, not a loss or a mean)."
+            )
+        apart = True
+        for row in (0, count - 1):
+            if tensors and output.requires_grad:
+                weights = _weights_like(output[row])
+                grads = torch.autograd.grad(output[row], tensors, weights, allow_unused=True, retain_graph=True)
+                for grad in (g for g in grads if g is not None):
+                    touched = (grad != 0).flatten(1).any(1)
+                    touched[row] = False
+                    apart = apart and not bool(touched.any())
+    if size > 1 and network.fixed_batch is None:
+        with torch.no_grad():
+            for row in (0, size - 1):
+                one = pytree.tree_map_only(Tensor, lambda t, row=row: t[row : row + 1], x)
+                alone = network.forward(network.bind(params, one))
+                apart = apart and _is_close(alone, output[row : row + 1])
+    if not apart:
+        raise UnsupportedOperationError(
+            f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean "
+            "over dimension 0, attention across the batch); the curvature per sample is not defined then."
+        )
+    if size > 1:
+        network.memo["separated"] = True
+
+
+def _weights_like(output: Tensor) -> Tensor:
+    generator = torch.Generator(device=output.device).manual_seed(0)
+    return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)

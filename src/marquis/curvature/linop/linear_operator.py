@@ -1,0 +1,284 @@
+"""A symmetric matrix that is known by its products: algebra, solves, spectrum, trace and log-determinant.
+
+Vectors are rows: `v` has shape `[..., P]`, as in the structures, and several of them share one product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.linop import iterative
+from marquis.curvature.linop.iterative import Estimate, Matvec, Spectrum
+from marquis.errors import DataError, MemoryBudgetError, NumericalError
+
+if TYPE_CHECKING:
+    from marquis.structures.layout import Layout
+
+DENSE_LIMIT = 10_000
+"""Above this many parameters a dense matrix (0.8 GB in float64) is refused."""
+
+
+class Solver(Protocol):
+    """Anything that can stand in for the matrix in a preconditioner: every structure can."""
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Apply the inverse to rows `[..., P]`."""
+        ...
+
+
+class LinearOperator(ABC):
+    """A symmetric `P x P` matrix by its products. A subclass writes `_product`; the rest comes free.
+
+    Attributes:
+        layout: names and shapes of the parameters, in the order in which vectors are flattened.
+        dtype: type of the products.
+        device: where products are computed.
+    """
+
+    layout: Layout
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def _product(self, rows: Tensor) -> Tensor:
+        """Rows `[k, P]` to rows `[k, P]`."""
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        return self.layout.total
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(P, P)`."""
+        return self.size, self.size
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """The product with every vector in `v`, `[..., P]` to `[..., P]`."""
+        rows = self._rows(v)
+        return self._product(rows).reshape(v.shape)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """`operator @ v` for `v` of shape `[..., P]`: vectors are rows."""
+        return self.matvec(v)
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        """The sum of two operators over the same parameters."""
+        return _Sum(self, other) if isinstance(other, LinearOperator) else NotImplemented
+
+    def __mul__(self, factor: float) -> LinearOperator:
+        """The operator times a number."""
+        return _Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def to_dense(self, *, vectors_per_pass: int = 64) -> Tensor:
+        """The matrix itself, `[P, P]`, from P products; refused above `DENSE_LIMIT` parameters."""
+        if self.size > DENSE_LIMIT:
+            raise MemoryBudgetError(
+                f"a dense matrix of {self.size} x {self.size} is refused (limit {DENSE_LIMIT}); use products, "
+                "solve, spectrum or logdet, or choose fewer parameters."
+            )
+        dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for start in range(0, self.size, vectors_per_pass):
+            stop = min(start + vectors_per_pass, self.size)
+            rows = torch.zeros(stop - start, self.size, dtype=self.dtype, device=self.device)
+            rows[torch.arange(stop - start), torch.arange(start, stop)] = 1
+            dense[start:stop] = self._product(rows)
+        return dense
+
+    def trace(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
+        """The trace by Hutchinson's estimator; unbiased, one product with all probes together.
+
+        Args:
+            probes: how many Rademacher probes, or the probes themselves `[k, P]` with `mean(z zᵀ) = I`
+                (a Hadamard matrix, or `sqrt(P)` times the identity, makes the estimate exact).
+            generator: source of the random signs.
+        """
+        return iterative.hutchinson_trace(self._product, self._probes(probes, generator))
+
+    def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
+        """The diagonal by the Rademacher estimate `E[z * (A z)]`; unbiased, with its standard error per entry."""
+        return iterative.hutchinson_diagonal(self._product, self._probes(probes, generator))
+
+    def spectrum(
+        self, steps: int = 30, probes: int | Tensor = 5, *, generator: torch.Generator | None = None
+    ) -> Spectrum:
+        """Ritz values and weights by Lanczos: `.integrate(f)` estimates `tr f(A)`, `.density(grid, width)` draws.
+
+        Costs `steps` products of all probes together and `steps * probes * P` numbers of memory.
+        """
+        return iterative.spectrum(self._product, self._probes(probes, generator), steps)
+
+    def logdet(
+        self,
+        probes: int | Tensor = 10,
+        steps: int = 30,
+        *,
+        shift: float | Tensor = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Estimate:
+        """`log det(A + shift)` by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
+
+        The prior's precision is the natural shift; without one a GGN is singular as a rule and is refused.
+
+        Args:
+            probes: how many Rademacher probes, or the probes themselves `[k, P]`.
+            steps: Lanczos steps; exact for the probes once they reach the number of distinct eigenvalues.
+            shift: a number, or one per parameter `[P]`, added to the diagonal.
+            generator: source of the random signs.
+        """
+        z = self._probes(probes, generator)
+        diagonal = self._shift(shift)
+        if diagonal.ndim == 0:
+            offset, inner, matvec = float(diagonal), 0.0, self._product
+        else:  # log det(A + D) = log det D + log det(I + D^-1/2 A D^-1/2)
+            if not bool((diagonal > 0).all()):
+                raise DataError("shift has entries that are not positive; a prior precision must be.")
+            root = diagonal.rsqrt()
+            offset, inner = 1.0, float(diagonal.double().log().sum())
+
+            def matvec(rows: Tensor) -> Tensor:
+                return root * self._product(root * rows)
+
+        quadrature = iterative.spectrum(matvec, z, steps)
+        counted = quadrature.nodes[quadrature.weights > 1e-12 * self.size] + offset
+        floor = 10 * torch.finfo(self.dtype).eps * float(quadrature.nodes.abs().max())
+        if not bool((counted > floor).all()):
+            raise NumericalError(
+                f"the matrix has eigenvalues near {float(counted.min()):.3g} and no log-determinant; pass shift > 0 "
+                "(the prior's precision), larger than the most negative eigenvalue if it is a Hessian."
+            )
+        found = quadrature.integrate(lambda nodes: torch.log((nodes + offset).clamp_min(floor)))
+        return Estimate(found.value + inner, found.standard_error, found.probes)
+
+    def solve(
+        self,
+        v: Tensor,
+        *,
+        shift: float | Tensor = 0.0,
+        tol: float = 1e-6,
+        max_iterations: int | None = None,
+        preconditioner: Solver | Matvec | None = None,
+    ) -> Tensor:
+        """`(A + shift)⁻¹ v` for rows `[..., P]` by conjugate gradients, one product per iteration.
+
+        Args:
+            v: right-hand sides.
+            shift: a number, or one per parameter `[P]`, added to the diagonal.
+            tol: relative residual at which a row is done.
+            max_iterations: products to spend at most; by default 1000 (`10 P` if that is less).
+            preconditioner: a structure (its `solve` is used) or a function on rows that applies the inverse of an
+                approximation of the matrix, shift included.
+
+        Raises:
+            NumericalError: not positive definite, or not converged within `max_iterations`.
+        """
+        diagonal = self._shift(shift)
+        precondition = _as_function(preconditioner)
+        solution = iterative.conjugate_gradients(
+            lambda rows: self._product(rows) + diagonal * rows,
+            self._rows(v),
+            tol=tol,
+            max_iterations=max_iterations,
+            preconditioner=precondition,
+        )
+        if not solution.converged:
+            raise NumericalError(
+                f"conjugate gradients reached a relative residual of {float(solution.residual.max()):.2g} after "
+                f"{solution.iterations} iterations, not tol={tol:.2g}; raise max_iterations or shift, pass a "
+                "preconditioner, or compute in float64."
+            )
+        return solution.x.reshape(v.shape)
+
+    def eigsh_top(
+        self,
+        k: int = 1,
+        *,
+        tol: float | None = None,
+        max_iterations: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The k largest eigenvalues `[k]`, largest first, and their vectors `[k, P]`, by block Lanczos.
+
+        Memory grows by `2 k P` per iteration. `tol` is relative to the largest eigenvalue's size; by default the
+        root of the precision for the residual, which squares in the eigenvalue.
+        """
+        if not 1 <= k <= self.size:
+            raise DataError(f"k is {k}; a matrix of size {self.size} has 1 to {self.size} eigenvalues.")
+        accepted = float(torch.finfo(self.dtype).eps ** 0.5) if tol is None else tol
+        start = self._probes(k, generator)
+        return iterative.top_eigenpairs(self._product, start, tol=accepted, max_iterations=max_iterations)
+
+    def as_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` (vectors are columns there, on the CPU)."""
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        def product(columns: Any) -> Any:
+            rows = torch.as_tensor(columns.T.copy(), device=self.device)
+            return self.matvec(rows).cpu().numpy().T
+
+        numpy_type = torch.empty(0, dtype=self.dtype).numpy().dtype
+        make: Any = ScipyOperator  # it returns a subclass by way of __new__, which type checkers do not follow
+        return make(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=numpy_type)
+
+    def _rows(self, v: Tensor) -> Tensor:
+        if v.ndim == 0 or v.shape[-1] != self.size:
+            raise DataError(
+                f"v has shape {tuple(v.shape)}; its last dimension must be the {self.size} parameters (vectors "
+                "are rows, [..., P])."
+            )
+        return v.reshape(-1, self.size).to(device=self.device, dtype=self.dtype)
+
+    def _shift(self, shift: float | Tensor) -> Tensor:
+        diagonal = torch.as_tensor(shift, dtype=self.dtype, device=self.device)
+        if diagonal.numel() == 1:
+            diagonal = diagonal.reshape(())
+        if diagonal.ndim and diagonal.shape != (self.size,):
+            raise DataError(f"shift has shape {tuple(diagonal.shape)}; pass a number or [{self.size}] of them.")
+        if not bool((diagonal >= 0).all()):
+            raise DataError("shift is negative or NaN; it is a precision added to the diagonal.")
+        return diagonal
+
+    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        if isinstance(probes, Tensor):
+            return self._rows(probes)
+        if probes < 1:
+            raise DataError(f"probes is {probes}; at least one is needed.")
+        return iterative.rademacher(probes, self.size, generator=generator, device=self.device, dtype=self.dtype)
+
+
+def _as_function(preconditioner: Solver | Matvec | None) -> Matvec | None:
+    solve = getattr(preconditioner, "solve", None)
+    return solve if solve is not None else preconditioner  # pyright: ignore[reportReturnType]
+
+
+class _Sum(LinearOperator):
+    def __init__(self, left: LinearOperator, right: LinearOperator) -> None:
+        left.layout.require_same(right.layout)
+        self.layout, self.device = left.layout, left.device
+        self.dtype = torch.promote_types(left.dtype, right.dtype)
+        self._terms = left, right
+
+    def _product(self, rows: Tensor) -> Tensor:
+        left, right = (term.matvec(rows).to(self.device, self.dtype) for term in self._terms)
+        return left + right
+
+    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        return self._terms[0]._probes(probes, generator).to(self.dtype)
+
+
+class _Scaled(LinearOperator):
+    def __init__(self, operator: LinearOperator, factor: float) -> None:
+        self.layout, self.dtype, self.device = operator.layout, operator.dtype, operator.device
+        self._operator, self._factor = operator, factor
+
+    def _product(self, rows: Tensor) -> Tensor:
+        return self._factor * self._operator._product(rows)
+
+    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        return self._operator._probes(probes, generator)

@@ -1,0 +1,227 @@
+"""Curvature of a whole data set as a matrix that is never formed: products over a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from marquis.curvature.linop.iterative import rademacher
+from marquis.curvature.linop.linear_operator import LinearOperator
+from marquis.curvature.linop.products import KINDS, FrozenNetwork, batch_product, refuse_coupled_data
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.functional.call import Model, Selection, batch_size, check_finite, describe, split_batch
+from marquis.likelihoods import as_likelihood
+from marquis.structures.layout import Layout
+
+if TYPE_CHECKING:
+    from marquis.likelihoods import Likelihood
+
+
+def operator(
+    model: Model,
+    loader: Iterable[Any],
+    likelihood: str | Likelihood,
+    kind: str = "ggn",
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    vectors_per_pass: int = 1,
+    distributed: bool = True,
+    check: bool = True,
+    progress: bool = False,
+) -> CurvatureOperator:
+    """The curvature of the negative log likelihood, summed over a loader, as a linear operator.
+
+    Cost of a product with k vectors: one pass over the data with a forward, a backward, and two backward passes
+    per vector. Memory: linear in the parameters, and the activations of one batch for `vectors_per_pass` vectors.
+
+    Args:
+        model: a module in evaluation mode, or a function `(params, x) -> outputs`.
+        loader: yields `(x, y)`, `x` alone, or dicts; iterated once per product, so a list or a `DataLoader`, not
+            a generator. Shuffling is harmless for a sum, except under `kind="fisher"`.
+        likelihood: a name or an object of `marquis.likelihoods`.
+        kind: `"ggn"` (methods 2.1); `"hessian"`, the true one, indefinite in general; `"fisher"`, with one label
+            per datum sampled from the model once and for all (methods 1.3); `"empirical-fisher"`, with the true
+            labels, a different matrix.
+        params: the parameters of a function, or other values for a module's.
+        parameters: which parameters: `None` for all that are trainable, a pattern, a predicate, or names.
+        generator: seeds the labels of `kind="fisher"`.
+        dtype: compute in this type (parameters and floating data are converted); by default as they are.
+        vectors_per_pass: vectors that go through a batch together, by `vmap`; more than 1 pays for tiny networks
+            only, and costs memory.
+        distributed: if a process group is up, each process's loader is its share and products are summed over
+            all (vectors must be the same in all processes; random probes are the first process's).
+        check: two products at the start, to find dropout, loaders that change, NaN in the data.
+        progress: show a bar for every pass over the data.
+
+    Raises:
+        DataError: the loader is empty, can be iterated only once, changes, or holds NaN.
+        UnsupportedOperationError: active batch statistics or dropout, or outputs that vary from call to call.
+    """
+    return CurvatureOperator(
+        FrozenNetwork.of(model, params=params, parameters=parameters, dtype=dtype),
+        loader,
+        as_likelihood(likelihood),
+        kind,
+        generator=generator,
+        dtype=dtype,
+        vectors_per_pass=vectors_per_pass,
+        distributed=distributed,
+        check=check,
+        progress=progress,
+    )
+
+
+class CurvatureOperator(LinearOperator):
+    """What `operator(...)` returns: a fixed symmetric matrix, the sum over the loader, known by its products.
+
+    Attributes:
+        kind: which curvature it is.
+        num_data: how many data the (own share of the) loader holds; 0 before the first product if unchecked.
+    """
+
+    def __init__(
+        self,
+        network: FrozenNetwork,
+        loader: Iterable[Any],
+        likelihood: Likelihood,
+        kind: str = "ggn",
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        vectors_per_pass: int = 1,
+        distributed: bool = True,
+        check: bool = True,
+        progress: bool = False,
+    ) -> None:
+        """See `operator`."""
+        if kind not in KINDS:
+            raise UnsupportedOperationError(f"kind={kind!r} is not known; use one of {', '.join(KINDS)}.")
+        if vectors_per_pass < 1:
+            raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
+        if hasattr(loader, "__next__"):  # not iter(loader): that starts a DataLoader's workers and draws a seed
+            raise DataError(
+                f"the loader is a one-shot iterator ({type(loader).__name__}), but every product needs a pass of its "
+                "own; pass a list of batches or a DataLoader."
+            )
+        self.kind = kind
+        self.layout = Layout(network.shapes)
+        self.dtype, self.device = network.dtype, network.device
+        self.num_data = 0
+        self._network, self._loader, self._likelihood = network, loader, likelihood
+        self._data_dtype, self._vectors_per_pass, self._progress = dtype, vectors_per_pass, progress
+        self._distributed = distributed and dist.is_available() and dist.is_initialized()
+        # Labels are drawn anew for each product from seeds that stay: the matrix is fixed, and nothing is stored.
+        where = generator.device if generator is not None else None
+        self._seed = int(torch.randint(2**62, (), generator=generator, device=where)) if kind == "fisher" else 0
+        if check:
+            self._check()
+
+    def __repr__(self) -> str:
+        """Kind, size, model and data in one line."""
+        model = describe(self._network.model)
+        return f"CurvatureOperator(kind={self.kind!r}, P={self.size}, model={model}, num_data={self.num_data})"
+
+    def _product(self, rows: Tensor) -> Tensor:
+        with self._untouched_rng(), torch.inference_mode(False):
+            return self._pass(rows)
+
+    def _pass(self, rows: Tensor, *, inspect: bool = False) -> Tensor:
+        """One pass over the data; the sum over processes is taken even if this one failed, so that none hangs."""
+        failure: Exception | None = None
+        total = torch.zeros_like(rows)
+        try:
+            self._add_up(rows, total, inspect)
+        except Exception as error:
+            failure = error
+        if self._distributed:
+            failed = torch.tensor(float(failure is not None), device=self.device)
+            dist.all_reduce(failed)
+            if failure is None and float(failed) > 0:
+                failure = DataError("another process failed on its share of the data; see its message.")
+        if failure is not None:
+            raise failure
+        if self._distributed:
+            dist.all_reduce(total)
+        if not bool(torch.isfinite(total).all()):
+            raise NumericalError(
+                f"a product with the {self.kind} is NaN or infinite though data and outputs are finite; compute in "
+                "float64, or look for an operation with an infinite derivative (sqrt or norm at 0)."
+            )
+        return total
+
+    def _add_up(self, rows: Tensor, total: Tensor, inspect: bool) -> None:
+        seen = 0
+        for index, batch in enumerate(self._batches()):
+            x, y = split_batch(batch)
+            count = batch_size(x)
+            if inspect:
+                check_finite(x, "x")
+                check_finite(y, "y")
+            x, y = (self._network.prepare(part, self._data_dtype) for part in (x, y))
+            if inspect and seen == 0:
+                refuse_coupled_data(self._network, x)
+            seen += count
+            product = batch_product(self._network, self._likelihood, self.kind, x, y, self._label_generator(index))
+            for start in range(0, rows.shape[0], self._vectors_per_pass):
+                part = slice(start, start + self._vectors_per_pass)
+                pieces = product(list(self.layout.unflatten(rows[part]).values()))
+                total[part] += torch.cat([piece.flatten(start_dim=1).to(total.dtype) for piece in pieces], dim=1)
+        if seen == 0:
+            raise DataError("the loader yields no batches; there is no curvature without data.")
+        if self.num_data not in (0, seen):
+            raise DataError(
+                f"the loader yielded {seen} data in this pass and {self.num_data} in the first; it must give the "
+                "same data whenever it is iterated."
+            )
+        self.num_data = seen
+
+    def _batches(self) -> Iterator[Any]:
+        if not self._progress:
+            yield from self._loader
+            return
+        from rich.progress import track
+
+        length = len(self._loader) if hasattr(self._loader, "__len__") else None  # pyright: ignore[reportArgumentType]
+        yield from track(self._loader, description=f"{self.kind} product", total=length)
+
+    def _label_generator(self, index: int) -> torch.Generator | None:
+        if self.kind != "fisher":
+            return None
+        rank = dist.get_rank() if self._distributed else 0
+        # Golden-ratio strides keep the seeds of different batches and processes far apart.
+        seed = (self._seed + index * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F) % 2**63
+        return torch.Generator(device=self.device).manual_seed(seed)
+
+    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        drawn = super()._probes(probes, generator)
+        if self._distributed and not isinstance(probes, Tensor):
+            dist.broadcast(drawn, src=0)
+        return drawn
+
+    def _untouched_rng(self) -> Any:
+        """A pass may draw from the global generators (a DataLoader does); they are put back afterwards."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _check(self) -> None:
+        """Two products must agree; both inside one RNG scope, or dropout would draw the same mask twice."""
+        seeded = torch.Generator().manual_seed(0)
+        probe = rademacher(1, self.size, generator=seeded, device=self.device, dtype=self.dtype)
+        with self._untouched_rng(), torch.inference_mode(False):
+            first = self._pass(probe, inspect=True)
+            second = self._pass(probe)
+        allowed = torch.finfo(self.dtype).eps ** 0.5 * float(first.norm())
+        if float((first - second).norm()) > allowed:
+            raise UnsupportedOperationError(
+                f"two {self.kind} products with the same vector differ: the network is random (dropout written as "
+                "a function, noise in forward) or the loader gives other data in each pass (shuffling with "
+                "drop_last, random augmentation"
+                + (", any shuffling under kind='fisher'" if self.kind == "fisher" else "")
+                + "). Both must be fixed."
+            )

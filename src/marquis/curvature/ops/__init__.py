@@ -1,0 +1,1 @@
+"""The mathematics of single operations: pull-backs, parameter gradients and squared rules."""

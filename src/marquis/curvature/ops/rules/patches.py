@@ -1,0 +1,148 @@
+"""Pictures as lists of patches, and the products of patches with each other.
+
+`unfold` of PyTorch would be the bottleneck; a strided view of the padded picture with channels last is copied instead.
+The products of all patches (the Kronecker factor of a convolution's inputs) need no patches at all: they depend on two
+offsets within the kernel only through their difference, apart from a rim of the picture.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from marquis.curvature.ops.convolution_geometry import Geometry, Pads
+
+SMALL_PATCH = 64
+"""Patches with no more entries than this are simply written out."""
+
+FEW_CHANNELS = 32
+"""With fewer channels, rows are unfolded first: otherwise the products would be too small to run fast."""
+
+
+def unfold(picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
+    """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
+    kernel, stride, dilation, padding = geometry.kernel, geometry.stride, geometry.dilation, geometry.padding
+    dims, groups = geometry.dims, geometry.groups
+    n, channels = picture.shape[:2]
+    index, pads = [], []
+    for axis, (first, last) in enumerate(boxes):
+        low = first * stride[axis] - padding[axis][0]
+        high = (last - 1) * stride[axis] - padding[axis][0] + dilation[axis] * (kernel[axis] - 1) + 1
+        size = picture.shape[2 + axis]
+        index.append(slice(max(0, low), min(size, high)))
+        pads.append((max(0, -low), max(0, high - size)))
+    cut = picture[(slice(None), slice(None), *index)]
+    if any(any(pad) for pad in pads):
+        cut = F.pad(cut, [p for pad in reversed(pads) for p in pad])
+    last = cut.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, so its strides are its own
+    steps = last.stride()
+    counts = [stop - start for start, stop in boxes]
+    grouped = (groups, channels // groups)
+    view = last.as_strided(
+        (n, grouped[0], *counts, *kernel, grouped[1]),
+        (
+            steps[0],
+            grouped[1] * steps[-1],
+            *(steps[1 + axis] * stride[axis] for axis in range(dims)),
+            *(steps[1 + axis] * dilation[axis] for axis in range(dims)),
+            steps[-1],
+        ),
+    )
+    return view.reshape(n, groups, prod(counts), prod(kernel) * grouped[1])
+
+
+def patch_products(
+    picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...], sharing: str, limit: int = 2**25
+) -> tuple[Tensor, float]:
+    """Sum over samples and positions of a aᵀ for the patches a, [q, *k * I/q, same], and the number of terms.
+
+    Args:
+        picture: [n, I, *space].
+        geometry: the convolution's.
+        boxes: range of output positions, per dimension.
+        sharing: "expand", or "reduce" for products of the mean patch of each sample.
+        limit: bytes of patches held at a time where they are written out.
+    """
+    kernel, groups = geometry.kernel, geometry.groups
+    positions = prod(stop - start for start, stop in boxes)
+    n, channels = picture.shape[:2]
+    size = prod(kernel) * channels // groups
+    if sharing == "expand" and groups == 1 and set(geometry.stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
+        return _by_offsets(picture, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
+    total = picture.new_zeros(groups, size, size)
+    step = max(1, limit // max(1, groups * positions * size * picture.element_size()))
+    for start in range(0, n, step):
+        a = unfold(picture[start : start + step], geometry, boxes)
+        a = a.mean(2, keepdim=True) if sharing == "reduce" else a
+        a = a.transpose(0, 1).reshape(groups, -1, size)
+        total.baddbmm_(a.transpose(-1, -2), a)
+    return total, float(n if sharing == "reduce" else n * positions)
+
+
+def _by_offsets(picture: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
+    """Products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
+
+    For one difference v - u all boxes share a core; what a box has beyond it is a thin rim.
+    """
+    padded = F.pad(picture, [p for pad in reversed(padding) for p in pad])
+    last = padded.movedim(1, -1).contiguous()
+    if last.shape[-1] < FEW_CHANNELS and len(kernel) > 1:
+        last = last.unfold(-2, dilation[-1] * (kernel[-1] - 1) + 1, 1)[..., :: dilation[-1]]
+        last = last.transpose(-1, -2).flatten(-2)  # [n, *space, k * I]: offsets along the last dimension as channels
+        kernel, dilation = kernel[:-1], dilation[:-1]
+    channels = last.shape[-1]
+    dims = len(kernel)
+    counts = [last.shape[1 + d] - dilation[d] * (kernel[d] - 1) for d in range(dims)]
+    offsets = list(product(*(range(k) for k in kernel)))
+    result = picture.new_empty(len(offsets), channels, len(offsets), channels)
+    cores: dict[tuple[int, ...], tuple[Tensor, list[tuple[int, int]]]] = {}
+    for i, u in enumerate(offsets):
+        for j in range(i, len(offsets)):
+            shift = tuple((b - a) * d for a, b, d in zip(u, offsets[j], dilation, strict=True))
+            if shift not in cores:
+                core = [_core(counts[d], kernel[d], dilation[d], shift[d]) for d in range(dims)]
+                cores[shift] = (_correlate(last, core, shift), core)
+            total, core = cores[shift]
+            box = [(a * d, a * d + count) for a, d, count in zip(u, dilation, counts, strict=True)]
+            for strip in _rim(box, core):
+                total = total + _correlate(last, strip, shift)
+            result[i, :, j, :] = total
+            if i != j:
+                result[j, :, i, :] = total.t()
+    return result.view(len(offsets) * channels, -1)
+
+
+def _core(count: int, kernel: int, dilation: int, shift: int) -> tuple[int, int]:
+    """The range that the boxes of all offsets with this difference have in common."""
+    steps = shift // dilation
+    first, last = max(0, -steps), min(kernel - 1, kernel - 1 - steps)
+    low, high = last * dilation, first * dilation + count
+    return low, max(low, high)
+
+
+def _rim(box: list[tuple[int, int]], core: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The box without the core, as disjoint boxes."""
+    strips: list[list[tuple[int, int]]] = []
+    rest = list(box)
+    for axis, (low, high) in enumerate(core):
+        start, stop = rest[axis]
+        inner = (max(start, low), min(stop, high))
+        if inner[0] >= inner[1]:
+            return [*strips, rest]
+        for strip in ((start, inner[0]), (inner[1], stop)):
+            if strip[0] < strip[1]:
+                strips.append([*rest[:axis], strip, *rest[axis + 1 :]])
+        rest[axis] = inner
+    return strips
+
+
+def _correlate(last: Tensor, box: list[tuple[int, int]], shift: tuple[int, ...]) -> Tensor:
+    """Sum over a box of x(s) x(s + shift)ᵀ, [I, I]."""
+    here = tuple(slice(start, stop) for start, stop in box)
+    there = tuple(slice(start + s, stop + s) for (start, stop), s in zip(box, shift, strict=True))
+    a = last[(slice(None), *here)].reshape(-1, last.shape[-1])
+    b = last[(slice(None), *there)].reshape(-1, last.shape[-1])
+    return a.t() @ b

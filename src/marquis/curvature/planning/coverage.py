@@ -1,0 +1,168 @@
+"""How each parameter is treated, in words: the per-layer part of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from marquis.curvature.backward.route import Route
+from marquis.curvature.factors.gradients import Lazy
+from marquis.curvature.graph.network import Step
+from marquis.curvature.ops.rules.registry import RULES
+from marquis.curvature.planning.rehearsal import Rehearsal, Use
+from marquis.curvature.squared.rule_plan import action_at, live_and_data, plan_for
+from marquis.curvature.squared.squared import squared_notes
+from marquis.structures import Layout
+
+FALLBACK = "exact fall-back (slow)"
+SQUARED = "squared rule"
+UNUSED = "unused: zeros"
+
+KEPT = {"diagonal": "diagonal", "block": "block", "full": "full", "lowrank": "low rank"}
+"""How all parameters are kept where the structure does not choose for each."""
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What happens to one parameter.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter.
+        operation: where it meets the data; several, with commas, for a tied parameter.
+        module: path of the module that does it.
+        treatment: "linear rule" and the like, "elementwise rule", "exact fall-back (slow)", "derived weight (...)",
+            "squared rule", or "unused: zeros".
+        kept: "diagonal", "kronecker", "dense", "block", "full" or "low rank".
+        columns: columns that arrive there; 1 where only the diagonal of M does.
+        uses: how often it is used.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    operation: str
+    module: str
+    treatment: str
+    kept: str
+    columns: int
+    uses: int
+
+
+def factored_layers(route: Route, layout: Layout, found: Rehearsal, structure: str) -> tuple[LayerPlan, ...]:
+    """Coverage by the factor pass."""
+    layers = []
+    for name, shape in layout.shapes.items():
+        uses = found.uses.get(name, [])
+        kept = KEPT.get(structure)
+        if kept is None:
+            kept = found.kept[name].kind if name in found.kept else "diagonal"
+        if not uses:
+            layers.append(_unused(name, shape, kept))
+            continue
+        treatment = _joined([_treatment(route, name, use) for use in uses])
+        layers.append(_layer(name, shape, [use.step for use in uses], treatment, kept, found.columns[name], len(uses)))
+    return tuple(layers)
+
+
+def squared_layers(route: Route, layout: Layout) -> tuple[LayerPlan, ...]:
+    """Coverage by the squared pass."""
+    names = [name for name in layout.names if name in route.network.parameters]
+    reached = {number for action in plan_for(route.network, names).actions for number in action.receivers}
+    steps = _steps_by_name(route)
+    layers = []
+    for name, shape in layout.shapes.items():
+        if route.network.parameters.get(name) not in reached or name not in steps:
+            layers.append(_unused(name, shape, "diagonal"))
+        else:
+            layers.append(_layer(name, shape, steps[name], SQUARED, "diagonal", 1, len(steps[name])))
+    return tuple(layers)
+
+
+def mixed_layers(
+    route: Route, layout: Layout, found: Rehearsal, width_limit: int, samples: int
+) -> tuple[LayerPlan, ...]:
+    """Coverage by the mixed pass: rules of the factor pass behind narrow tensors, squared rules behind wide ones.
+
+    Raises:
+        UnsupportedOperationError: a wide tensor lies behind an operation without a squared rule.
+    """
+    live, data = live_and_data(route.network, route.selected)
+
+    def width(step: Step) -> int:
+        return prod(found.shapes.get(step.value, (samples * (width_limit + 1),))) // samples
+
+    for step in route.steps:
+        if step.value in found.visited and width(step) > width_limit:
+            action_at(step, route.network, live, data)
+    layers = []
+    for name, shape in layout.shapes.items():
+        uses = found.uses.get(name, [])
+        if not uses:
+            layers.append(_unused(name, shape, "diagonal"))
+            continue
+        wide = [width(use.step) > width_limit for use in uses]
+        words = [SQUARED if w else _treatment(route, name, use) for w, use in zip(wide, uses, strict=True)]
+        columns = max(1 if w else width(use.step) for w, use in zip(wide, uses, strict=True))
+        layers.append(_layer(name, shape, [u.step for u in uses], _joined(words), "diagonal", columns, len(uses)))
+    return tuple(layers)
+
+
+def notes_on(
+    route: Route, layers: tuple[LayerPlan, ...], estimator: str, left_out: list[str], samples: int
+) -> tuple[str, ...]:
+    """What a user should know beyond the table."""
+    notes = []
+    slow: dict[tuple[str, str, int], list[str]] = {}
+    for layer in layers:
+        if FALLBACK in layer.treatment:
+            slow.setdefault((layer.operation, layer.module, layer.columns), []).append(layer.name)
+    for (operation, module, columns), names in slow.items():
+        notes.append(
+            f"{_listed(names)}: no rule for `{operation}` in module '{module or '(top level)'}'. Exact, but one "
+            f"backward pass of that operation for each of {columns} columns and {samples} samples."
+        )
+    if estimator == "approximate":
+        names = [layer.name for layer in layers if layer.name in route.network.parameters]
+        notes.extend(squared_notes(route.network, names))
+    unused = [layer.name for layer in layers if layer.treatment == UNUSED]
+    if unused:
+        notes.append(f"The output does not depend on {_listed(unused)}: their curvature is zero.")
+    if left_out:
+        notes.append(f"Frozen or not selected, so not differentiated: {_listed(left_out)}.")
+    return tuple(notes)
+
+
+def _treatment(route: Route, name: str, use: Use) -> str:
+    rule = f"{use.step.name} rule" if use.step.name in RULES else "elementwise rule"
+    if use.value != route.network.parameters[name]:
+        made_by = route.network.producers[use.value].name
+        return f"derived weight ({made_by})" if use.form is Lazy else f"{rule}, transposed"
+    return FALLBACK if use.form is Lazy else rule
+
+
+def _steps_by_name(route: Route) -> dict[str, list[Step]]:
+    steps: dict[str, list[Step]] = {}
+    for step in route.steps:
+        for _, name in route.uses.get(step.value, ()):
+            steps.setdefault(name, []).append(step)
+    return steps
+
+
+def _layer(
+    name: str, shape: tuple[int, ...], steps: list[Step], treatment: str, kept: str, columns: int, uses: int
+) -> LayerPlan:
+    operation, module = _joined([step.name for step in steps]), _joined([step.path for step in steps])
+    return LayerPlan(name, shape, operation, module, treatment, kept, columns, uses)
+
+
+def _unused(name: str, shape: tuple[int, ...], kept: str) -> LayerPlan:
+    return LayerPlan(name, shape, "", "", UNUSED, kept, 0, 0)
+
+
+def _joined(words: list[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

@@ -1,0 +1,157 @@
+"""Memory: what is free, what a structure will take, and a refusal with alternatives before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Collection
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from marquis.curvature.backward.accumulators import modules_of
+from marquis.errors import MemoryBudgetError
+from marquis.structures import Layout
+
+CHUNK_BYTES = 20 * 2**20
+"""Size of a chunk of columns at the widest tensor: larger ones only leave the cache."""
+
+RESERVE = 0.9
+"""Share of the free memory that may be planned with."""
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free memory where the tensors live."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 * 2**30
+
+
+def result_bytes(
+    structure: str, layout: Layout, columns: int, item: int, diagonal: Collection[str] = frozenset()
+) -> int:
+    """Bytes of the finished structure.
+
+    Args:
+        structure: its name.
+        layout: the parameters.
+        columns: outputs times samples.
+        item: bytes of one number.
+        diagonal: parameters that have no Kronecker form and that `kronecker` keeps as a diagonal.
+    """
+    total = layout.total
+    if structure == "diagonal":
+        return total * item
+    if structure == "full":
+        return total * total * item
+    if structure == "lowrank":
+        return total * columns * item
+    if structure == "block":
+        sizes = [sum(layout.sizes[name] for name in names) for names in modules_of(layout.names).values()]
+        return sum(size * size for size in sizes) * item
+    entries = 0
+    for name, shape in layout.shapes.items():
+        if name in diagonal:
+            entries += prod(shape)
+        else:
+            entries += shape[0] ** 2 + prod(shape[1:]) ** 2 if len(shape) > 1 else prod(shape) ** 2
+    return entries * item
+
+
+def check_memory(
+    structure: str,
+    layout: Layout,
+    like: Tensor,
+    columns: int,
+    limit: int | None,
+    diagonal: Collection[str] = frozenset(),
+) -> None:
+    """Refuse a structure that cannot fit, and say what would; arguments as in `result_bytes`."""
+    item = like.element_size()
+    needed = result_bytes(structure, layout, columns, item, diagonal)
+    if structure in ("full", "block", "lowrank"):
+        needed *= 2  # the sum, and one product while it is added
+    allowed = int(RESERVE * available_bytes(like.device)) if limit is None else limit
+    if needed <= allowed:
+        return
+    sizes = {
+        name: result_bytes(name, layout, columns, item, diagonal)
+        for name in ("diagonal", "kronecker", "block", "lowrank", "full")
+    }
+    fitting = [
+        f"'{name}' ({gigabytes(size)})" for name, size in sizes.items() if 2 * size <= allowed and name != structure
+    ]
+    advice = f"structure={' or '.join(fitting)}" if fitting else "fewer parameters (parameters=...)"
+    raise MemoryBudgetError(
+        f"structure='{structure}' over {layout.total:,} parameters takes about {gigabytes(needed)}, but "
+        f"{gigabytes(allowed)} may be used. Use {advice}, or choose a subset with parameters=..., or raise "
+        "memory_limit."
+    )
+
+
+def chunk_bytes(limit: int | None) -> int:
+    """Target size of a chunk of columns under a memory limit."""
+    return CHUNK_BYTES if limit is None else max(2**16, min(CHUNK_BYTES, limit // 8))
+
+
+def gigabytes(size: float) -> str:
+    """A readable amount of memory."""
+    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("kB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+class AllocationMeter(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made while it is active, and the most that were alive at once.
+
+    Views count once, with what they are views of. It works on real tensors as well as on fake ones, which it takes for
+    real.
+
+    Attributes:
+        live: bytes alive now.
+        peak: the most so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and take note of new storages among its results."""
+        before = {leaf.untyped_storage()._cdata for leaf in tensors_in((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tensors_in(result):
+            storage = leaf.untyped_storage()
+            key = storage._cdata
+            size = storage.nbytes()
+            # a symbolic size belongs to a trace that some releases of torch show to modes from outside: not memory
+            if key not in self._sizes and key not in before and isinstance(size, int):
+                self._sizes[key] = size
+                self.live += self._sizes[key]
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._release, key).atexit = False
+        return result
+
+    def _release(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Every tensor in a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,293 @@
+"""What a curvature call will do and cost, before anything large is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from marquis.curvature.backward.accumulators import make_sink, modules_of
+from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES
+from marquis.curvature.backward.route import Route
+from marquis.curvature.factors.gradients import CHUNK_BYTES, Lazy, Outer, RankOne
+from marquis.curvature.ggn import check_choices
+from marquis.curvature.graph.cache import network_of
+from marquis.curvature.graph.network import Network
+from marquis.curvature.planning import plan_text, rehearsal
+from marquis.curvature.planning.coverage import LayerPlan, factored_layers, mixed_layers, notes_on, squared_layers
+from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_bytes, result_bytes
+from marquis.curvature.planning.rehearsal import Rehearsal
+from marquis.curvature.squared.mixed import CHUNK
+from marquis.errors import MarquisError, UnsupportedOperationError
+from marquis.functional.call import Model, Selection, batch_size, describe, parameters_of, select
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.structures import Layout
+
+CAPTURE_SAMPLES = 3
+"""Samples on which the network is captured and checked; the plan itself is for the batch that was given."""
+
+
+@dataclass(frozen=True)
+class Recompression:
+    """A bottleneck at which the columns are replaced by fewer.
+
+    Attributes:
+        operation: the operation that makes the narrow tensor.
+        module: path of its module.
+        before: columns that arrive.
+        after: columns that go on.
+    """
+
+    operation: str
+    module: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Columns between two bottlenecks.
+
+    Attributes:
+        columns: how many are pulled back.
+        chunk: how many of them at a time.
+        chunks: in how many pieces.
+        tile: the part (channels, *space) of the output picture that one piece covers, or None.
+    """
+
+    columns: int
+    chunk: int
+    chunks: int
+    tile: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `ggn` would do with these arguments. `print` it for a table.
+
+    Attributes:
+        structure: kind of matrix.
+        estimator: how the network is differentiated.
+        likelihood: p(y|f), as text.
+        batch: number of samples.
+        outputs: shape of the network's output, batch included.
+        columns: columns at the output; 1 where only the diagonal of M flows back.
+        recompressions: the bottlenecks that are used, from the output backwards.
+        stretches: how the columns are cut up, from the output backwards.
+        layers: one entry per selected parameter.
+        notes: what deserves attention: fall-backs, approximations, parameters without curvature.
+        forward_bytes: forward values that are kept for the way back.
+        pass_bytes: the most that the way back takes on top, one chunk of columns with its temporaries.
+        result_bytes: the finished structure (`structure.nbytes`).
+        total_bytes: the most that is alive at once, the model and the inputs not counted.
+        available_bytes: what may be used: `memory_limit`, or nine tenths of what is free.
+        item: bytes of one number.
+    """
+
+    structure: str
+    estimator: str
+    likelihood: str
+    batch: int
+    outputs: tuple[int, ...]
+    columns: int
+    recompressions: tuple[Recompression, ...]
+    stretches: tuple[Stretch, ...]
+    layers: tuple[LayerPlan, ...]
+    notes: tuple[str, ...]
+    forward_bytes: int
+    pass_bytes: int
+    result_bytes: int
+    total_bytes: int
+    available_bytes: int
+    item: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the call stays within the memory that may be used."""
+        return self.total_bytes <= self.available_bytes
+
+    def __str__(self) -> str:
+        """A table, 100 characters wide."""
+        return plan_text.render(self)
+
+
+def plan(
+    model: Model,
+    x: Any,
+    likelihood: str | Likelihood | Any,
+    structure: str = "diagonal",
+    estimator: str = "exact",
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+    probes: int = 1,
+    width_limit: int = 512,
+    memory_limit: int | None = None,
+) -> Plan:
+    """What `ggn` with the same arguments will do and cost: columns, bottlenecks, bytes, coverage per parameter.
+
+    The network is captured on a few samples; then the engine's own rules run on tensors without entries. So nothing
+    large is allocated, whatever the batch, and what the plan says is what the engine does. Cost: the capture, which
+    `ggn` needs anyway and which is remembered, and some milliseconds per operation.
+
+    Args:
+        model: as in `ggn`.
+        x: a batch; of all but its first few samples only the shape matters.
+        likelihood: as in `ggn`.
+        structure: as in `ggn`.
+        estimator: as in `ggn`.
+        params: as in `ggn`.
+        parameters: as in `ggn`.
+        probes: as in `ggn`.
+        width_limit: as in `ggn`.
+        memory_limit: as in `ggn`; a plan that does not fit is still returned, with `fits` False.
+
+    Raises:
+        UnsupportedOperationError: `ggn` would refuse this network or combination; the message is the same.
+        DataError: as `ggn`, for a batch without samples or of the wrong form.
+    """
+    check_choices(structure, estimator, probes)
+    size = batch_size(x)
+    everything = {name: p.detach() for name, p in parameters_of(model, params).items()}
+    layout = Layout.of(select(parameters_of(model, params), parameters))
+    like = everything[layout.names[0]]
+    network = network_of(model, everything, first_samples(x, size, CAPTURE_SAMPLES))
+    if network.fixed_batch not in (None, size):
+        network = network_of(model, everything, x)
+    planner = _Planner(network, everything, x, size, as_likelihood(likelihood), layout, structure, like, memory_limit)
+    try:
+        return planner.make(estimator, probes, width_limit)
+    except MarquisError:
+        raise
+    except RuntimeError as error:  # a rule or the user's likelihood looks at entries, which are not there
+        raise UnsupportedOperationError(
+            f"{describe(model)} cannot be planned: {str(error).splitlines()[0]} An operation decides by the values of "
+            "its tensors. `ggn` itself may work; try it on a small batch."
+        ) from error
+
+
+def first_samples(x: Any, size: int, count: int) -> Any:
+    """The first samples of a batch."""
+    return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
+
+
+@dataclass(eq=False)
+class _Planner:
+    network: Network
+    params: dict[str, Tensor]
+    x: Any
+    size: int
+    likelihood: Likelihood
+    layout: Layout
+    structure: str
+    like: Tensor
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        self.route = Route.of(self.network, self.layout.names)
+        self.item = self.like.element_size()
+
+    def make(self, estimator: str, probes: int, width_limit: int) -> Plan:
+        if estimator == "approximate":
+            names = [name for name in self.layout.names if name in self.network.parameters]
+            found = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
+            layers = squared_layers(self.route, self.layout)
+            return self.finish(estimator, found, layers, found.pass_peak, 1)
+        found = rehearsal.rehearse_factored(
+            self.route,
+            self.params,
+            self.x,
+            self.size,
+            self.likelihood,
+            lambda: make_sink(self.structure, self.layout, self.like, self.size),
+            chunk_bytes(self.limit),
+            probes if estimator == "sketched" else None,
+        )
+        if estimator == "mixed":
+            layers = mixed_layers(self.route, self.layout, found, width_limit, self.size)
+            whole = rehearsal.rehearse_forward(self.route, self.params, self.x)
+            found.forward_bytes, found.forward_peak, found.segments = whole.forward_bytes, whole.forward_peak, []
+            columns = prod(found.outputs[1:]) if prod(found.outputs[1:]) <= width_limit else 1
+            return self.finish(estimator, found, layers, self._mixed_bytes(found, width_limit), columns)
+        if self.structure == "kronecker":
+            self._refuse_shared()
+        layers = factored_layers(self.route, self.layout, found, self.structure)
+        working = found.pass_peak + self._sink_bytes(found)
+        return self.finish(estimator, found, layers, working, found.segments[0].columns)
+
+    def finish(
+        self, estimator: str, found: Rehearsal, layers: tuple[LayerPlan, ...], working: int, columns: int
+    ) -> Plan:
+        result = self._result_bytes(found, columns)
+        copies = 2 if self.structure in ("full", "block", "lowrank") else 1  # the sum, and one product or check of it
+        used = {name for name in self.params if name not in self.layout.shapes}
+        return Plan(
+            structure=self.structure,
+            estimator=estimator,
+            likelihood=repr(self.likelihood),
+            batch=self.size,
+            outputs=found.outputs,
+            columns=columns,
+            recompressions=self._recompressions(found),
+            stretches=tuple(Stretch(s.columns, s.chunk, s.chunks, s.tile) for s in found.segments),
+            layers=layers,
+            notes=notes_on(self.route, layers, estimator, sorted(used), self.size),
+            forward_bytes=found.forward_bytes,
+            pass_bytes=working,
+            result_bytes=result,
+            total_bytes=max(found.forward_peak, found.forward_bytes + working) + copies * result,
+            available_bytes=int(RESERVE * available_bytes(self.like.device)) if self.limit is None else self.limit,
+            item=self.item,
+        )
+
+    def _refuse_shared(self) -> None:
+        sink = make_sink("kronecker", self.layout, self.like, self.size)
+        for name, count in self.route.counts.items():
+            if count > 1:
+                sink.refuse_shared(name, count)
+
+    def _recompressions(self, found: Rehearsal) -> tuple[Recompression, ...]:
+        made = []
+        for segment in found.segments:
+            if segment.cut is not None:
+                step = self.network.producers[segment.cut.value]
+                made.append(Recompression(step.name, step.path, segment.columns, segment.cut.width))
+        return tuple(made)
+
+    def _result_bytes(self, found: Rehearsal, columns: int) -> int:
+        if self.structure != "kronecker":
+            return result_bytes(self.structure, self.layout, columns * self.size, self.item)
+        total = 0
+        for name, size in self.layout.sizes.items():
+            kept = found.kept.get(name)
+            total += self.item * (kept.entries if kept is not None else size)
+            total += 8 if kept is not None and kept.kind == "kronecker" else 0  # its count
+        return total
+
+    def _sink_bytes(self, found: Rehearsal) -> int:
+        """Gradients that are written out while they are squared, a few samples at a time; never less than one."""
+        most = 0
+        for name, uses in found.uses.items():
+            for use in uses:
+                if self.structure in ("diagonal", "kronecker") and use.form not in (RankOne, Outer, Lazy):
+                    most = max(most, self._written(use.columns * self.layout.sizes[name], CHUNK_BYTES))
+        if self.structure in ("block", "full", "lowrank"):
+            groups = modules_of(self.layout.names).values() if self.structure == "block" else [self.layout.names]
+            widest = max(sum(self.layout.sizes[name] for name in names) for names in groups)
+            columns = max((use.columns for uses in found.uses.values() for use in uses), default=1)
+            most += 2 * self._written(columns * widest, GRADIENT_BYTES)
+        return most
+
+    def _written(self, entries: int, limit: int) -> int:
+        rows = min(self.size, max(1, limit // max(1, entries * self.item)))
+        return rows * entries * self.item
+
+    def _mixed_bytes(self, found: Rehearsal, width_limit: int) -> int:
+        """A square root at the widest narrow tensor, and a stretch of columns at the widest of all."""
+        widths = [prod(found.shapes.get(value, (0,))) // self.size for value in found.visited]
+        narrow = max((width for width in widths if width <= width_limit), default=0)
+        return self.size * self.item * (3 * narrow**2 + 2 * CHUNK * max(widths, default=0))

@@ -1,0 +1,134 @@
+"""The squared pass: an approximate GGN diagonal at the price of one backward pass.
+
+Walks the captured network backwards with m = diag(M) only, M being the curvature with respect to an intermediate
+tensor: `m_x[j] = sum_i T[i, j]² m_y[i]` through every operation with Jacobian T, sums at forks (Miani et al., Laplacian
+Autoencoders, appendix E.4.1). Dropped: every off-diagonal entry of M. It is exact for the last parametric layer, and
+for a dense layer before it, when the output Hessian is diagonal and only elementwise operations lie between; elsewhere
+it is neither an upper nor a lower bound.
+
+Cost: one forward and one backward pass, linear in the number of pixels; memory as for a plain training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.graph.network import Network, run
+from marquis.curvature.ops.squared_rules import Local
+from marquis.curvature.ops.squared_rules.elementwise import elementwise
+from marquis.curvature.squared.rule_plan import plan_for
+from marquis.errors import DataError
+
+
+def squared_pass(
+    network: Network,
+    values: dict[int, Any],
+    start: Tensor,
+    selected: Iterable[str],
+    into: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The approximate diagonal, summed over the batch, of each selected parameter.
+
+    Args:
+        network: the captured network.
+        values: as left by `squared_forward`, or by `network.forward` with at least `needed_values` kept. Consumed:
+            results of steps are removed once no rule needs them.
+        start: diagonal of the output Hessian, in the shape of the output (it may depend on the output).
+        selected: names of the wanted parameters. What is not upstream of them is not computed.
+        into: zeros of the parameters' shapes that the result is added to, e.g. views of one vector: then no second
+            copy of the whole result is ever held.
+
+    Returns:
+        Name -> tensor of the parameter's shape; zero for a parameter that the output does not depend on.
+
+    Raises:
+        UnsupportedOperationError: m would have to pass an operation without a rule.
+    """
+    names = list(dict.fromkeys(selected))
+    plan = plan_for(network, names)
+    output = values[network.output]
+    if start.shape != output.shape:
+        raise DataError(
+            f"start has shape {tuple(start.shape)}, the network's output {tuple(output.shape)}; pass the diagonal of "
+            "the output Hessian, one entry per output."
+        )
+    sums: dict[int, dict[int, Tensor]] = {plan.output: {0: start}}
+    if into is not None:
+        sums.update({network.parameters[name]: {0: into[name]} for name in names if name in network.parameters})
+    given = frozenset(sums) - {plan.output}
+
+    def receive(number: int, part: int, m: Tensor) -> None:
+        if number in given:
+            sums[number][part] += m
+            return
+        parts = sums.setdefault(number, {})
+        parts[part] = parts[part] + m if part in parts else m
+
+    results = sorted(number for number in values if number in network.producers)
+    with torch.no_grad():
+        for action in plan.actions:
+            parts = sums.pop(action.step.value, None)
+            if parts is not None:
+                local = Local(action.step, values, parts, frozenset(action.receivers), receive)
+                if action.rule is None:
+                    elementwise(local, action.group, action.receivers)
+                else:
+                    action.rule.apply(local)
+                del local, parts
+            while results and results[-1] >= action.step.value:  # earlier steps cannot have read these
+                del values[results.pop()]
+    for number in results:
+        del values[number]
+    return {name: _result(network, name, values, sums, start) for name in names}
+
+
+def _result(
+    network: Network, name: str, values: dict[int, Any], sums: dict[int, dict[int, Tensor]], start: Tensor
+) -> Tensor:
+    if name not in network.parameters:
+        raise DataError(f"the captured network has no parameter named '{name}'.")
+    number = network.parameters[name]
+    if number in sums:
+        return sums[number][0]
+    return torch.zeros(values[number].shape, dtype=start.dtype, device=start.device)
+
+
+def squared_forward(network: Network, values: dict[int, Any], selected: Iterable[str]) -> Tensor:
+    """Run the network, keeping only what `squared_pass` will read for these parameters.
+
+    Where a rule needs no more than a tensor's shape, an expanded NaN takes its place: no memory, and no wrong
+    number if it should be read after all.
+    """
+    plan = plan_for(network, selected)
+    with torch.no_grad():
+        for step in network.steps:
+            values[step.value] = run(step, values)
+            for number in plan.released[step.value]:
+                if number in plan.shaped:
+                    values[number] = _stand_in(values[number])
+                elif number not in plan.read:
+                    del values[number]
+    return values[network.output]
+
+
+def _stand_in(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_stand_in(item) for item in value]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.new_full((), float("nan")).expand(value.shape)
+
+
+def needed_values(network: Network, selected: Iterable[str]) -> frozenset[int]:
+    """The step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
+    plan = plan_for(network, selected)
+    return plan.read | plan.shaped
+
+
+def squared_notes(network: Network, selected: Iterable[str]) -> tuple[str, ...]:
+    """What is dropped on this network beyond the off-diagonal entries of M, one sentence each."""
+    return plan_for(network, selected).notes

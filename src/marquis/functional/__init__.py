@@ -1,0 +1,1 @@
+"""How any network is called, checked, turned into a function, differentiated and linearised."""
