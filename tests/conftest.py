@@ -19,7 +19,7 @@ def repository() -> Path:
 @pytest.fixture
 def marquis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run the command in an empty folder; gives exit code, output and errors."""
-    from cli_commands import exit_code
+    from helpers.commands import exit_code
 
     monkeypatch.chdir(tmp_path)
 

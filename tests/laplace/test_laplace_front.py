@@ -8,7 +8,11 @@ import struct
 
 import pytest
 import torch
-from laplace_oracles import (
+from safetensors.torch import save_file
+from torch import nn
+
+import marquis as mq
+from helpers.small_networks import (
     LinearModel,
     at_mode,
     close,
@@ -21,10 +25,6 @@ from laplace_oracles import (
     ridge,
     seeded,
 )
-from safetensors.torch import save_file
-from torch import nn
-
-import marquis as mq
 from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures import STRUCTURES
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laplace_oracles import close, convnet, dense_jacobian, inputs_for, mlp
 
 import marquis as mq
+from helpers.small_networks import close, convnet, dense_jacobian, inputs_for, mlp
 from marquis.errors import DataError
 
 

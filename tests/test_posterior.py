@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laplace_oracles import (
+
+import marquis as mq
+from helpers.small_networks import (
     LinearModel,
     at_mode,
     close,
@@ -17,8 +19,6 @@ from laplace_oracles import (
     ridge,
     seeded,
 )
-
-import marquis as mq
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures import STRUCTURES, Diagonal, Full
 

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from laplace_oracles import (
+from torch import nn
+
+import marquis as mq
+from helpers.small_networks import (
     LinearModel,
     close,
     convnet,
@@ -19,9 +22,6 @@ from laplace_oracles import (
     parameters,
     seeded,
 )
-from torch import nn
-
-import marquis as mq
 from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
 from marquis.predictive import NetworkFunction, WeightSamples, jacobian, predict, predict_loader

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import ONE_EPOCH, exit_code, one_line
+from helpers.commands import ONE_EPOCH, exit_code, one_line
 from marquis.cli.quality import ERROR, ERROR_OF_MEAN, learnt_nothing
 from marquis.data import Data, images, load
 from marquis.errors import DataError

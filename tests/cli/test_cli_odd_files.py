@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import ONE_EPOCH, exit_code, one_line
+from helpers.commands import ONE_EPOCH, exit_code, one_line
 from marquis.run import Run, Settings, directory
 
 NAMES = list("abcdef")

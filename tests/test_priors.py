@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laplace_oracles import close, layout_of, mlp, parameters, seeded
 from torch import nn
 
+from helpers.small_networks import close, layout_of, mlp, parameters, seeded
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.priors import Prior
 

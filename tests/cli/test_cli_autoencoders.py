@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import ONE_EPOCH, SMALL, exit_code, one_line
+from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis import report
 from marquis.autoencoders import linearised
 from marquis.autoencoders.epoch_table import read_rows

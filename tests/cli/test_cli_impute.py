@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from cli_commands import ONE_EPOCH, SMALL, exit_code, one_line
+from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis.data import load
 from marquis.run import Run
 from marquis.tasks.imputation import condition, impute

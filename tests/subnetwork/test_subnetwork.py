@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laplace_oracles import close, convnet, dense_jacobian, inputs_for, layout_of, mlp, parameters, seeded
 from torch import nn
 
 import marquis as mq
+from helpers.small_networks import close, convnet, dense_jacobian, inputs_for, layout_of, mlp, parameters, seeded
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.subnetwork import last_layer, swag_moments, swag_variance
 
