@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
         MemoryBudgetError,
         ModelMismatchError,
         NumericalError,
+        StorageError,
         UnsupportedOperationError,
     )
     from marquis.laplace import Laplace, load
@@ -59,6 +60,7 @@ _HOMES = {
     "MemoryBudgetError": "marquis.errors",
     "ModelMismatchError": "marquis.errors",
     "NumericalError": "marquis.errors",
+    "StorageError": "marquis.errors",
     "UnsupportedOperationError": "marquis.errors",
     "Bernoulli": "marquis.likelihoods",
     "Categorical": "marquis.likelihoods",
@@ -89,6 +91,7 @@ __all__ = [
     "OnlineLaplace",
     "Posterior",
     "Prior",
+    "StorageError",
     "Subnetwork",
     "UnsupportedOperationError",
     "__version__",

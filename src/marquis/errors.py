@@ -28,3 +28,7 @@ class ModelMismatchError(MarquisError, ValueError):
 
 class NumericalError(MarquisError, ArithmeticError):
     """A matrix that is singular or not positive definite where it has to be."""
+
+
+class StorageError(MarquisError, OSError):
+    """A file cannot be read, written or locked: disk full, read-only, in use by another process, not a regular file."""

@@ -1,7 +1,7 @@
 """The root command, its options, and how errors become exit codes.
 
-Exit codes: 0 all went well; 1 a bug of ours (with a traceback, please report it); 2 wrong usage or a
-`MarquisError`, told in one line; 130 stopped with Ctrl-C.
+Exit codes: 0 all went well; 1 a `StorageError`, told in one line, or a bug of ours (with a traceback, please report
+it); 2 wrong usage or any other `MarquisError`, told in one line; 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import typer
 
 from marquis import __version__
 from marquis.cli.lazy import lazy_group
-from marquis.errors import MarquisError
+from marquis.errors import MarquisError, StorageError
 
+STORAGE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
 
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="marquis")
     except MarquisError as error:
         # One line, however the message was laid out, so that logs and scripts can read it.
-        _leave(f"marquis: error: {' '.join(str(error).split())}", USAGE_EXIT_CODE)
+        code = STORAGE_EXIT_CODE if isinstance(error, StorageError) else USAGE_EXIT_CODE
+        _leave(f"marquis: error: {' '.join(str(error).split())}", code)
     except KeyboardInterrupt:
         _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
     except SystemExit as end:

@@ -4,45 +4,98 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from marquis.errors import StorageError
+
 LEFTOVER = ".part-"
+"""Prefix of files that are being written; one that no process holds is what a killed process left."""
+
+
+@contextmanager
+def storage_errors(path: str | os.PathLike[str], action: str = "written") -> Iterator[None]:
+    """Turn the system's errors (disk full, read-only, too long a name, I/O error) into `StorageError` with the path."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as problem:
+        reason = problem.strerror or str(problem) or type(problem).__name__
+        error = StorageError(f"{path} cannot be {action}: {reason}.")
+        error.errno = problem.errno
+        raise error from problem
+
+
+def destination(path: str | os.PathLike[str]) -> Path:
+    """Return the file that a write to `path` replaces.
+
+    A link inside its own folder is followed, so that the link stays one. Everything that is not a regular file is
+    refused: a rename would put a plain file in the place of a device, and as root that succeeds.
+
+    Raises:
+        StorageError: The path is a folder, a device, a pipe or a socket, or a link to another folder.
+    """
+    path = Path(path)
+    with storage_errors(path):
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if target.parent != Path(os.path.realpath(path.parent)):
+                raise StorageError(f"{path} is a link to {target}, in another folder; name that file itself.")
+            path = target
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISREG(mode):
+            raise StorageError(f"{path} is {_kind(mode)}, not a regular file; choose another name.")
+    return path
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file next to `path`, which takes its place when the block ends well and is removed if it does not.
+    """Yield a temporary file that takes the place of `path` when the block ends well, and is removed if it does not.
 
     It has the same suffix, because some writers go by that. What a killed process left, `remove_leftovers` removes.
+
+    Raises:
+        StorageError: The system cannot write there, or `destination` refuses the path.
     """
-    path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{LEFTOVER}{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        with open(name, "rb+") as written:
-            os.fsync(written.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private; results are as public as any other file
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    path = destination(path)
+    with storage_errors(path):
+        # the stem is cut, so that a name of the greatest length still has a temporary one
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{LEFTOVER}{path.stem[:64]}-", suffix=path.suffix)
+        os.close(handle)
+        try:
+            yield Path(name)
+            with open(name, "rb+") as written:
+                os.fsync(written.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private; results are as public as any other file
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Text in UTF-8, completely or not at all."""
+    """Write text in UTF-8, completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Numbers and texts as JSON, completely or not at all."""
+    """Write numbers and texts as JSON, completely or not at all; `io.checksum.write_json` adds a checksum."""
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 

@@ -17,14 +17,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from marquis.errors import DataError
+from marquis.errors import DataError, StorageError
 from marquis.io.atomic import replacing
+from marquis.io.previous import replacing_twice
 
 VERSION = 1
 _KEY = "marquis"
 
 
-def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save_tensors(
+    path: str | Path,
+    kind: str,
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    keep_previous: bool = False,
+) -> None:
     """Write tensors and a JSON header to a safetensors file, atomically.
 
     Args:
@@ -32,6 +40,7 @@ def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors
         kind: what the file holds, checked on loading.
         header: anything that JSON can hold.
         tensors: by name; copied, made contiguous and moved to the CPU.
+        keep_previous: whether a file that stands there stays as the previous generation (`io.previous`).
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -39,8 +48,11 @@ def save_tensors(path: str | Path, kind: str, header: Mapping[str, Any], tensors
     plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     described = {"version": VERSION, "kind": kind, "header": dict(header)}
     text = json.dumps({**described, "sha256": _digest(described, plain)})
-    with replacing(path) as temporary:
-        save_file(plain, temporary, metadata={_KEY: text})
+    with (replacing_twice if keep_previous else replacing)(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={_KEY: text})
+        except SafetensorError as error:  # what the system said, in Rust's words
+            raise StorageError(f"{path} cannot be written: {error}.") from error
 
 
 def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
