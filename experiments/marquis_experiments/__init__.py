@@ -19,7 +19,6 @@ EXPERIMENTS = {
     "vl": ("marquis_experiments.variational", "Variational Laplace against VI and MAP on Fashion-MNIST"),
     "toy-regression": ("marquis_experiments.toy_regression", "The tutorial's error bars in one dimension"),
     "toy-classification": ("marquis_experiments.toy_classification", "MAP overconfident, Laplace not: two moons"),
-    "logistic": ("marquis_experiments.logistic", "Laplace against exact quadrature"),
     "uci": ("marquis_experiments.uci", "UCI regression, standard and gap splits: linearised, sampled, MAP"),
     "shift": ("marquis_experiments.shift", "Rotated MNIST: who knows when it does not know"),
     "fashion-classification": (

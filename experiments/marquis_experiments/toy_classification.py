@@ -20,7 +20,13 @@ from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical
 from marquis.priors import Prior
 from marquis_experiments.cells import cell, write_json
-from marquis_experiments.evidence_loop import exact_structure, mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis_experiments.common.networks import mlp
+from marquis_experiments.linearised_laplace.evidence_loop import (
+    exact_structure,
+    precisions_by_name,
+    to_mode,
+    train_with_evidence,
+)
 from marquis_experiments.metrics import classification_scores
 from marquis_experiments.pages import Picture, command, table, write_page
 

@@ -19,7 +19,13 @@ from marquis.predictive import NetworkFunction, jacobian
 from marquis.priors import Prior
 from marquis.subnetwork import Subnetwork, swag_variance
 from marquis_experiments.cells import cell, write_json
-from marquis_experiments.evidence_loop import exact_structure, mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis_experiments.common.networks import mlp
+from marquis_experiments.linearised_laplace.evidence_loop import (
+    exact_structure,
+    precisions_by_name,
+    to_mode,
+    train_with_evidence,
+)
 from marquis_experiments.toy_data import NOISE, line, noisy_sine, two_clusters
 from marquis_experiments.toy_regression_report import write_report
 

@@ -24,7 +24,7 @@ from marquis.errors import DataError
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
 from marquis_experiments.cells import cell, write_json
-from marquis_experiments.evidence_loop import train_with_evidence
+from marquis_experiments.linearised_laplace.evidence_loop import train_with_evidence
 from marquis_experiments.uci_report import write_report
 
 GAPS = {"boston": 13, "concrete": 8, "energy": 8, "naval": 16, "protein": 9, "wine": 11}

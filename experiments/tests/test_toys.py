@@ -13,8 +13,10 @@ from torch import nn
 
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
-from marquis_experiments import find, logistic, toy_classification, toy_regression, uci
-from marquis_experiments.evidence_loop import mlp, precisions_by_name, to_mode, train_with_evidence
+from marquis_experiments import find, toy_classification, toy_regression, uci
+from marquis_experiments.common.networks import mlp
+from marquis_experiments.linearised_laplace import logistic
+from marquis_experiments.linearised_laplace.evidence_loop import precisions_by_name, to_mode, train_with_evidence
 from marquis_experiments.toy_data import noisy_sine, two_clusters
 from marquis_experiments.uci_report import holds
 
@@ -34,7 +36,6 @@ def test_registered_by_name():
     names = {
         "toy-regression": toy_regression,
         "toy-classification": toy_classification,
-        "logistic": logistic,
         "uci": uci,
     }
     for name, module in names.items():
@@ -42,7 +43,7 @@ def test_registered_by_name():
 
 
 def test_logistic_error_is_small_falls_with_n_and_resumes(tmp_path: Path):
-    page = logistic.run("quick", tmp_path, say=lambda _: None)
+    page = logistic.STUDY.run("quick", tmp_path, say=lambda _: None)
     pictures_exist(page)
     rows = results(page)["rows"]
     worst = {n: max(abs(r["log_evidence"] - r["exact"]) for r in rows if r["n"] == n) for n in logistic.NUMBERS}
@@ -54,7 +55,7 @@ def test_logistic_error_is_small_falls_with_n_and_resumes(tmp_path: Path):
         ray = row["diagonal"]
         assert abs(ray["laplace"][-1] - ray["exact"][-1]) < abs(ray["map"][-1] - ray["exact"][-1])
     stamp = (tmp_path / "quick/cells/n10-s0.json").stat().st_mtime_ns
-    logistic.run("quick", tmp_path, say=lambda _: None)
+    logistic.STUDY.run("quick", tmp_path, say=lambda _: None)
     assert (tmp_path / "quick/cells/n10-s0.json").stat().st_mtime_ns == stamp
 
 

@@ -14,26 +14,31 @@ from marquis.errors import DataError
 GROUP = "marquis.experiments"
 """Entry-point group under which a distribution registers its experiments."""
 
-app = typer.Typer(help="Run an experiment of the papers.", no_args_is_help=True)
+app = typer.Typer(help="Run an experiment of the papers.")
 
 
 def experiments() -> dict[str, EntryPoint]:
-    """Return the installed experiments by name; nothing is imported."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Return the installed experiments by name; nothing is imported.
+
+    Raises:
+        DataError: No experiment is installed.
+    """
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if not installed:
+        raise DataError(
+            "no experiments are installed; they are a distribution of their own: "
+            "`pip install ./experiments` in a checkout of Marquis installs them."
+        )
+    return installed
 
 
 def find(name: str) -> EntryPoint:
     """Return the experiment of that name.
 
     Raises:
-        DataError: No experiment is installed, or none has that name.
+        DataError: None has that name, or none is installed.
     """
     installed = experiments()
-    if not installed:
-        raise DataError(
-            "no experiments are installed; they are a distribution of their own: "
-            "`pip install ./experiments` in a checkout of Marquis installs them."
-        )
     if name not in installed:
         close = difflib.get_close_matches(name, installed, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
@@ -43,7 +48,9 @@ def find(name: str) -> EntryPoint:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Name of the experiment; an unknown name lists all of them.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the experiment; without a name all are listed.", show_default=False)
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run at a size of a minute or two.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Run at the paper's size: hours to days.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for results. [default: runs/NAME]")] = None,
@@ -54,6 +61,12 @@ def reproduce(
     """Run an experiment of the papers and write its tables and pictures; an interrupted run resumes."""
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
+    if name is None:
+        installed = experiments()
+        width = max(map(len, installed))
+        for each in sorted(installed):
+            typer.echo(f"{each:{width}}  {installed[each].load().title}")
+        return
     size = "quick" if quick else "full" if full else "default"
     page = find(name).load().run(size, out or Path("runs") / name, data_dir, typer.echo)
     typer.echo(f"written: {page}")

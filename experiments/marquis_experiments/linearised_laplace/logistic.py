@@ -1,15 +1,15 @@
-"""`logistic`: Laplace against exact quadrature where the posterior has two weights (methods.md 4.4 and 5.8).
+"""`logistic`: Laplace against exact quadrature where the posterior has two weights.
 
 Logistic regression without bias, prior precision 1. The posterior over two weights can be integrated on a grid, so the
 error of the Laplace approximation is known: of the log evidence as the data grow, of the predicted probability, and
-of the probit formula alone against Gauss-Hermite quadrature.
+of the probit formula alone against Gauss-Hermite quadrature (docs/method/evidence.md, docs/method/predictive.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -19,41 +19,32 @@ from torch import Tensor, nn
 from marquis.laplace import Laplace
 from marquis.likelihoods import Bernoulli
 from marquis.predictive.links import point
-from marquis_experiments.cells import cell, write_json
-from marquis_experiments.evidence_loop import to_mode
-from marquis_experiments.pages import BLUE, GREY, ORANGE, Picture, command, table, write_page
+from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
+from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.study import Run, Study
+from marquis_experiments.linearised_laplace.evidence_loop import to_mode
 
 NUMBERS = (10, 50, 200, 800)
-SPECIFIED = (0.055, 0.023, 0.0085, 0.0022)
-"""Worst errors of the log evidence in methods.md 5.8, for other data of the same sizes."""
-DATASETS = {"quick": 2, "default": 5, "full": 20}
-GRID = {"quick": 81, "default": 201, "full": 401}
-"""Points either way; the integrand is smooth and falls to nothing, so that a coarse grid is already exact."""
+"""Sizes of the data sets."""
 DISTANCES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Distances from the origin at which predictions are compared."""
 
 
-def run(
-    size: str = "default",
-    out: str | Path = "runs/logistic",
-    data_dir: str | Path | None = None,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """Run what is missing and write the page; `data_dir` is not used, the data are drawn."""
-    folder = Path(out) / size
+def measure(run: Run) -> dict[str, Any]:
+    """Compare Laplace with quadrature on every data set; the data are drawn."""
+    grid = run.settings.grid
     rows = []
     for n in NUMBERS:
-        for seed in range(DATASETS[size]):
-            settings = {"n": n, "seed": seed, "grid": GRID[size]}
-            rows.append(
-                cell(folder / "cells", f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, GRID[size]))
-            )
-        worst = max(abs(row["log_evidence"] - row["exact"]) for row in rows if row["n"] == n)
-        say(f"N = {n}: log evidence off by at most {worst:.4f} nat")
-    probit = cell(folder / "cells", "probit", {"nodes": 64}, probit_error)
-    results = {"size": size, "rows": rows, "probit": probit}
-    write_json(folder / "results.json", results)
-    draw(folder / "logistic.png", rows, probit)
-    return write_page(folder / "logistic.md", page(results))
+        for seed in range(run.settings.datasets):
+            settings = {"n": n, "seed": seed, "grid": grid}
+            rows.append(run.cell(f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, grid)))
+        run.say(f"N = {n}: log evidence off by at most {worst_error(rows, n):.4f} nat")
+    return {"rows": rows, "probit": run.cell("probit", {"nodes": 64}, probit_error)}
+
+
+def worst_error(rows: list[dict[str, Any]], n: int) -> float:
+    """Return the largest error of the log evidence over data sets of size `n`."""
+    return max(abs(row["log_evidence"] - row["exact"]) for row in rows if row["n"] == n)
 
 
 def draw_data(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -140,14 +131,14 @@ def probit_error() -> dict[str, Any]:
     return {"largest": float(error.max()), "over_variance": error.max(0).values[::5].tolist()}
 
 
-def draw(path: Path, rows: list[dict[str, Any]], probit: dict[str, Any]) -> None:
-    """Error of the log evidence against N; probabilities along a ray; error of the probit formula."""
-    picture = Picture(3, 3, 3.4, 2.9)
-    left, middle, right = picture.axes
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw the error of the log evidence against N, probabilities along a ray and the error of the probit formula."""
+    rows, probit = results["rows"], results["probit"]
+    figure = Figure(3, 3, 3.4, 2.9)
+    left, middle, right = figure.axes
     for n in NUMBERS:
         errors = [abs(row["log_evidence"] - row["exact"]) for row in rows if row["n"] == n]
         left.plot([n] * len(errors), errors, "o", color=BLUE, ms=4)
-    left.plot(NUMBERS, SPECIFIED, "_", color=ORANGE, ms=14, mew=2, label="methods.md 5.8, worst of 5")
     left.plot(NUMBERS, [2 / n for n in NUMBERS], "--", color=GREY, lw=1, label="2 / N")
     left.set(xscale="log", yscale="log", xlabel="data N", ylabel="nat", title="error of the log evidence")
     left.legend(fontsize=7)
@@ -157,48 +148,54 @@ def draw(path: Path, rows: list[dict[str, Any]], probit: dict[str, Any]) -> None
     middle.set(xscale="log", xlabel="distance from the origin", title="p(y = 1), N = 10", ylim=(0.45, 1.02))
     middle.legend(fontsize=8)
     right.plot(torch.linspace(0, 50, 51), probit["over_variance"], color=BLUE)
-    right.axhline(0.0131, color=ORANGE, ls="--", lw=1, label="0.0131 (methods.md 4.4)")
+    right.axhline(0.0131, color=ORANGE, ls="--", lw=1, label="0.0131")
     right.set(xlabel="variance of the logit", title="probit formula: worst error", ylim=(0, 0.0165))
     right.legend(fontsize=8)
-    picture.save(path)
+    figure.save(folder / "logistic.png")
 
 
-def page(results: dict[str, Any]) -> list[str]:
-    """The page, from the results alone."""
+def values(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the page's tables; the evidence's error must fall like 1/N and Laplace be closer than MAP."""
     rows = results["rows"]
-    count = len({row["seed"] for row in rows})
-    lines = []
-    for n, specified in zip(NUMBERS, SPECIFIED, strict=True):
-        own = [row for row in rows if row["n"] == n]
-        errors = [abs(row["log_evidence"] - row["exact"]) for row in own]
-        inside = max(row["inside"]["laplace"] for row in own)
-        point_inside = max(row["inside"]["map"] for row in own)
-        lines.append(
-            [n, f"{max(errors):.4f}", f"{n * max(errors):.2f}", specified, f"{inside:.3f}", f"{point_inside:.3f}"]
-        )
+    worst = {n: worst_error(rows, n) for n in NUMBERS}
+    inside = {
+        n: {name: max(row["inside"][name] for row in rows if row["n"] == n) for name in ("laplace", "map")}
+        for n in NUMBERS
+    }
     small = [row for row in rows if row["n"] == NUMBERS[0]]
-    far = [
-        [name, *(f"{sum(r['diagonal'][name][i] for r in small) / count:.3f}" for i in range(len(DISTANCES)))]
+    rays = {
+        name: [mean(row["diagonal"][name][i] for row in small) for i in range(len(DISTANCES))]
         for name in ("exact", "laplace", "map")
-    ]
-    return [
-        "# Logistic regression against quadrature",
-        f"Written by {command('logistic', results['size'])}. Two weights, prior precision 1, {count} data sets drawn "
-        "per size; the posterior is integrated on a grid of ten standard deviations either way, so the numbers of the "
-        "Laplace approximation can be checked against the truth.",
-        "![Error of the evidence, predictions along a ray, error of the probit formula](logistic.png)",
-        "## Log evidence and predictions",
-        table(
-            ["N", "worst error of log Z (nat)", "times N", "methods.md 5.8", "worst error of p, Laplace", "… MAP"],
-            lines,
+    }
+    return {
+        "datasets": len(small),
+        "main": table(
+            ["N", "worst error of log Z (nat)", "times N", "worst error of p, Laplace", "worst error of p, MAP"],
+            [
+                [n, f"{worst[n]:.4f}", f"{n * worst[n]:.2f}", *(f"{inside[n][k]:.3f}" for k in ("laplace", "map"))]
+                for n in NUMBERS
+            ],
         ),
-        "From 50 data on the error of the log evidence falls like 1/N, as it has to (the data sets are not those of "
-        "`methods.md`, so the constants differ). The columns of p compare predicted probabilities with quadrature over "
-        "the square [-3, 3]², for the linearised predictive with the probit formula and for MAP.",
-        f"The probit formula alone is off by at most {results['probit']['largest']:.4f} over means in [-6, 6] and "
-        "variances in [0, 50] (`methods.md` 4.4: 0.0131).",
-        "## Far from the data",
-        f"Mean p(y = 1) with N = {NUMBERS[0]} data, in a direction across which the data say little:",
-        table(["distance", *map(str, DISTANCES)], far),
-        "MAP goes to certainty; the exact posterior does not, and Laplace follows it.",
-    ]
+        "rays": table(
+            ["distance", *map(str, DISTANCES)], [[name, *(f"{p:.3f}" for p in ps)] for name, ps in rays.items()]
+        ),
+        "far": {name: ps[-1] for name, ps in rays.items()},
+        "worst": {str(n): error for n, error in worst.items()},
+        "verdict": verdict(
+            all(worst[4 * n] < 0.4 * worst[n] for n in NUMBERS[1:-1]),
+            all(inside[n]["laplace"] < inside[n]["map"] for n in NUMBERS),
+            results["probit"]["largest"] < 0.014,
+        ),
+    }
+
+
+STUDY = Study(
+    "logistic",
+    Path(__file__).with_suffix(".md"),
+    measure,
+    values,
+    draw,
+    default={"datasets": 5, "grid": 201},  # the integrand is smooth: a coarse grid is already exact
+    quick={"datasets": 2, "grid": 81},
+    full={"datasets": 20, "grid": 401},
+)

@@ -22,17 +22,6 @@ UPDATES = 5
 """Fixed-point updates of MacKay per round; the weights move between rounds, so converging in each would be wasted."""
 
 
-def mlp(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module], seed: int) -> nn.Sequential:
-    """A multi-layer perceptron in double precision, with weights drawn from a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers: list[nn.Module] = []
-        for width in hidden:
-            layers += [nn.Linear(inputs, width), activation()]
-            inputs = width
-        return nn.Sequential(*layers, nn.Linear(inputs, outputs)).double().eval()
-
-
 def to_mode(
     model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precisions: dict[str, float], iterations: int = 500
 ) -> float:

@@ -1,0 +1,1 @@
+"""What every experiment shares: studies, cells, pages, figures, networks and metrics."""

@@ -1,0 +1,57 @@
+"""Finished cells of a study's tables, one JSON file each, so that an interrupted run resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marquis.io import atomic
+
+
+def cell(
+    folder: Path, name: str, settings: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what `compute` returns, from the folder if it was computed before with the same settings.
+
+    Args:
+        folder: Folder of the cells.
+        name: Name of the cell's file, without suffix.
+        settings: All that the result depends on, as JSON values; a cell with other settings is computed again.
+        compute: Function that returns JSON values.
+
+    Returns:
+        The settings and the result in one dictionary.
+    """
+    known = stored(folder, name, settings)
+    if known is not None:
+        return known
+    wanted = json_values(settings)
+    result = json_values(compute())
+    write_json(folder / f"{name}.json", {"settings": wanted, "result": result})
+    return {**wanted, **result}
+
+
+def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the cell if it was computed before with these settings, else None."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # cut short when the machine stopped
+        return None
+    wanted = json_values(settings)
+    return {**wanted, **known["result"]} if known.get("settings") == wanted else None
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as JSON reads them back: tuples become lists, keys become strings."""
+    return json.loads(json.dumps(dict(values)))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically; its folder is made if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(path, value)

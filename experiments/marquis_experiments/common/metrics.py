@@ -1,0 +1,39 @@
+"""Scores and statistics that several studies report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import stdev
+
+import torch
+from torch import Tensor
+
+from marquis.tasks.calibration import expected_calibration_error
+
+
+def classification_scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Compute negative log-likelihood, accuracy and expected calibration error of probabilities `[n, C]`."""
+    chosen = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return {
+        "nll": float(-chosen.clamp_min(torch.finfo(probs.dtype).tiny).log().mean()),
+        "accuracy": float((probs.argmax(1) == labels).double().mean()),
+        "ece": expected_calibration_error(probs, labels),
+    }
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Compute the standard error of the mean; 0 for a single value."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def p_value(errors: float, count: int) -> float:
+    """Compute the two-sided p-value of a mean of paired differences, that many standard errors from zero."""
+    from scipy.stats import t
+
+    return float(2 * t.sf(errors, count - 1))
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Compute Spearman's rank correlation, without ties."""
+    ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1])

@@ -1,0 +1,110 @@
+"""Pages: Markdown templates whose placeholders are filled with tables and numbers of results.
+
+`{{path}}` stands for a value, `{{path:.3f}}` for a formatted one; a path goes into dictionaries and lists by dots.
+`{{#path}}...{{/path}}` is kept where the value is true, `{{^path}}...{{/path}}` where it is not. Sentences belong into
+the template, numbers and tables into the results.
+
+`python -m marquis_experiments.common.page [NAME...]` writes the committed pages from the committed results again, and
+`--from FOLDER` first takes over results and pictures of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from marquis.errors import DataError
+from marquis_experiments.common.metrics import standard_error
+
+CHECKOUT = Path(__file__).parents[3]
+RESULTS = CHECKOUT / "experiments" / "results"
+"""Committed results, one JSON file per page."""
+PAGES = CHECKOUT / "docs" / "experiments"
+"""Committed pages and their pictures."""
+
+_SECTION = re.compile(r"\{\{([#^])([\w.-]+)\}\}\n?(.*?)\{\{/\2\}\}\n?", re.DOTALL)
+_VALUE = re.compile(r"\{\{([\w.-]+)(?::([^}]*))?\}\}")
+
+
+def fill(template: Path, values: Mapping[str, Any]) -> str:
+    """Return the template's text with its placeholders filled.
+
+    Raises:
+        DataError: A placeholder has no value.
+    """
+
+    def look_up(path: str) -> Any:
+        value: Any = values
+        for key in path.split("."):
+            try:
+                value = value[int(key) if isinstance(value, list | tuple) else key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise DataError(f"{template}: there is no value for {path!r} (missing: {key!r}).") from None
+        return value
+
+    def section(match: re.Match[str]) -> str:
+        kept = bool(look_up(match[2])) == (match[1] == "#")
+        return _SECTION.sub(section, match[3]) if kept else ""
+
+    text = _SECTION.sub(section, template.read_text(encoding="utf-8"))
+    return _VALUE.sub(lambda match: format(look_up(match[1]), match[2] or ""), text)
+
+
+def title(template: Path) -> str:
+    """Return the template's first heading."""
+    return template.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table; the first column is text, the others are aligned to the right."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, rule, *rows])
+
+
+def with_error(values: Sequence[float], digits: int = 3) -> str:
+    """Return mean ± standard error; a single value has no error."""
+    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{error}"
+
+
+def verdict(*claims: bool) -> str:
+    """Return the page's verdict: "reproduced" if all claims hold, "not" if none does, else "partly"."""
+    return "reproduced" if all(claims) else "partly" if any(claims) else "not"
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file; its folder is made if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    """Write committed pages from committed results."""
+    parser = argparse.ArgumentParser(description="Write committed pages from committed results.")
+    parser.add_argument("names", nargs="*", help="Names of results; all by default.")
+    parser.add_argument("--from", dest="folder", type=Path, help="Folder of a run (runs/NAME/SIZE) to take over.")
+    options = parser.parse_args()
+    for name in options.names or sorted(path.stem for path in RESULTS.glob("*.json")):
+        if options.folder is not None:
+            shutil.copy(options.folder / "results.json", RESULTS / f"{name}.json")
+            for picture in options.folder.glob("*.png"):
+                shutil.copy(picture, PAGES / picture.name)
+        (entry,) = entry_points(group="marquis.experiments", name=name.removesuffix("-full"))
+        print(write_text(PAGES / f"{name}.md", entry.load().text(committed(name))))
+
+
+def committed(name: str) -> dict[str, Any]:
+    """Return committed results; those called NAME-full are of study NAME at full size."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

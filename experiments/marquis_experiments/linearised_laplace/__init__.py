@@ -1,0 +1,1 @@
+"""The linearised Laplace approximation: error bars, evidence, and predictions away from the data."""

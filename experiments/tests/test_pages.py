@@ -1,0 +1,81 @@
+"""Studies are registered, and the committed pages are their templates filled from the committed results."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from marquis.errors import DataError
+from marquis_experiments.common.page import CHECKOUT, PAGES, RESULTS, committed, fill, verdict
+from marquis_experiments.common.study import SIZES, Settings, Study
+
+# Read from the file: the metadata of an installed copy can be older. Targets without a colon are not studies yet.
+PROJECT = (CHECKOUT / "experiments" / "pyproject.toml").read_text(encoding="utf-8")
+TARGETS = dict(re.findall(r'^([\w-]+) = "(marquis_experiments\.[\w.]+:\w+)"$', PROJECT, re.MULTILINE))
+COMMITTED = sorted(path.stem for path in RESULTS.glob("*.json"))
+
+
+def study(name: str) -> Study:
+    module, attribute = TARGETS[name.removesuffix("-full")].split(":")
+    return getattr(import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_study_has_its_name_a_title_and_three_sizes(name: str):
+    assert study(name).name == name
+    assert study(name).title
+    keys = [set(study(name).settings(size)) for size in SIZES]
+    assert keys[0] == keys[1] == keys[2]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_study_has_a_committed_page(name: str):
+    assert name in COMMITTED
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_page_is_its_template_filled_from_the_committed_results(name: str):
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert page == study(name).text(committed(name))
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_page_answers_first(name: str):
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    answer, _ = page.split("\n## Details\n")
+    lines = answer.split("\n")
+    labels = [line.split(":**")[0] for line in lines[2:7]]
+    assert labels == [f"- **{label}" for label in ("Claim", "Run", "Result", "Verdict", "Command")]
+    assert re.fullmatch(r"- \*\*Verdict:\*\* (reproduced|partly|not)", lines[5])
+    assert len(re.findall(r"^\| ---", answer, re.MULTILINE)) == 1
+    pictures = re.findall(r"\]\(([\w.-]+\.png)\)", page)
+    assert answer.count(".png)") <= 3
+    for picture in pictures:
+        assert (PAGES / picture).is_file()
+
+
+def test_placeholders(tmp_path: Path):
+    template = tmp_path / "page.md"
+    template.write_text(
+        "# T\n{{a.b:.2f}} {{rows.1}}\n{{#yes}}\nshown {{a.b}}\n{{/yes}}\n{{^yes}}\nhidden\n{{/yes}}\nend\n"
+    )
+    values = {"a": {"b": 0.5}, "rows": [1, 2], "yes": True}
+    assert fill(template, values) == "# T\n0.50 2\nshown 0.5\nend\n"
+    assert fill(template, {**values, "yes": False}) == "# T\n0.50 2\nhidden\nend\n"
+    with pytest.raises(DataError, match=r"a\.b"):
+        fill(template, {"rows": [1, 2], "yes": True})
+
+
+def test_verdict_needs_every_claim():
+    assert (verdict(True, True), verdict(True, False), verdict(False)) == ("reproduced", "partly", "not")
+
+
+def test_settings():
+    settings = Settings(a=1, b=2)
+    assert settings.a == 1 and settings.replace(a=3).a == 3 and settings.a == 1
+    assert settings.only("b") == {"b": 2} == settings.without("a")
+    with pytest.raises(AttributeError, match="called 'c'"):
+        settings.c  # noqa: B018
