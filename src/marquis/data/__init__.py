@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marquis.data.limits import allowing
 from marquis.data.registry import SETS, find_set
 from marquis.data.value import Data, RowDataset, rows_at_random
 from marquis.errors import DataError
@@ -43,6 +44,7 @@ def load(
     header: bool | None = None,
     size: int | None = None,
     dtype: torch.dtype = torch.float32,
+    max_bytes: int | None = None,
 ) -> Data:
     """Load a data set by name, or from a file or folder of your own.
 
@@ -69,6 +71,7 @@ def load(
         header: For `.csv`: whether the first line has names; found out by default, and refused where that is in doubt.
         size: For a folder of images: crop to a square and resize to this edge.
         dtype: Floating type of `x` and of floating targets.
+        max_bytes: Largest size to which files may unpack in memory; half of the free memory by default.
 
     Returns:
         Tensors and where they came from; see `Data`.
@@ -76,6 +79,7 @@ def load(
     Raises:
         DataError: If the name is unknown, a file is missing, damaged or not what it should be, or an option does not
             apply to this kind of data.
+        MemoryBudgetError: The data would unpack to more than `max_bytes`; found from the headers, before it does.
     """
     given = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
     options = {key: value for key, value in given.items() if value is not None}
@@ -87,10 +91,11 @@ def load(
         raise DataError(f"dtype must be a floating type, not {dtype}")
     own = None if str(name) in SETS else _own_path(name)
     split = split or ("train" if own is None else "all")
-    if own is None:
-        data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
-    else:
-        data = _load_own(own, split, limit, options, dtype, some=some, seed=seed)
+    with allowing(max_bytes):
+        if own is None:
+            data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
+        else:
+            data = _load_own(own, split, limit, options, dtype, some=some, seed=seed)
     data = data[:limit]
     if some is not None and len(data) > some:
         data = data[rows_at_random(len(data), some, seed)]

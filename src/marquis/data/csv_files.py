@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from marquis.data.header import MISSING, checked_names, has_names, is_number
+from marquis.data.limits import require_fits
 from marquis.errors import DataError
 
 _LONG = re.compile(r"[+-]?[0-9]{16,}(\.0*)?")
@@ -44,6 +45,8 @@ def read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarra
     except UnicodeDecodeError as problem:
         raise DataError(f"{path} is not text in UTF-8: {problem}; save it as UTF-8") from problem
     delimiter = _delimiter(text)
+    fields = text.count(delimiter) + text.count("\n") + 1
+    require_fits(len(text) + 40 * fields, path, f"about {fields} fields")  # a Python number in a list, and the array
     lines = _lines(text, delimiter, path)
     number, first = next(lines, (0, []))
     if not first:

@@ -13,10 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from marquis.data.limits import bytes_in_npy, bytes_in_npz, require_fits
 from marquis.data.registry import KnownFile
 from marquis.errors import DataError
 
 Parsed = TypeVar("Parsed")
+_PIECE = 2**24
 GZIP_MAGIC, NPY_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"\x93NUMPY", b"PK\x03\x04"
 _NUMPY_COMPLAINTS = (
     *(ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error),
@@ -27,6 +29,7 @@ _NUMPY_COMPLAINTS = (
 def read_bytes(path: Path) -> bytes:
     """The file's bytes; whatever the system complains about becomes a `DataError` with the file's name."""
     try:
+        require_fits(path.stat().st_size, path, "the file itself")
         return path.read_bytes()
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
@@ -37,9 +40,21 @@ def gunzip(packed: bytes, where: object) -> bytes:
     if packed[:2] != GZIP_MAGIC:
         return packed
     try:
-        return gzip.decompress(packed)
+        content = _decompressed(packed, where)
     except (EOFError, OSError, zlib.error) as problem:
         raise DataError(f"{where} is truncated or corrupt ({problem}); delete it and fetch it again") from problem
+    return content
+
+
+def _decompressed(packed: bytes, where: object) -> bytes:
+    """Unpack gzip piece by piece: its stated size cannot be trusted, so the budget is checked on the way."""
+    pieces, size = [], 0
+    with gzip.open(io.BytesIO(packed)) as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            require_fits(size, where, "gzip, so far")
+    return b"".join(pieces)
 
 
 def check_sha256(packed: bytes, content: bytes, known: KnownFile, where: object) -> None:
@@ -77,6 +92,7 @@ def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickled objects are refused, because loading them runs code."""
     if content.startswith(NPY_MAGIC):
         raise DataError(f"{where} is not an npz file: it holds a single array; call it .npy")
+    require_fits(bytes_in_npz(content), where, "the arrays in the npz file")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
@@ -92,6 +108,7 @@ def read_npy(content: bytes, where: object) -> np.ndarray:
     """The array of an npy file; pickled objects are refused, because loading them runs code."""
     if content.startswith(ZIP_MAGIC):
         raise DataError(f"{where} is not an npy file: it holds several arrays; call it .npz")
+    require_fits(bytes_in_npy(content), where, "the array in the npy file")
     try:
         return np.load(io.BytesIO(content), allow_pickle=False)
     except _NUMPY_COMPLAINTS as problem:

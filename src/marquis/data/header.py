@@ -72,7 +72,8 @@ def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
             f"{path}: column number {unnamed + 1} has no name; if it holds row numbers, write the file without them "
             "(pandas: index=False), otherwise give it a name"
         )
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    seen: set[str] = set()
+    twice = next((name for name in names if name in seen or seen.add(name)), None)
     if twice is not None:
         raise DataError(f"{path} has two columns called {twice!r}; rename one")
     return tuple(names)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.data.limits import require_fits
 from marquis.data.value import Data, held_out_rows, rows_at_random
 from marquis.errors import DataError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Result = TypeVar("Result")
+_WORKERS = min(os.cpu_count() or 1, 8)
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 _GREY = frozenset({"1", "L", "LA", "La"})
 _EIGHT_BITS = _GREY | {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
@@ -138,11 +140,12 @@ def decode_images(
         channels: 1 or 3; None looks at all images first.
         crop: Edge of the centred square before resizing; None takes the largest that fits.
     """
-    workers = ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8))
+    workers = ThreadPoolExecutor(max_workers=_WORKERS)
     with workers:
         if channels is None:
-            grey = workers.map(_is_grey, sources, names)
-            channels = 1 if all(list(grey)) else 3
+            headers = list(workers.map(_header, sources, names))
+            channels = 1 if all(mode in _GREY for mode, _ in headers) else 3
+            _require_room([pixels for _, pixels in headers], channels, size, f"{names[0]}, ...")
         first = _decode(sources[0], names[0], size, channels, crop)
         result = np.empty((len(sources), *first.shape), np.uint8)
 
@@ -160,9 +163,16 @@ def decode_images(
     return torch.from_numpy(result)
 
 
-def _is_grey(source: Path | bytes, name: str) -> bool:
-    """Whether an image has one channel; reads the header only."""
-    return _with_image(source, name, lambda image: image.mode in _GREY)
+def _header(source: Path | bytes, name: str) -> tuple[str, int]:
+    """Mode and number of pixels of an image; reads the header only."""
+    return _with_image(source, name, lambda image: (image.mode, image.width * image.height))
+
+
+def _require_room(pixels: Sequence[int], channels: int, size: int | None, where: str) -> None:
+    """Refuse images whose result, or whose largest ones while they are decoded, would not fit into memory."""
+    result = channels * sum(pixels) if size is None else channels * size**2 * len(pixels)
+    decoding = 4 * sum(sorted(pixels)[-_WORKERS:])  # at most 4 bytes for each pixel, as many images as workers
+    require_fits(result + decoding, where, f"{len(pixels)} images of up to {max(pixels) / 1e6:,.1f} million pixels")
 
 
 def _decode(source: Path | bytes, name: str, size: int | None, channels: int, crop: int | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch import Tensor
 from marquis.data.csv_files import read_csv
 from marquis.data.files import read_bytes, read_npy, read_npz
 from marquis.data.header import checked_names
+from marquis.data.limits import require_fits
 from marquis.data.npz_files import sort_arrays
 from marquis.data.value import Data, as_floats, held_out_rows
 from marquis.errors import DataError
@@ -94,7 +95,12 @@ def _read_parquet(content: bytes, path: Path) -> tuple[np.ndarray, tuple[str, ..
         raise DataError(f"{path}: reading parquet needs pyarrow: `pip install pyarrow`, or save as .csv") from problem
 
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        file = pq.ParquetFile(pa.BufferReader(content))
+        held = file.metadata
+        unpacked = sum(held.row_group(number).total_byte_size for number in range(held.num_row_groups))
+        cells = held.num_rows * held.num_columns
+        require_fits(unpacked + 16 * cells, path, f"{held.num_rows} rows of {held.num_columns} columns")
+        table = file.read()
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"{path} cannot be read as parquet: it is truncated or corrupt ({problem})") from problem
     names = checked_names(table.column_names, path)
