@@ -205,7 +205,9 @@ class _Job:
         check_finite(self.x)
         self.size = batch_size(self.x)
         self.given = parameters_of(self.model, self.params)
-        self.everything = {name: without_inference(p.detach()) for name, p in self.given.items()}
+        self.everything = {
+            name: p.detach().clone() if p.is_inference() else p.detach() for name, p in self.given.items()
+        }
         chosen = select(self.given, self.parameters)
         self.layout = Layout.of(chosen)
         self.like = self.everything[self.layout.names[0]]

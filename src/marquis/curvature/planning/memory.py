@@ -23,6 +23,9 @@ CHUNK_BYTES = 20 * 2**20
 RESERVE = 0.9
 """Share of the free memory that may be planned with."""
 
+SMALL_BYTES = 2**20
+"""A result up to this size needs no look at the free memory, which costs more than the result."""
+
 
 def available_bytes(device: torch.device) -> int:
     """Free memory where the tensors live."""
@@ -85,6 +88,8 @@ def check_memory(
     needed = result_bytes(structure, layout, columns, item, diagonal)
     if structure in ("full", "block", "lowrank"):
         needed *= 2  # the sum, and one product while it is added
+    if limit is None and needed <= SMALL_BYTES:
+        return
     allowed = int(RESERVE * available_bytes(like.device)) if limit is None else limit
     if needed <= allowed:
         return
