@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import TypeVar
 
 from marquis.errors import MarquisError, UnsupportedOperationError
+
+Name = TypeVar("Name", bound=str)
 
 SYNONYMS: tuple[frozenset[str], ...] = tuple(
     frozenset(group.split())
@@ -30,7 +33,7 @@ SYNONYMS: tuple[frozenset[str], ...] = tuple(
 """Names with one meaning, in lower case and without separators."""
 
 
-def match_choice(value: object, allowed: Iterable[str]) -> str | None:
+def match_choice(value: object, allowed: Iterable[Name]) -> Name | None:
     """Return the allowed name that `value` stands for, or None when it is another name or not a string.
 
     Args:
@@ -40,8 +43,9 @@ def match_choice(value: object, allowed: Iterable[str]) -> str | None:
     if not isinstance(value, str):
         return None
     allowed = tuple(allowed)
-    if value in allowed:
-        return value
+    for name in allowed:  # as written comes first
+        if name == value:
+            return name
     meanings = _spellings(value)
     return next((name for name in allowed if _plain(name) in meanings), None)
 
@@ -49,11 +53,11 @@ def match_choice(value: object, allowed: Iterable[str]) -> str | None:
 def choose(
     what: str,
     value: object,
-    allowed: Iterable[str],
+    allowed: Iterable[Name],
     *,
     error: type[MarquisError] = UnsupportedOperationError,
     hint: str = "",
-) -> str:
+) -> Name:
     """Return the allowed name that a string typed by a user stands for.
 
     Args:

@@ -221,7 +221,7 @@ class RunsCode:
         ("claims.npy", ("cannot be read as npy", "Unable to allocate")),
         ("digits", ("8x8", "6 columns")),
         ("nowhere.csv", ("does not exist",)),
-        ("nowhere", ("no data set is called 'nowhere'",)),
+        ("nowhere", ("data set 'nowhere' is not known",)),
     ],
 )
 def test_files_that_are_refused(marquis, kept, table, name, texts):

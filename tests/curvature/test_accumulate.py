@@ -190,8 +190,8 @@ def test_choices_are_refused_before_the_loader_is_touched():
         raise AssertionError("touched")
         yield
 
-    with pytest.raises(UnsupportedOperationError, match="structure='diag' is not known"):
-        accumulate(mlp(), loader(), "gaussian", "diag")
+    with pytest.raises(UnsupportedOperationError, match="structure='diagnal' is not known"):
+        accumulate(mlp(), loader(), "gaussian", "diagnal")
     with pytest.raises(UnsupportedOperationError, match="only the diagonal"):
         accumulate(mlp(), loader(), "gaussian", "full", "approximate")
     with pytest.raises(mq.MarquisError, match="selects none"):

@@ -112,7 +112,7 @@ def test_nan_weights_and_overflow() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": "diag"}, "structure='diag' is not known.*'diagonal'"),
+        ({"structure": "diagnal"}, "structure='diagnal' is not known.*'diagonal'"),
         ({"estimator": "exakt"}, "estimator='exakt' is not known.*'exact'"),
         ({"likelihood": "gauss"}, "'gauss'.*'gaussian'"),
         ({"structure": "kronecker", "weight_sharing": "both"}, "weight_sharing='both'"),

@@ -286,7 +286,7 @@ def test_the_printed_table(networks: Any):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"structure": "diag"}, UnsupportedOperationError, "'diag' is not known"),
+        ({"structure": "diagnal"}, UnsupportedOperationError, "'diagnal' is not known"),
         ({"estimator": "fast"}, UnsupportedOperationError, "'fast' is not known"),
         ({"structure": "full", "estimator": "mixed"}, UnsupportedOperationError, "only the diagonal"),
         ({"estimator": "sketched", "probes": 0}, DataError, "at least one random column"),

@@ -51,7 +51,7 @@ def test_fetch_what_cannot_be_downloaded():
     assert isinstance(result.exception, DataError)
     assert "mmlab.ie.cuhk.edu.hk" in str(result.exception)
     assert run("fetch", "digits").exit_code == 0
-    assert "no data set is called 'nothing'" in str(run("fetch", "nothing").exception)
+    assert "data set 'nothing' is not known" in str(run("fetch", "nothing").exception)
 
 
 def test_check_finds_the_damaged_file_and_still_checks_the_rest(only_tiny, tmp_path):

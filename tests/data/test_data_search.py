@@ -95,7 +95,7 @@ def test_every_file_of_the_registry_has_a_hash():
 
 
 def test_an_unknown_name_is_answered_with_all_names():
-    with pytest.raises(DataError, match=r"no data set is called 'minst'. Did you mean 'mnist'") as caught:
+    with pytest.raises(DataError, match=r"data set 'minst' is not known. Did you mean 'mnist'") as caught:
         load("minst")
     assert all(name in str(caught.value) for name in names())
     with pytest.raises(DataError, match="'uci/nothing'"):

@@ -96,9 +96,9 @@ def test_uci_files_that_are_refused(uci, changes, message):
 
 def test_uci_other_refusals(uci):
     folder, arrays, _ = uci
-    with pytest.raises(DataError, match="kind must be 'standard' or 'gap', not 'random'"):
+    with pytest.raises(DataError, match=r"kind 'random' is not known.*'standard', 'gap'"):
         load("uci/boston", "train", folder, kind="random")
-    with pytest.raises(DataError, match="no split 'validation'"):
+    with pytest.raises(DataError, match="split 'validation' is not known"):
         load("uci/boston", "validation", folder)
     np.savez(folder / "uci" / "boston.npz", **{**arrays, "y": arrays["y"] + 1})
     with pytest.raises(DataError, match=r"boston.npz is not the file it should be"):

@@ -109,7 +109,7 @@ def test_splits_of_ones_own_file(tmp_path):
     assert sorted(row[0] for row in rows_of(train) + rows_of(test)) == list(range(11))
     assert torch.equal(load(path, "test").x, test.x)
     assert load(path, "train", limit=3).x.tolist() == train.x[:3].tolist()
-    with pytest.raises(DataError, match="no split 'validation'; it has train, test, all"):
+    with pytest.raises(DataError, match=r"split 'validation' is not known. Choose one of 'train', 'test', 'all'"):
         load(path, "validation")
     with pytest.raises(DataError, match="at least five rows"):
         load(write(tmp_path / "short.csv", "1\n2\n"), "test")

@@ -180,7 +180,7 @@ def test_precisions_that_are_none_are_refused(bad):
 
 def test_other_refusals():
     with pytest.raises(UnsupportedOperationError, match="learnt"):
-        Gaussian("learned")  # pyright: ignore[reportArgumentType]
+        Gaussian("unknown")  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="symmetric"):
         Gaussian(precision_matrix=torch.tensor([[2.0, 1.0], [0.0, 2.0]]))
     with pytest.raises(NumericalError, match="positive definite"):

@@ -260,7 +260,7 @@ def test_counting_data_makes_copies_without_variance_change_nothing():
     assert int(once.neighbours.max()) > 1
     assert int(codes.neighbours.max()) == 1  # ten of thirty twins: all candidates are one neighbour
     assert not torch.equal(codes.accuracy, once.accuracy)
-    with pytest.raises(DataError, match="k counts"):
+    with pytest.raises(DataError, match="'codes', 'data'"):
         semi_supervised.evaluate_codes(x[None], labels, [1], count="people")  # pyright: ignore[reportArgumentType]
 
 

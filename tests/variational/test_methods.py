@@ -93,8 +93,8 @@ def test_prior_scale_may_be_given():
     [
         ({"num_data": 0}, DataError, "num_data"),
         ({"tempering": -1.0}, DataError, "tempering"),
-        ({"gradient": "central difference"}, UnsupportedOperationError, "one-sided, central"),
-        ({"curvature": "ggn"}, UnsupportedOperationError, "'fisher' or 'hessian'"),
+        ({"gradient": "central difference"}, UnsupportedOperationError, "'one-sided', 'central'"),
+        ({"curvature": "ggn"}, UnsupportedOperationError, "'fisher', 'hessian'"),
         ({"curvature": "hessian", "score_correction": True}, UnsupportedOperationError, "draws no labels"),
         ({"regulariser_batch": 0}, DataError, "regulariser_batch"),
         ({"multiplier": 0.0}, DataError, "multiplier"),
@@ -390,7 +390,7 @@ def test_parametrisations_start_alike():
     one, other = (MeanFieldVI(classifier(), "categorical", num_data=3, parametrisation=p) for p in ("log", "softplus"))
     for a, b in zip(one.sigmas, other.sigmas, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
-    with pytest.raises(UnsupportedOperationError, match="'log' or 'softplus'"):
+    with pytest.raises(UnsupportedOperationError, match="'log', 'softplus'"):
         MeanFieldVI(classifier(), "categorical", num_data=3, parametrisation="exp")  # type: ignore
 
 

@@ -8,7 +8,7 @@ import torch
 import typer
 from torch import Tensor
 
-from marquis.data.registry import SETS
+from marquis.data.registry import set_name
 from marquis.data.value import as_floats
 from marquis.errors import DataError
 
@@ -39,7 +39,10 @@ def chosen_donors(run: Run, wanting: Tensor, source: str | None, most: int, gene
     if source is None:
         stored, called = _training_rows(run), f"training rows of {run.settings.data}"
     else:
-        stored, called = run.read(source, split="train" if source in SETS else None, holes=True).x, f"rows of {source}"
+        stored, called = (
+            run.read(source, split="train" if set_name(source) else None, holes=True).x,
+            f"rows of {source}",
+        )
     complete = stored.flatten(1).isfinite().all(1)
     own = complete & _among(stored, wanting)
     rows = (complete & ~own).nonzero()[:, 0]

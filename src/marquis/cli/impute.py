@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marquis.choices import choose
 from marquis.cli.options import DrawSeed, FinishedRun, FirstRows, Header, OverwriteFile, Split
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def impute(
     (donors) explain what was observed, by Bayes' rule, and fills in what the model makes of those: nearer to the truth
     on images, about as near on tables.
     """
-    _check_method(method, rounds=rounds, donors=donors, donor_rows=donor_rows, exponent=exponent)
+    method = _checked_method(method, rounds=rounds, donors=donors, donor_rows=donor_rows, exponent=exponent)
     from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
     from marquis.run import Run
 
@@ -95,16 +96,16 @@ def impute(
     typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
 
 
-def _check_method(method: str, **given: object) -> None:
-    """Refuse an unknown method, and options of the other one, which would be ignored."""
+def _checked_method(method: str, **options: object) -> str:
+    """Return the method's name; refuse an unknown one, and options of the other one, which would be ignored."""
     from marquis.errors import DataError
 
-    if method not in METHODS:
-        raise DataError(f"--method {method}: one of {', '.join(METHODS)}")
+    method = choose("--method", method, METHODS, error=DataError)
     for owner, names in METHODS.items():
         for name in names:
-            if owner != method and given[name] is not None:
+            if owner != method and options[name] is not None:
                 raise DataError(f"--{name.replace('_', '-')} belongs to --method {owner}, not to {method}")
+    return method
 
 
 def _in_two_stages(
@@ -143,8 +144,9 @@ def _missing(rows: Rows, hide: str | None) -> Tensor:
 
     missing = rows.x.isnan()
     if hide is not None:
-        if rows.x.ndim != 4 or hide not in HALVES:
-            raise DataError(f"--hide {hide}: one of {', '.join(HALVES)}, and for images only")
+        hide = choose("--hide", hide, HALVES, error=DataError)
+        if rows.x.ndim != 4:
+            raise DataError(f"--hide {hide}: for images only")
         height, width = rows.x.shape[2:]
         parts = {
             "top": (slice(0, height // 2), slice(None)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marquis.choices import choose
 from marquis.cli.options import DrawSeed, FinishedRun, OverwriteFile
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def sample(
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS))
     if n < 1:
         raise DataError(f"-n {n}: ask for at least one")
-    if method not in (None, *METHODS):
-        raise DataError(f"--method {method}: one of {', '.join(METHODS)}")
+    method = None if method is None else choose("--method", method, METHODS, error=DataError)
     if rounds is not None and method != "two-stage":
         raise DataError("--rounds belongs to --method two-stage")
     drawn = _drawn(opened, n, method, 1 if rounds is None else rounds, seed)

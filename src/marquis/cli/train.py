@@ -106,9 +106,12 @@ def train(
 
 def _absolute(data: str) -> str:
     """A path that still leads there when the run is opened from another folder; a name as it is."""
-    from marquis.data.registry import SETS
+    from marquis.data.registry import set_name
 
-    return data if data in SETS or not Path(data).exists() else str(Path(data).expanduser().absolute())
+    name = set_name(data)
+    if name is not None:
+        return name
+    return data if not Path(data).exists() else str(Path(data).expanduser().absolute())
 
 
 def _run(given: dict[str, Any], out: Path | None, resume: bool, force: bool) -> Run:

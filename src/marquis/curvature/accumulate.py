@@ -84,7 +84,7 @@ def accumulate(
         ModelMismatchError: the checkpoint belongs to another network or other arguments; names what differs.
         UnsupportedOperationError: as in `ggn`.
     """
-    check_choices(structure, estimator, probes)
+    structure, estimator = check_choices(structure, estimator, probes)
     if parameters is not None and not isinstance(parameters, str) and not callable(parameters):
         parameters = list(parameters)
     known = as_likelihood(likelihood)

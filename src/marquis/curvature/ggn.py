@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.curvature.backward.accumulators import make_sink
 from marquis.curvature.backward.output_roots import Root, empirical_root, exact_root, fisher_root, sketched_root
 from marquis.curvature.backward.route import Route
@@ -96,7 +97,7 @@ def ggn(
         DataError: NaN or infinity in `x`, an empty batch, a mask or output of the wrong shape.
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
-    check_choices(structure, estimator, probes)
+    structure, estimator = check_choices(structure, estimator, probes)
     if estimator == "approximate":
         return job.squared()
     if estimator == "mixed":
@@ -125,8 +126,7 @@ def outputs_and_ggn(
     the estimators `exact` and `sketched`: the other two run the network with other operations.
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, "expand", None)
-    _check_choice("estimator", estimator, SHARING_ESTIMATORS)
-    check_choices(structure, estimator, probes)
+    _, estimator = check_choices(structure, choose("estimator", estimator, SHARING_ESTIMATORS), probes)
     return job.recorded(*job.roots(estimator, probes, generator), job.given)
 
 
@@ -199,8 +199,8 @@ class _Job:
     memory_limit: int | None
 
     def __post_init__(self) -> None:
-        _check_choice("structure", self.structure, tuple(STRUCTURES))
-        _check_choice("weight_sharing", self.weight_sharing, ("expand", "reduce"))
+        self.structure = choose("structure", self.structure, STRUCTURES)
+        self.weight_sharing = choose("weight_sharing", self.weight_sharing, ("expand", "reduce"))
         self.x = without_inference(self.x)
         check_finite(self.x)
         self.size = batch_size(self.x)
@@ -292,10 +292,9 @@ class _Job:
         return Diagonal(self.layout, self.layout.flatten({**zeros, **found}))
 
 
-def check_choices(structure: str, estimator: str, probes: int) -> None:
-    """Refuse names that are not known and combinations that make no sense."""
-    _check_choice("structure", structure, tuple(STRUCTURES))
-    _check_choice("estimator", estimator, ESTIMATORS)
+def check_choices(structure: str, estimator: str, probes: int) -> tuple[str, str]:
+    """Return structure and estimator as the package writes them; refuse combinations that make no sense."""
+    structure, estimator = choose("structure", structure, STRUCTURES), choose("estimator", estimator, ESTIMATORS)
     if estimator in ("approximate", "mixed") and structure != "diagonal":
         raise UnsupportedOperationError(
             f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing "
@@ -303,10 +302,4 @@ def check_choices(structure: str, estimator: str, probes: int) -> None:
         )
     if estimator == "sketched" and probes < 1:
         raise DataError(f"probes={probes}: a sketch needs at least one random column.")
-
-
-def _check_choice(what: str, given: str, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise UnsupportedOperationError(
-            f"{what}={given!r} is not known; choose one of {', '.join(map(repr, allowed))}."
-        )
+    return structure, estimator

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marquis.choices import choose
 from marquis.data.limits import allowing
-from marquis.data.registry import SETS, find_set
+from marquis.data.registry import SETS, find_set, set_name
 from marquis.data.value import Data, RowDataset, rows_at_random
 from marquis.errors import DataError
 
@@ -89,7 +90,8 @@ def load(
         raise DataError(f"some must be at least 1, not {some}")
     if not dtype.is_floating_point:
         raise DataError(f"dtype must be a floating type, not {dtype}")
-    own = None if str(name) in SETS else _own_path(name)
+    name = set_name(name) or name
+    own = None if name in SETS else _own_path(name)
     split = split or ("train" if own is None else "all")
     with allowing(max_bytes):
         if own is None:
@@ -124,7 +126,7 @@ def _load_named(
     named = find_set(name)
     _check_options(name, options, {"fold", "kind"} if named.reader == "uci" else set())
     splits = ("train", "validation", "test", "all") if named.reader == "celeba" else ("train", "test", "all")
-    _check_split(name, split, splits)
+    split = choose(f"{name}: split", split, splits, error=DataError)
     if named.reader == "digits":
         from marquis.data.digits import load_digits
 
@@ -148,7 +150,7 @@ def _load_own(
     """Load a file or a folder of the user's own; `chosen` says which images of a folder are decoded."""
     from marquis.data import images, tables
 
-    _check_split(str(path), split, ("train", "test", "all"))
+    split = choose(f"{path}: split", split, ("train", "test", "all"), error=DataError)
     suffix = path.suffix.lower()
     if os.path.isdir(path):
         _check_options(str(path), options, {"size"})
@@ -170,12 +172,6 @@ def _check_options(name: str, options: dict[str, Any], allowed: set[str]) -> Non
     if extra:
         usable = f"; it takes {', '.join(sorted(allowed))}" if allowed else ""
         raise DataError(f"{name}: {', '.join(extra)} does not apply to this kind of data{usable}")
-
-
-def _check_split(name: str, split: str, allowed: Sequence[str]) -> None:
-    """Refuse splits that do not exist."""
-    if split not in allowed:
-        raise DataError(f"{name} has no split {split!r}; it has {', '.join(allowed)}")
 
 
 def __getattr__(attribute: str) -> Any:

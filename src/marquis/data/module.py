@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from marquis.data import load
+from marquis.data.registry import SETS, set_name
 from marquis.data.value import Data, held_out_rows
 from marquis.errors import DataError
 
@@ -90,7 +91,8 @@ class DataModule(LightningDataModule):
         if isinstance(data, Data) and (options or data_dir is not None):
             given = ", ".join([*options, "data_dir"] if data_dir is not None else options)
             raise DataError(f"{given} cannot apply: the training rows are loaded already")
-        self._data, self._test, self._data_dir, self._options = data, test, data_dir, options
+        self._data = data if isinstance(data, Data) else set_name(data) or data
+        self._test, self._data_dir, self._options = test, data_dir, options
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self._validation = validation
         self._is_set_up = False
@@ -103,7 +105,6 @@ class DataModule(LightningDataModule):
         if isinstance(self._data, Data):
             return
         from marquis.data.download import find_or_download
-        from marquis.data.registry import SETS
 
         named = SETS.get(str(self._data))
         if named is not None and named.addresses:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 from dataclasses import dataclass
 
+from marquis.choices import choose, match_choice
 from marquis.errors import DataError
 
 
@@ -204,16 +205,20 @@ SETS: dict[str, NamedSet] = {
 
 
 def find_set(name: str) -> NamedSet:
-    """The set of that name.
+    """Return the set of that name.
 
     Raises:
         DataError: If there is none; the message lists all names.
     """
-    if name in SETS:
-        return SETS[name]
-    close = difflib.get_close_matches(name.lower(), SETS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise DataError(
-        f"no data set is called {name!r}.{hint} Names: {', '.join(SETS)}. "
-        "Or give the path of a folder of images or of a .npy, .npz, .csv or .parquet file."
-    )
+    hint = "Or give the path of a folder of images or of a .npy, .npz, .csv or .parquet file."
+    return SETS[choose("data set", name, SETS, error=DataError, hint=hint)]
+
+
+def set_name(data: str | os.PathLike[str]) -> str | None:
+    """Return the name of a set as it is written here (`Fashion_MNIST` is `fashion-mnist`); None for anything else.
+
+    A name written as it is here wins over a file or folder so called; a file or folder wins over another spelling.
+    """
+    if data in SETS:
+        return str(data)
+    return None if os.path.exists(data) else match_choice(data, SETS)

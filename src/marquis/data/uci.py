@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from marquis.choices import choose
 from marquis.data.download import find_or_download
 from marquis.data.files import read_known, read_npz
 from marquis.data.registry import NamedSet
@@ -37,8 +38,7 @@ def load_uci(
             Foong et al. 2019, arXiv:1906.11537).
         dtype: Floating type of the result.
     """
-    if kind not in _MASKS:
-        raise DataError(f"{named.name}: kind must be 'standard' or 'gap', not {kind!r}")
+    kind = choose(f"{named.name}: kind", kind, _MASKS, error=DataError)
     (path,) = find_or_download(named, "all", data_dir)
     arrays = read_known(path, named.files[0], read_npz)
     _check(arrays, named, path)

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.bernoulli import Bernoulli
@@ -49,17 +48,15 @@ def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
     """
     if isinstance(spec, Likelihood):
         return spec
-    if isinstance(spec, str) and spec in NAMES:
-        return NAMES[spec]()
-    if not isinstance(spec, (str, type)) and all(callable(getattr(spec, name, None)) for name in REQUIRED):
+    if isinstance(spec, str):
+        hint = f"Or pass a Likelihood object, or an object with {', '.join(REQUIRED)}."
+        return NAMES[choose("likelihood", spec, NAMES, hint=hint)]()
+    if not isinstance(spec, type) and all(callable(getattr(spec, name, None)) for name in REQUIRED):
         return CustomLikelihood(spec)
     raise UnsupportedOperationError(f"{_what_is_wrong(spec)} Accepted: {_accepted()}.")
 
 
 def _what_is_wrong(spec: object) -> str:
-    if isinstance(spec, str):
-        close = difflib.get_close_matches(spec.lower(), NAMES, n=1)
-        return f"no likelihood is called {spec!r}." + (f" Did you mean {close[0]!r}?" if close else "")
     if isinstance(spec, type):
         return f"a likelihood is an object, not a class: write {spec.__name__}() instead of {spec.__name__}."
     lacking = [name for name in REQUIRED if not callable(getattr(spec, name, None))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -37,11 +38,11 @@ class Gaussian(PointwiseLikelihood):
 
     def __init__(
         self,
-        noise_precision: float | Tensor | Literal["learnt"] = 1.0,
+        noise_precision: float | Tensor | str = 1.0,
         *,
         precision_matrix: Tensor | None = None,
     ) -> None:
-        self._learnt = isinstance(noise_precision, str) and noise_precision == "learnt"
+        self._learnt = isinstance(noise_precision, str)
         if precision_matrix is not None:
             if isinstance(noise_precision, (str, Tensor)) or noise_precision != 1.0:
                 raise UnsupportedOperationError(
@@ -50,7 +51,10 @@ class Gaussian(PointwiseLikelihood):
             self._noise: _EntrywiseNoise | _MatrixNoise = _MatrixNoise(precision_matrix)
             self.coupling = "all"
         else:
-            self._noise = _EntrywiseNoise(1.0 if self._learnt else noise_precision)
+            if isinstance(noise_precision, str):
+                choose("noise_precision", noise_precision, ("learnt",), hint="Or give a number or a tensor per output.")
+                noise_precision = 1.0
+            self._noise = _EntrywiseNoise(noise_precision)
             self.coupling = None
 
     @property
@@ -174,11 +178,7 @@ class Gaussian(PointwiseLikelihood):
 class _EntrywiseNoise:
     """Diagonal precision: a number or a tensor that broadcasts to one datum's outputs."""
 
-    def __init__(self, precision: float | Tensor | str) -> None:
-        if isinstance(precision, str):
-            raise UnsupportedOperationError(
-                f"noise_precision={precision!r} is not known; give a number, a tensor per output, or 'learnt'."
-            )
+    def __init__(self, precision: float | Tensor) -> None:
         # float64 for numbers: a float32 copy would already be wrong in the eighth digit for float64 networks.
         given = precision.clone() if isinstance(precision, Tensor) else torch.tensor(precision, dtype=torch.float64)
         self.precision = given if given.is_floating_point() else given.double()

@@ -259,9 +259,9 @@ class Run:
         Raises:
             DataError: They cannot be read, are of another shape, or have missing entries that the model cannot take.
         """
-        from marquis.data.registry import SETS
+        from marquis.data.registry import set_name
 
-        split = split or ("test" if str(name) in SETS else None)
+        split = split or ("test" if set_name(name) else None)
         options: dict[str, Any] = {"header": header}
         if self.settings.size is not None and os.path.isdir(name):
             options["size"] = self.settings.size

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tasks.batches import (
     at_least,
@@ -22,7 +23,7 @@ from marquis.tasks.batches import (
 )
 from marquis.tasks.imputation_results import Imputation, ImputationErrors, WeightedImputation, errors
 from marquis.tasks.imputation_weighted import condition
-from marquis.tasks.masks import as_mask, initial_fill, minmax_noise, top_half
+from marquis.tasks.masks import FILLS, as_mask, initial_fill, minmax_noise, top_half
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -87,7 +88,7 @@ def impute(
     x = data_tensor(model, x, "imputation")
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
-    left_to_model = isinstance(fill, str) and fill == "missing"
+    left_to_model = match_choice(fill, FILLS) == "missing"
     parts, start = [], 0
     for first in batches(model, filled, batch_size, "imputation", progress):
         rows = slice(start, start + len(first))

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.tasks.batches import as_tensor, normal
+
+FILLS = ("noise", "missing")
+"""What missing entries may start from, besides numbers."""
 
 
 def top_half(shape: Sequence[int]) -> Tensor:
@@ -51,10 +55,8 @@ def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
 def initial_fill(x: Tensor, missing: Tensor, fill: str | float | Tensor, generator: torch.Generator | None) -> Tensor:
     """What the missing entries of `x` start from, in the shape of `x`; zeros where they are left to the model."""
     if isinstance(fill, str):
-        if fill == "missing":
+        if choose("fill", fill, FILLS, error=DataError, hint="Or give a number or a tensor.") == "missing":
             return torch.zeros_like(x)
-        if fill != "noise":
-            raise DataError(f'fill={fill!r}: "noise", "missing", a number or a tensor.')
         return minmax_noise(x, generator)
     value = as_tensor(fill, "fill").to(x)
     try:

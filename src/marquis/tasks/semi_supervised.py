@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.tasks.batches import SameDraws, as_tensor, at_least_one, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
@@ -229,7 +230,7 @@ def _judged(
     count: Count,
     generator: torch.Generator | None,
 ) -> FewLabelsResult:
-    _check_count(count)
+    count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy = torch.zeros(len(sets), len(sets[0]), dtype=torch.float64)
     neighbours = torch.zeros(accuracy.shape, dtype=torch.long)
     for row, n in enumerate(per_class):
@@ -249,7 +250,7 @@ def _judged_multilabel(
     count: Count,
     generator: torch.Generator | None,
 ) -> MultiLabelResult:
-    _check_count(count)
+    count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy, balanced, majority, ks, copies = [], [], [], [], len(codes.copies)
     for chosen in sets:
         answers, rest, k = _answers(codes, chosen, attributes[chosen], candidates, count, len(chosen) == 1, generator)
@@ -301,8 +302,3 @@ def _checked_attributes(
     if not 1 <= labelled < len(x):
         raise DataError(f"labelled={labelled}: at least 1, and some of the {len(x)} data must be left for evaluation.")
     return attributes, names
-
-
-def _check_count(count: str) -> None:
-    if count not in ("codes", "data"):
-        raise DataError(f"count={count!r}: k counts 'codes' or 'data'.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marquis.errors import UnsupportedOperationError
+from marquis.choices import choose
 from marquis.functional.call import Model, buffers_of, call
 from marquis.likelihoods import Likelihood
 from marquis.variational.gaussian_method import (
@@ -67,11 +67,7 @@ class MeanFieldVI(GaussianMethod):
             params=params,
             generator=generator,
         )
-        if parametrisation not in ("log", "softplus"):
-            raise UnsupportedOperationError(
-                f"parametrisation={parametrisation!r} is not known; use 'log' or 'softplus'"
-            )
-        self.parametrisation = parametrisation
+        self.parametrisation = parametrisation = choose("parametrisation", parametrisation, ("log", "softplus"))
         if parametrisation == "softplus":
             with torch.no_grad():
                 for width in self.widths:

@@ -34,7 +34,7 @@ from marquis.errors import NumericalError
 from marquis.likelihoods import Likelihood
 
 Way = Literal["one-sided", "central", "double-backward", "forward-over-reverse"]
-WAYS: tuple[str, ...] = get_args(Way)
+WAYS: tuple[Way, ...] = get_args(Way)
 
 Run = Callable[[Sequence[Tensor]], Tensor]
 """The network on the minibatch at other parameters, as an auxiliary pass that leaves no trace."""

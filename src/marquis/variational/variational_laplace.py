@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, batch_size, buffers_of, call
 from marquis.likelihoods import Likelihood
@@ -80,10 +81,7 @@ class VariationalLaplace(GaussianMethod):
             params=params,
             generator=generator,
         )
-        if gradient not in WAYS:
-            raise UnsupportedOperationError(f"gradient={gradient!r} is not known; use one of {', '.join(WAYS)}")
-        if curvature not in ("fisher", "hessian"):
-            raise UnsupportedOperationError(f"curvature={curvature!r} is not known; use 'fisher' or 'hessian'")
+        gradient, curvature = choose("gradient", gradient, WAYS), choose("curvature", curvature, ("fisher", "hessian"))
         if curvature == "hessian" and (score_correction or regulariser_batch is not None):
             raise UnsupportedOperationError(
                 "VL(H) draws no labels: it has no score_correction and no regulariser_batch"
@@ -114,8 +112,7 @@ class VariationalLaplace(GaussianMethod):
                 `"labels"`, squared gradients of drawn labels as in training.
             samples: How often the trace is estimated per batch.
         """
-        if estimator not in ("products", "labels"):
-            raise UnsupportedOperationError(f"estimator={estimator!r} is not known; use 'products' or 'labels'")
+        estimator = choose("estimator", estimator, ("products", "labels"))
         total = 0.0
         with evaluating(self.network):
             for x, y in batches(loader):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
 from marquis.curvature.linop.products import KINDS, FrozenNetwork, batch_product, refuse_coupled_data
@@ -101,8 +102,7 @@ class CurvatureOperator(LinearOperator):
         progress: bool = False,
     ) -> None:
         """See `operator`."""
-        if kind not in KINDS:
-            raise UnsupportedOperationError(f"kind={kind!r} is not known; use one of {', '.join(KINDS)}.")
+        kind = choose("kind", kind, KINDS)
         if vectors_per_pass < 1:
             raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
         if hasattr(loader, "__next__"):  # not iter(loader): that starts a DataLoader's workers and draws a seed

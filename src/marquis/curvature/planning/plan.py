@@ -150,7 +150,7 @@ def plan(
         UnsupportedOperationError: `ggn` would refuse this network or combination; the message is the same.
         DataError: as `ggn`, for a batch without samples or of the wrong form.
     """
-    check_choices(structure, estimator, probes)
+    structure, estimator = check_choices(structure, estimator, probes)
     size = batch_size(x)
     everything = {name: p.detach() for name, p in parameters_of(model, params).items()}
     layout = Layout.of(select(parameters_of(model, params), parameters))
