@@ -26,12 +26,11 @@ from marquis.data import load as load_data
 from marquis.errors import DataError
 from marquis.tasks.embedding import permutation
 from marquis.tasks.semi_supervised import MultiLabelResult, evaluate_multilabel_codes
-from marquis_experiments.ahead import train_ahead
 from marquis_experiments.celeba_faces import draw_faces
 from marquis_experiments.celeba_report import write_report
 from marquis_experiments.cells import cell, timed_from_now, write_json
 from marquis_experiments.few_labels import codes_of, width
-from marquis_experiments.shared_autoencoders import Images, Recipe, model
+from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model, train_ahead
 from marquis_experiments.trained import shared_networks
 
 PIXELS, LABELS_ONLY = "pixels", "labels"

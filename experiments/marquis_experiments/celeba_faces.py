@@ -11,8 +11,8 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import embed
+from marquis_experiments.laplacian_autoencoder.models import Images, model
 from marquis_experiments.pages import Picture
-from marquis_experiments.shared_autoencoders import Images, model
 
 if TYPE_CHECKING:
     from marquis_experiments.celeba import Settings

@@ -32,12 +32,12 @@ from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import PER_CLASS, embed, evaluate_codes
-from marquis_experiments.ahead import train_ahead, work_ahead
 from marquis_experiments.cells import cell, stored, timed_from_now, write_json
+from marquis_experiments.common.parallel import run_in_processes as work_ahead
 from marquis_experiments.few_labels_report import write_report
 from marquis_experiments.few_labels_rows import CONTROL, CONTROL_WIDTH, DEFAULT, TEMPERATURES, accuracies
 from marquis_experiments.few_labels_widths import FACTORS, ROUND, by_chosen_width, clouds, mean_codes, round_clouds
-from marquis_experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Recipe, model, train_ahead
 from marquis_experiments.trained import shared_networks
 
 PIXELS = "pixels"

@@ -21,7 +21,6 @@ from torch import Tensor
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data, load
 from marquis.tasks.imputation import generate
-from marquis_experiments.ahead import train_ahead
 from marquis_experiments.cells import cell, timed_from_now, write_json
 from marquis_experiments.classifiers import Labelled
 from marquis_experiments.imputation_judging import class_shares, classified, judged, judged_in_parts, references
@@ -29,7 +28,7 @@ from marquis_experiments.imputation_pictures import draw_generated, draw_version
 from marquis_experiments.imputation_procedures import PUBLISHED, WEIGHTED, Judge, Procedure, filled_in, readers
 from marquis_experiments.imputation_report import write_report
 from marquis_experiments.imputation_settings import SETTINGS, WAYS, Settings
-from marquis_experiments.shared_autoencoders import Images, model
+from marquis_experiments.laplacian_autoencoder.models import Images, model, train_ahead
 from marquis_experiments.trained import shared_networks
 
 

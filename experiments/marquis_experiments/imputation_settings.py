@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marquis_experiments.imputation_procedures import PUBLISHED, TRAINING, WEIGHTED, ClassifierSettings, Procedure
-from marquis_experiments.shared_autoencoders import TASK_RECIPES, Recipe
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Recipe
 
 KEYS = (
     *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marquis_experiments.ahead import work_ahead
 from marquis_experiments.cells import timed_from_now, write_json
+from marquis_experiments.common.parallel import run_in_processes as work_ahead
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, VARIANTS, Recipe
 from marquis_experiments.ood_readings import (
     BOTH,
     BOTH_TANGENTS,
@@ -27,7 +28,6 @@ from marquis_experiments.ood_readings import (
 )
 from marquis_experiments.ood_report import write_report
 from marquis_experiments.ood_rows import SHUFFLED, Job, Place, Sizes, is_there, line, one_row, rows_of_one_model
-from marquis_experiments.shared_autoencoders import TASK_RECIPES, VARIANTS, Recipe
 from marquis_experiments.trained import shared_networks
 
 PAPER_CODE, PAPER = "online-sketched-paper-code", "online-sketched-paper"

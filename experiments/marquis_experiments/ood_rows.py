@@ -17,10 +17,10 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import load as load_data
 from marquis.tasks import ood
 from marquis_experiments.cells import cell, stored
+from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model
 from marquis_experiments.ood_layers import by_layer
 from marquis_experiments.ood_readings import TOGETHER, read_as, trained_as
 from marquis_experiments.ood_scores import keep, kept
-from marquis_experiments.shared_autoencoders import Images, Recipe, model
 
 DISSECTED = ("online-sketched",)
 """Models whose layers are looked at one by one."""

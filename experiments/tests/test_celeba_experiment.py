@@ -18,7 +18,7 @@ from marquis_experiments.celeba_faces import averaged_groups, random_codes
 from marquis_experiments.celeba_paper import PAPER, beside_the_paper, reached
 from marquis_experiments.celeba_report import claims
 from marquis_experiments.celeba_rows import Faces
-from marquis_experiments.shared_autoencoders import Images
+from marquis_experiments.laplacian_autoencoder.models import Images
 
 
 def test_patches_have_the_attributes_they_say():

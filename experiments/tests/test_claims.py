@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,9 @@ import pytest
 import torch
 
 from marquis.autoencoders import LaplacianAutoencoder, for_data
-from marquis.errors import MarquisError
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import Settings as OnlineSettings
-from marquis_experiments import claims, claims_cells, claims_report, claims_tables, find, scaling, scaling_report
-from marquis_experiments import vae_variance as vae
+from marquis_experiments import claims, claims_cells, claims_report, claims_tables, find
 
 
 def pictures_exist(page: Path) -> None:
@@ -28,7 +25,7 @@ def pictures_exist(page: Path) -> None:
 
 
 def test_registered_by_name():
-    for name, module in {"claims": claims, "vae-variance": vae, "scaling": scaling}.items():
+    for name, module in {"claims": claims}.items():
         assert find(name) is module
 
 
@@ -141,70 +138,3 @@ def test_differences_are_paired_by_seed():
 @pytest.mark.parametrize(("lost", "word"), [(0, "not confirmed"), (10, "confirmed"), (4, "depends")])
 def test_the_word_brittle_follows_the_counts(lost: int, word: str):
     assert word in claims_report.brittle(lost, 10)
-
-
-# vae-variance
-
-
-def test_expectation_maximisation_never_loses_likelihood_and_ends_at_a_stationary_point():
-    x = vae.draw_data(0)
-    z, log_weights = vae.grid()
-    assert float(log_weights.exp().sum()) == pytest.approx(1.0, abs=1e-12)
-    means = vae.SPREAD * z
-    rounds = vae.maximise(x, means, log_weights, torch.zeros_like(z), 400)
-    values = torch.stack([vae.log_joint(x, means, log_weights, s).logsumexp(1).mean() for s in rounds])
-    assert bool((values.diff() > -1e-12).all()) and values[-1] > values[0] + 0.1
-    free = rounds[-1] > vae.MIN_LOG_SIGMA  # the others are held by the floor
-    last = rounds[-1].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(vae.log_joint(x, means, log_weights, last).logsumexp(1).mean(), last)
-    assert float(gradient[free].abs().max()) < 1e-3
-    # Far outside, responsibilities underflow in ordinary numbers; the variance is still about the squared distance.
-    distance = (means.unsqueeze(1) - x).abs()
-    sigma = rounds[-1].exp()
-    for end in (0, -1):
-        assert float(distance[end].min()) <= float(sigma[end]) <= float(distance[end].max())
-
-
-def test_the_mixtures_variances_grow_away_from_the_data_and_the_vaes_less_so(tmp_path: Path):
-    page = vae.run("quick", tmp_path, say=lambda _: None)
-    pictures_exist(page)
-    row = json.loads((page.parent / "results.json").read_text())["rows"][0]
-    mixture, network, bound = row["mixture"], row["network"], row["vae"]
-    assert mixture["near"] < vae.START < mixture["outside"]
-    assert mixture["rank_correlation"] > 0.9
-    assert network["outside"] > 2 * bound["outside"]  # same network, same start: the objective makes the difference
-    assert mixture["log_likelihood"] >= network["log_likelihood"] >= bound["log_likelihood"]
-    assert "nan" not in page.read_text()
-    assert vae.verdict(lambda name, key: 1.0).startswith("Not confirmed")
-
-
-# scaling
-
-
-def test_scaling_measures_every_method_next_to_a_plain_step(tmp_path: Path):
-    page = scaling.run("quick", tmp_path, say=lambda _: None)
-    pictures_exist(page)
-    rows = json.loads((page.parent / "results.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == list(scaling.METHODS)
-    for row in rows:
-        assert [r["size"] for r in row["rows"]] == ([8] if row["method"] == "exact" else [8, 16])
-        for r in row["rows"]:
-            assert r["seconds"] > 0 and r["plain_seconds"] > 0 and r["turns"] >= 3
-
-
-def test_scaling_measures_in_a_process_of_its_own_and_says_why_that_failed(monkeypatch: pytest.MonkeyPatch):
-    settings = scaling.Settings((8,), 8, 0.01, 3)
-    found = scaling.in_a_process("approximate", [8], settings)
-    assert [row["size"] for row in found["rows"]] == [8]
-    monkeypatch.setattr(scaling.sys, "executable", shutil.which("false"))
-    with pytest.raises(MarquisError, match="measuring exact stopped with code 1"):
-        scaling.in_a_process("exact", [8], settings)
-
-
-def test_the_network_keeps_the_resolution_and_exponents_are_of_pixels():
-    x = torch.rand(1, 3, 9, 9)
-    assert scaling.network()(x).shape == x.shape
-    rows = [{"size": s, "seconds": 3e-6 * s**2, "mb": 2.0 * s**4} for s in (8, 16, 32, 64)]
-    assert scaling_report.slope(rows, "seconds") == pytest.approx(1.0)
-    assert scaling_report.slope(rows, "mb") == pytest.approx(2.0)
-    assert scaling_report.slope(rows[:1], "mb") is None

@@ -16,14 +16,14 @@ from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, build, for_d
 from marquis.tasks.ood import OodResult, evaluate, scores
 from marquis.tasks.ranking import auroc
 from marquis_experiments import ood, ood_readings, ood_rows
-from marquis_experiments.ahead import work_ahead
+from marquis_experiments.common.parallel import run_in_processes as work_ahead
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Recipe, model
 from marquis_experiments.ood_layers import by_layer
 from marquis_experiments.ood_pictures import STYLES
 from marquis_experiments.ood_report import _each_training, _verdict
 from marquis_experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
 from marquis_experiments.ood_scores import keep, kept
 from marquis_experiments.ood_tables import COLUMNS, LABELS, PAPER, score_name, values
-from marquis_experiments.shared_autoencoders import TASK_RECIPES, Images, Recipe, model
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_workers_end_with_whoever_started_them(tmp_path):
     """Also where that is killed without a chance to say goodbye."""
     (tmp_path / "beating.py").write_text(
         "import pathlib, time\n"
-        "from marquis_experiments.ahead import work_ahead\n"
+        "from marquis_experiments.common.parallel import run_in_processes as work_ahead\n"
         "def alive(number):\n"
         "    for beat in range(6000):\n"
         "        pathlib.Path(f'worker-{number}').write_text(str(beat))\n"

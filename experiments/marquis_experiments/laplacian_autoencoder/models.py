@@ -1,9 +1,8 @@
-"""Autoencoders of images, trained once and shared by all experiments that want the same one.
+"""Autoencoders of images, trained once and shared by all experiments that need the same one.
 
-`model(folder, key, seed, recipe, images)` trains the model of that key, or reads it from the folder. The small recipes
-use a plain loop of a fixed number of epochs without validation data: comparisons between rows of a table are at equal
-numbers of steps, and no row is at the end of its training. Their learning rate is fixed, or falls to zero at the end.
-The full recipe is the paper's protocol (55000 images, 5000 for validation, learning rate halved on a plateau, early
+`model(folder, key, seed, recipe, images)` trains the model of that key or loads it from the folder. The small recipes
+train for a fixed number of epochs without validation data, so that rows of a table compare at equal numbers of steps.
+The full recipe is the paper's protocol (55,000 images, 5,000 for validation, learning rate halved on a plateau, early
 stopping) by `autoencoders.fit`.
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,77 +26,60 @@ from marquis.autoencoders.network import seeded
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError, NumericalError
-from marquis_experiments.cells import stored, write_json
+from marquis_experiments.common.cells import stored, write_json
+from marquis_experiments.common.parallel import run_in_processes
 
-EVERY = 10
-"""Steps between two exact curvatures of a model that trains with them; each costs about 19 plain steps."""
-EVERY_KRONECKER = 20
-"""Likewise for Kronecker factors, whose eigenvectors have to be found anew after each."""
 ESTIMATORS = ("exact", "approximate", "sketched")
-PRESETS: dict[str, str | None] = {"": None, "-paper-code": "paper-code", "-paper": "paper"}
-"""Ends of the keys of online models: our default has none."""
-
-
+PRESETS: dict[str, dict[str, Any]] = {
+    "": {},
+    "-paper-code": {"preset": "paper-code"},
+    "-paper": {"preset": "paper"},
+}
+"""Suffixes of the keys of online models; our default has none."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "-temperature-0.1": {"temperature": 0.1},
     "-temperature-1": {"temperature": 1.0},
     "-unit-noise": {"noise_precision": 1.0},
     "-learnt-prior": {"prior_precision": "learnt"},
 }
-"""Ends of the keys of online models with one setting of the default changed, for ablations."""
-
-
-KRONECKER: dict[str, dict[str, Any]] = {"": {}, "-temperature-0.1": {"temperature": 0.1}}
-"""Ends of the keys of online models with Kronecker factors instead of a diagonal."""
-
-
-def _online(estimator: str, preset: str | None) -> tuple[str, dict[str, Any]]:
-    options: dict[str, Any] = {"estimator": estimator}
-    if preset is not None:
-        options["preset"] = preset
-    if estimator == "exact":
-        options["every"] = EVERY
-    return "lae", options
-
+"""Suffixes of the keys of online models that change one setting of the default, for ablations."""
+EVERY: dict[str, dict[str, Any]] = {"exact": {"every": 10}}
+"""An exact curvature costs about 19 plain steps, so it is computed every tenth step."""
+KRONECKER = {"structure": "kronecker", "estimator": "sketched", "every": 20}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ae": ("ae", {}),
-    "ae-variance": ("ae-variance", {}),
-    "vae": ("vae", {}),
-    "dropout": ("dropout", {}),
-    "ensemble": ("ensemble", {}),
+    **{kind: (kind, {}) for kind in ("ae", "ae-variance", "vae", "dropout", "ensemble")},
     "posthoc-kronecker": ("lae-posthoc", {"structure": "kronecker", "estimator": "sketched"}),
     **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
-    **{f"online-{name}{end}": _online(name, preset) for name in ESTIMATORS for end, preset in PRESETS.items()},
-    **{f"online-sketched{end}": ("lae", {"estimator": "sketched", **changed}) for end, changed in VARIANTS.items()},
     **{
-        f"online-kronecker{end}": (
-            "lae",
-            {"structure": "kronecker", "estimator": "sketched", "every": EVERY_KRONECKER, **changed},
-        )
-        for end, changed in KRONECKER.items()
+        f"online-{name}{suffix}": ("lae", {"estimator": name, **preset, **EVERY.get(name, {})})
+        for name in ESTIMATORS
+        for suffix, preset in PRESETS.items()
     },
+    **{f"online-sketched{suffix}": ("lae", {"estimator": "sketched", **one}) for suffix, one in VARIANTS.items()},
+    "online-kronecker": ("lae", KRONECKER),
+    "online-kronecker-temperature-0.1": ("lae", {**KRONECKER, "temperature": 0.1}),
 }
 """Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the models have in common.
+    """The data and the training that all models of an experiment share.
 
     Attributes:
         data: Name of the data set.
-        images: How many training images; the first ones.
-        epochs: How many, or at most how many where there is early stopping.
-        architecture: As in `ModelSpec`.
+        images: Number of training images; the first ones.
+        epochs: Number of epochs, or their maximum where there is early stopping.
+        architecture: Architecture name of `ModelSpec`.
         width: Factor on the hidden units.
-        batch: Images per step.
+        batch: Batch size.
         lr: Learning rate of Adam.
         validation: Images held out for early stopping, not counted in `images`; 0 for a fixed number of epochs.
-        patience: Of early stopping.
-        latent: Numbers in the code.
-        falling: Further epochs of the finished model (which is kept, too), in which the learning rate falls to zero in
-            a straight line; Adam begins anew. None for none. Not with early stopping, which has its own schedule.
+        patience: Patience of early stopping.
+        latent: Dimension of the code.
+        falling: Further epochs of the finished model (which is kept, too), in which the learning rate falls linearly
+            to zero; Adam starts again. None for none. Not with early stopping, which has its own schedule.
     """
 
     data: str = "mnist"
@@ -113,16 +95,16 @@ class Recipe:
     falling: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Raise `DataError` for a falling learning rate of no epochs, or together with early stopping."""
         if self.falling is not None and not (self.falling >= 1 and self.validation == 0):
             raise DataError(f"falling={self.falling}: at least one epoch, after a fixed number at a constant rate.")
 
     def described(self) -> dict[str, Any]:
-        """What is set, for file names: a setting that is new here does not make old models strangers."""
+        """Return what is set, for file names; options that are not set leave the names of earlier models alone."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step (from 0 on) as a multiple of `lr`; of the falling ones, if there are any."""
+        """Return the learning rate of a step (counted from 0) as a multiple of `lr`."""
         return 1.0 if self.falling is None else 1 - step / steps
 
 
@@ -131,14 +113,14 @@ RECIPES = {
     "default": Recipe(),
     "full": Recipe(images=55_000, epochs=200, validation=5_000),
 }
-"""Of `hessians` and `latent-map`, by size."""
+"""Recipes of `hessians` and `latent-map` by size."""
 TASK_RECIPES = {**RECIPES, "default": Recipe(images=20_000, epochs=15)}
-"""Of `imputation` and `few-labels`, by size: trained for longer, since what they measure needs good codes."""
+"""Recipes of `imputation` and `few-labels` by size, which need better codes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Rows to fit, rows to stop early by (or None), and rows to judge by."""
+    """Training images, validation images for early stopping (or None), and test images."""
 
     train: Data
     validation: Data | None
@@ -146,7 +128,7 @@ class Images:
 
     @staticmethod
     def load(recipe: Recipe, data_dir: str | Path | None = None) -> Images:
-        """As many rows as the recipe wants, those for validation after those for training, and all test rows."""
+        """Load as many images as the recipe needs, validation after training images, and all test images."""
         wanted = recipe.images + recipe.validation
         rows = load_data(recipe.data, "train", data_dir, limit=wanted)
         if len(rows) < wanted:
@@ -157,12 +139,12 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A trained model, or why there is none.
+    """A trained model, or the reason why there is none.
 
     Attributes:
-        model: In evaluation mode; None if training failed.
-        cpu_seconds: What it cost; for a post-hoc model without the training of the plain autoencoder.
-        steps: Of the optimiser; 0 for a post-hoc model, and for early stopping, which counts epochs itself.
+        model: The model in evaluation mode; None if training failed.
+        cpu_seconds: Cost of the training; of a post-hoc model without that of the plain autoencoder.
+        steps: Steps of the optimiser; 0 for a post-hoc model and with early stopping, which counts epochs itself.
         failed: The error that ended training, or None.
     """
 
@@ -172,35 +154,26 @@ class Outcome:
     failed: str | None = None
 
     def require(self) -> BaseAutoencoder:
-        """The model.
-
-        Raises:
-            NumericalError: There is none.
-        """
+        """Return the model, or raise `NumericalError` if there is none."""
         if self.model is None:
             raise NumericalError(f"this model could not be trained: {self.failed}")
         return self.model
 
 
-def spec_of(key: str, recipe: Recipe, images: Images) -> ModelSpec:
-    """The description from which the model is built and saved."""
+def _identity(key: str, seed: int, recipe: Recipe, images: Images) -> tuple[ModelSpec, dict[str, Any], str]:
+    """Return the model's specification, all that its weights depend on, and the name of its files."""
     if key not in MODELS:
         raise DataError(f"no autoencoder of the experiments is called {key!r}; there are: {', '.join(MODELS)}.")
     kind, options = MODELS[key]
     shape = images.train.shape[1:]
-    return ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
-
-
-def _identity(key: str, seed: int, recipe: Recipe, images: Images) -> tuple[ModelSpec, dict[str, Any], str]:
-    """What the model is, all that its weights depend on, and the name of its files."""
-    spec = spec_of(key, recipe, images)
+    spec = ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
     settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **recipe.described()}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return spec, settings, f"{recipe.data}-{key}-s{seed}-{digest}"
 
 
 def is_trained(folder: Path, key: str, seed: int, recipe: Recipe, images: Images) -> bool:
-    """Whether `model` would find this one in the folder."""
+    """Return whether the folder has this model."""
     _, settings, name = _identity(key, seed, recipe, images)
     return stored(folder, name, settings) is not None
 
@@ -208,25 +181,25 @@ def is_trained(folder: Path, key: str, seed: int, recipe: Recipe, images: Images
 def model(
     folder: Path, key: str, seed: int, recipe: Recipe, images: Images, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
-    """The model of this key, from the folder if it was trained before with the same recipe.
+    """Return the model of this key, from the folder if it was trained before with the same recipe.
 
     A training that ends with `NumericalError` is a result, and kept like the others.
 
     Args:
-        folder: Where the models lie, one safetensors and one JSON file each; shared between experiments.
+        folder: Folder of the models, one safetensors and one JSON file each; shared between experiments.
         key: One of `MODELS`.
-        seed: Of weights, order of the images and draws.
+        seed: Random seed of weights, order of the images and posterior samples.
         recipe: Everything else that the weights depend on.
-        images: Loaded by that recipe.
-        say: Prints progress.
+        images: Images loaded by that recipe.
+        say: Called with a line of progress.
     """
     spec, settings, name = _identity(key, seed, recipe, images)
     path = folder / f"{name}.safetensors"
     known = stored(folder, name, settings)
     if known is not None:
         try:
-            found = None if known["failed"] else load(path)[0]
-            return Outcome(found, known["cpu_seconds"], known["steps"], known["failed"])
+            trained = None if known["failed"] else load(path)[0]
+            return Outcome(trained, known["cpu_seconds"], known["steps"], known["failed"])
         except DataError:  # the file is lost or cut short: train again
             pass
     base = None
@@ -238,8 +211,8 @@ def model(
             return earlier
         base = earlier.model
     started = time.process_time()
-    outcome = _made(spec, seed, recipe, images, base, folder / name)
-    outcome = Outcome(outcome.model, time.process_time() - started, outcome.steps, outcome.failed)
+    outcome = _train(spec, seed, recipe, images, base, folder / name)
+    outcome = replace(outcome, cpu_seconds=time.process_time() - started)
     if outcome.model is not None:
         folder.mkdir(parents=True, exist_ok=True)
         save(path, outcome.model, spec)
@@ -249,15 +222,15 @@ def model(
     return outcome
 
 
-def _made(
+def _train(
     spec: ModelSpec, seed: int, recipe: Recipe, images: Images, base: BaseAutoencoder | None, logs: Path
 ) -> Outcome:
     x = images.train.x
     if spec.kind == "lae-posthoc":
         assert isinstance(base, Autoencoder)
         generator = torch.Generator().manual_seed(seed)
-        loader = x.split(recipe.batch)
-        return Outcome(fit_posthoc(base, loader, generator=generator, progress=False, **spec.options), 0.0, 0)
+        fitted = fit_posthoc(base, x.split(recipe.batch), generator=generator, progress=False, **spec.options)
+        return Outcome(fitted, 0.0, 0)
     steps = 0
     try:
         if recipe.validation:
@@ -275,7 +248,7 @@ def _made(
 
 
 def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
-    """The untrained model; a Laplacian one is told how many data there are, since no trainer will."""
+    """Return the untrained model; a Laplacian one gets the number of training images, since no trainer sets it."""
     if spec.kind != "lae":
         return spec.build(seed)
     with seeded(seed):
@@ -283,7 +256,7 @@ def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
 
 
 def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:
-    """Plain training: Adam, a new order every epoch; yields the loss of every step."""
+    """Train with Adam and a new order of the images in every epoch; yield the loss of every step."""
     before, epochs = (0, recipe.epochs) if recipe.falling is None else (recipe.epochs, recipe.falling)
     optimiser = adam(untrained.parameter_groups(), recipe.lr)
     order = torch.Generator().manual_seed(seed)
@@ -303,7 +276,7 @@ def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> 
 
 
 def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Images, seed: int, logs: Path) -> None:
-    """The paper's protocol; goes on where it was stopped."""
+    """Train by the paper's protocol; an interrupted training resumes."""
     from marquis.autoencoders.training import fit, has_checkpoint
     from marquis.data.module import DataModule
 
@@ -312,3 +285,38 @@ def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Imag
     data.validation = images.validation
     options = {"max_epochs": recipe.epochs, "patience": recipe.patience, "seed": seed, "resume": has_checkpoint(logs)}
     fit(untrained, data, logs, progress=False, accelerator="cpu", tensorboard=False, **options)
+
+
+def train_ahead(
+    folder: Path,
+    recipe: Recipe,
+    wanted: Iterable[tuple[str, int]],
+    images: Images,
+    load_images: Callable[[], Images],
+    say: Callable[[str], None] = print,
+    workers: int | None = None,
+) -> None:
+    """Train the models that the folder does not have yet, on all cores.
+
+    Post-hoc models are left to whoever needs them: they take seconds, and need their plain autoencoder first.
+
+    Args:
+        folder: Folder of the shared models.
+        recipe: Recipe of all of them.
+        wanted: Keys and seeds.
+        images: Images that they are trained on.
+        load_images: Loads these images in another process: a function of a module, or a `functools.partial` of one.
+        say: Called with a line about each model.
+        workers: Number of processes; by default one per core.
+    """
+    unique = [(key, seed) for key, seed in dict.fromkeys(wanted) if MODELS[key][0] != "lae-posthoc"]
+    missing = [job for job in unique if not is_trained(folder, *job, recipe, images)]
+    run_in_processes(
+        _train_in_process, [(folder, key, seed, recipe, load_images) for key, seed in missing], say, workers
+    )
+
+
+def _train_in_process(folder: Path, key: str, seed: int, recipe: Recipe, load_images: Callable[[], Images]) -> str:
+    lines: list[str] = []
+    model(folder, key, seed, recipe, load_images(), lines.append)
+    return "; ".join(lines)

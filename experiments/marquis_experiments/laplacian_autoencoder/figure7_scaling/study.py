@@ -1,8 +1,8 @@
-"""`scaling`: time and memory of one curvature call against the resolution of the image (Miani et al., Figure 7).
+"""The study `scaling`: time and memory of one curvature call against the image's resolution (LAE Figure 7).
 
-Five 3x3 convolutions of three channels with tanh, which keep the resolution, one image (workload W3 of peers.md). Every
-method runs in a process of its own, next to plain forward and backward passes of the same network: the ratio of the two
-cancels the machine. Memory is the peak of the resident set during one call above its value before (Linux only).
+Five 3x3 convolutions of three channels with tanh, which keep the resolution, one image. Every method runs in a process
+of its own, next to plain forward and backward passes of the same network: their ratio cancels the machine. Memory is
+the peak of the resident set during one call above its value before (Linux only).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +26,10 @@ from torch import nn
 
 from marquis.curvature import ggn
 from marquis.errors import MarquisError
-from marquis_experiments.cells import cell, write_json
-from marquis_experiments.scaling_report import write_report
+from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.laplacian_autoencoder.figure7_scaling.page import draw, values
 
+MODULE = "marquis_experiments.laplacian_autoencoder.figure7_scaling.study"
 METHODS = {
     "exact": ("diagonal", "exact"),
     "mixed": ("diagonal", "mixed"),
@@ -39,65 +39,36 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Resolutions; `exact` only up to a limit, where a call takes seconds. The quick size spares the processes."""
-
-    sizes: tuple[int, ...] = (8, 16, 32, 48, 64, 96, 128, 256, 512)
-    exact_limit: int = 128
-    seconds: float = 0.6
-    turns: int = 25
-    own_process: bool = True
-
-
-SETTINGS = {
-    "quick": Settings((8, 16), 8, 0.05, 3, own_process=False),
-    "default": Settings(),
-    "full": Settings(exact_limit=512, seconds=5.0, turns=100),
-}
-
-
-def run(
-    size: str = "default",
-    out: str | Path = "runs/scaling",
-    data_dir: str | Path | None = None,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """Measure what is missing and write the page; `data_dir` is not used, the image is drawn."""
-    settings = SETTINGS[size]
-    folder = Path(out) / size
+def measure(run: Run) -> dict[str, Any]:
+    """Time every method; no data are read, the image is random."""
+    settings = run.settings
     rows: list[dict[str, Any]] = []
     for method in METHODS:
-        sizes = [s for s in settings.sizes if method != "exact" or s <= settings.exact_limit]
-        described = {"method": method, "sizes": sizes, "seconds": settings.seconds, "turns": settings.turns}
-        found = cell(folder / "cells", method, described, lambda m=method, s=sizes: measured(m, s, settings))
-        rows.append(found)
-        last = found["rows"][-1]
-        say(f"{method} at {last['size']}: " + f"{last['seconds']:.3g} s, {last['ratio']:.2f} x")
-    results = {"size": size, "rows": rows}
-    write_json(folder / "results.json", results)
-    return write_report(folder, results)
-
-
-# Measuring
+        sizes = [size for size in settings.sizes if method != "exact" or size <= settings.exact_limit]
+        described = {"method": method, "sizes": sizes, **settings.only("seconds", "turns")}
+        row = run.cell(method, described, lambda m=method, s=sizes: measured(m, s, settings))
+        rows.append(row)
+        last = row["rows"][-1]
+        run.say(f"{method} at {last['size']}: {last['seconds']:.3g} s, {last['ratio']:.2f} x")
+    return {"rows": rows}
 
 
 def measured(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
-    """All resolutions of a method, in a process of its own unless that is not wanted."""
+    """Time all resolutions of a method, in a process of its own except at the quick size."""
     if settings.own_process:
         return in_a_process(method, sizes, settings)
-    return {"rows": measure(method, sizes, settings.seconds, settings.turns)}
+    return {"rows": time_and_memory(method, sizes, settings.seconds, settings.turns)}
 
 
 def in_a_process(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
-    """All resolutions of a method, measured by a fresh interpreter with one thread.
+    """Time all resolutions of a method in a fresh interpreter with one thread.
 
     Raises:
-        MarquisError: That interpreter did not come to an end.
+        MarquisError: That interpreter failed.
     """
     arguments = [method, ",".join(map(str, sizes)), str(settings.seconds), str(settings.turns)]
     done = subprocess.run(
-        [sys.executable, "-m", "marquis_experiments.scaling", *arguments],
+        [sys.executable, "-m", MODULE, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -109,7 +80,7 @@ def in_a_process(method: str, sizes: Sequence[int], settings: Settings) -> dict[
 
 
 def network() -> nn.Sequential:
-    """Five 3x3 convolutions with tanh that keep three channels and the resolution."""
+    """Return five 3x3 convolutions with tanh that keep three channels and the resolution."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(5):
@@ -118,7 +89,7 @@ def network() -> nn.Sequential:
 
 
 def calls(method: str, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The plain forward and backward pass, and the curvature call, on one image."""
+    """Return the plain forward and backward pass and the curvature call, on one image."""
     model = network()
     x = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(size))
     structure, estimator = METHODS[method]
@@ -134,10 +105,10 @@ def calls(method: str, size: int) -> tuple[Callable[[], object], Callable[[], ob
     return plain, curvature
 
 
-def measure(
+def time_and_memory(
     method: str, sizes: Sequence[int], seconds: float, turns: int, keep_nothing: bool = False
 ) -> list[dict[str, Any]]:
-    """Times of all resolutions first; then memory, for which the allocator may be told to keep nothing back."""
+    """Measure times of all resolutions, then memory, for which the allocator can be set to keep nothing back."""
     pairs = [calls(method, size) for size in sizes]
     rows = [{"size": size, **_times(*pair, seconds, turns)} for size, pair in zip(sizes, pairs, strict=True)]
     if keep_nothing:
@@ -149,7 +120,7 @@ def measure(
 
 
 def _times(plain: Callable[[], object], call: Callable[[], object], seconds: float, turns: int) -> dict[str, Any]:
-    """Medians of CPU seconds over turns of one plain pass and one call; the ratio is the median of their ratios."""
+    """Compute medians of CPU seconds over pairs of a plain pass and a call, and the median of their ratios."""
     plain()
     call()
     pairs: list[tuple[float, float]] = []
@@ -171,7 +142,7 @@ def _cpu(call: Callable[[], object]) -> float:
 
 
 def _peak(call: Callable[[], object]) -> float | None:
-    """Megabytes of the resident set's peak during the call above its value before; None where that is not known."""
+    """Return the peak of the resident set during the call above its value before, in MB; None if unknown."""
     call()
     gc.collect()
     try:
@@ -192,7 +163,7 @@ def _status(key: str) -> int:
 
 
 def main() -> None:
-    """Measure one method, as the experiment's own child process, and print the result as the last line."""
+    """Measure one method in a child process and print the result as the last line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("method", choices=list(METHODS))
     parser.add_argument("sizes")
@@ -201,9 +172,26 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [int(size) for size in chosen.sizes.split(",")]
-    rows = measure(chosen.method, sizes, chosen.seconds, chosen.turns, keep_nothing=True)
+    rows = time_and_memory(chosen.method, sizes, chosen.seconds, chosen.turns, keep_nothing=True)
     print(json.dumps({"rows": rows}), flush=True)
 
+
+STUDY = Study(
+    "scaling",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    draw,
+    default={
+        "sizes": (8, 16, 32, 48, 64, 96, 128, 256, 512),
+        "exact_limit": 128,
+        "seconds": 0.6,
+        "turns": 25,
+        "own_process": True,
+    },
+    quick={"sizes": (8, 16), "exact_limit": 8, "seconds": 0.05, "turns": 3, "own_process": False},
+    full={"exact_limit": 512, "seconds": 5.0, "turns": 100},
+)
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,1 @@
+"""Variance of decoders where there are no data (LAE Figure 14)."""

@@ -1,0 +1,1 @@
+"""Latent codes over the standard deviation of the decoder (LAE Figure 1)."""

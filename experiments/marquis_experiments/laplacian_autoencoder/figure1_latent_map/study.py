@@ -1,0 +1,110 @@
+"""The study `latent-map`: codes of test images over the decoder's standard deviation (LAE Figure 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.report.canvas import png
+from marquis.report.latent_map import LatentMap, latent_figure, latent_map
+from marquis_experiments.common.metrics import rank_correlation
+from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.study import Run, Study
+from marquis_experiments.laplacian_autoencoder.describe import training, yes
+from marquis_experiments.laplacian_autoencoder.models import RECIPES, Images, model
+
+SHOWN = {
+    "vae": "VAE",
+    "posthoc-exact": "post-hoc Laplace, exact diagonal",
+    "online-sketched": "online Laplace, default",
+}
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Compute and draw the maps; models are those of `hessians`, trained here if that has not run."""
+    images = Images.load(run.settings.recipe, run.data_dir)
+    chosen = images.test[: run.settings.images]
+    maps: dict[str, LatentMap] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for key, label in SHOWN.items():
+        outcome = model(run.shared, key, 0, run.settings.recipe, images, run.say)
+        if outcome.model is None:
+            numbers[label] = {"failed": outcome.failed}
+            continue
+        maps[label] = one_map(outcome.model, chosen.x, run.settings)
+        numbers[label] = {"failed": None, "meaning": maps[label].meaning, **near_and_far(maps[label])}
+        run.say(f"{label}: {numbers[label]}")
+    if maps:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        (run.folder / "latent-map.png").write_bytes(png(latent_figure(maps, chosen.y)))
+    return {"settings": run.settings.plain(), "models": numbers}
+
+
+def one_map(autoencoder: BaseAutoencoder, x: Tensor, settings: Any) -> LatentMap:
+    """Compute mean codes over posterior samples, and the decoder's standard deviation around them."""
+    codes = autoencoder.encode(x, settings.samples, generator=torch.Generator().manual_seed(0)).mean
+    generator = torch.Generator().manual_seed(0)
+    return latent_map(autoencoder, codes, edge=settings.edge, samples=settings.samples, generator=generator)
+
+
+def near_and_far(shown: LatentMap) -> dict[str, float]:
+    """Compute the mean standard deviation over the quarter of the grid nearest to a code and over the farthest.
+
+    `rank_correlation` is Spearman's between a grid point's distance to the nearest code and its standard deviation.
+    Distances are in units of the map's edges.
+    """
+    left, right, bottom, top = shown.extent
+    rows, columns = shown.std.shape
+    across = torch.linspace(0, 1, columns, dtype=torch.float64)
+    up = torch.linspace(0, 1, rows, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(up, across, indexing="ij")[::-1], -1).reshape(-1, 2)
+    corner = torch.tensor([left, bottom], dtype=torch.float64)
+    span = torch.tensor([right - left, top - bottom], dtype=torch.float64)
+    distance = torch.cdist(grid, (shown.points.double() - corner) / span).amin(1)
+    std = shown.std.double().flatten()
+    order = distance.argsort()
+    quarter = max(1, len(order) // 4)
+    near, far = float(std[order[:quarter]].mean()), float(std[order[-quarter:]].mean())
+    return {"near": near, "far": far, "ratio": far / near, "rank_correlation": rank_correlation(distance, std)}
+
+
+def grows(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the standard deviation grows away from the codes."""
+    return numbers["failed"] is None and numbers["ratio"] > 1 and numbers["rank_correlation"] > 0
+
+
+def values(results: dict[str, Any]) -> Mapping[str, Any]:
+    """Return what the template needs; the claim about the VAE (Figure 1a) is that its variance does not grow."""
+    lines = []
+    for name, numbers in results["models"].items():
+        if numbers["failed"]:
+            lines.append([name, f"failed: {numbers['failed']}", "", "", "", ""])
+        else:
+            cells = [f"{numbers[key]:.3g}" for key in ("near", "far", "ratio")]
+            lines.append([name, numbers["meaning"], *cells, f"{numbers['rank_correlation']:.2f}"])
+    vae, posthoc, online = (results["models"][name] for name in SHOWN.values())
+    return {
+        "training": training(results["settings"]["recipe"]),
+        "verdict": verdict(not grows(vae), grows(posthoc), grows(online)),
+        "holds": {"vae": yes(not grows(vae)), "posthoc": yes(grows(posthoc)), "online": yes(grows(online))},
+        "vae": vae,
+        "posthoc": posthoc,
+        "online": online,
+        "table": table(["model", "standard deviation of", "near", "far", "far / near", "rank correlation"], lines),
+    }
+
+
+STUDY = Study(
+    "latent-map",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    default={"recipe": RECIPES["default"], "images": 1000, "edge": 40, "samples": 30},
+    quick={"recipe": RECIPES["quick"], "images": 60, "edge": 8, "samples": 4},
+    full={"recipe": RECIPES["full"], "images": 3000, "edge": 80, "samples": 100},
+)

@@ -1,0 +1,1 @@
+"""Time and memory of curvature against image resolution (LAE Figure 7)."""
