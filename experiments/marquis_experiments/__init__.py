@@ -17,15 +17,10 @@ SIZES = ("quick", "default", "full")
 
 EXPERIMENTS = {
     "vl": ("marquis_experiments.variational", "Variational Laplace against VI and MAP on Fashion-MNIST"),
-    "toy-regression": ("marquis_experiments.toy_regression", "The tutorial's error bars in one dimension"),
-    "toy-classification": ("marquis_experiments.toy_classification", "MAP overconfident, Laplace not: two moons"),
-    "uci": ("marquis_experiments.uci", "UCI regression, standard and gap splits: linearised, sampled, MAP"),
-    "shift": ("marquis_experiments.shift", "Rotated MNIST: who knows when it does not know"),
     "fashion-classification": (
         "marquis_experiments.fashion_classification",
         "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
     ),
-    "adapted-evidence": ("marquis_experiments.adapted_evidence", "Whose weights belong in the evidence: five networks"),
     "claims": ("marquis_experiments.claims", "Laplacian autoencoders: the default's ablation, claims without a table"),
     "ood": ("marquis_experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
     "tabular": ("marquis_experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),

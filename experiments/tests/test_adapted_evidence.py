@@ -1,4 +1,4 @@
-"""`adapted-evidence`: its networks, what the page claims, and a quick run."""
+"""`adapted-evidence`: its networks, its verdict, and a quick run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import pytest
 import torch
 
 from marquis.normalised import normalised_groups
-from marquis_experiments import adapted_evidence, find
-from marquis_experiments.adapted_evidence import Settings, Stopped, mean_variance
-from marquis_experiments.adapted_evidence_report import verdict
-from marquis_experiments.adapted_networks import NETWORKS, SmallCNN, build, scaled
-from marquis_experiments.classifiers import Recipe
-from marquis_experiments.pages import with_error
+from marquis_experiments.linearised_laplace.adapted_evidence import experiment
+from marquis_experiments.linearised_laplace.adapted_evidence.experiment import STUDY, Stopped, mean_variance
+from marquis_experiments.linearised_laplace.adapted_evidence.networks import NETWORKS, SmallCNN, build, scaled
+from marquis_experiments.linearised_laplace.adapted_evidence.page import clear
+from marquis_experiments.linearised_laplace.classifiers import Recipe
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def test_registered():
-    assert find("adapted-evidence") is adapted_evidence
 
 
 @pytest.mark.parametrize(
@@ -75,12 +70,9 @@ def test_stopped_training_follows_the_whole_schedule():
     assert stopped.factor(4.0) > 0.3 > Recipe(4, 32, 1e-2).factor(4.0)
 
 
-def test_the_page_claims_no_more_than_the_numbers():
-    assert verdict([0.10, 0.11, 0.12]) == "yes"
-    assert verdict([-0.10, -0.11, -0.12]) == "no: better by as much"
-    assert verdict([0.1, -0.1, 0.06]).startswith("no (0.3 standard errors")
-    assert verdict([0.5]) == "one seed only"
-    assert with_error([1.0, 3.0]) == "2.000 ± 1.000" and with_error([1.0]) == "1.000"
+def test_a_difference_is_clear_above_three_standard_errors():
+    assert clear([0.10, 0.11, 0.12])
+    assert not clear([-0.10, -0.11, -0.12]) and not clear([0.1, -0.1, 0.06]) and not clear([0.5])
 
 
 def test_mean_variance_of_covariances_is_that_of_their_diagonals():
@@ -92,14 +84,12 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MARQUIS_OFFLINE", "1")
     monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "nothing"))
     # Smaller still than the quick size: this file has seconds.
-    small = Settings(("CNN",), 1, 40, 60, Recipe(3, 20, 1e-2), path=("CNN",), epochs=(3,), scales=(1.0, 10.0))
-    monkeypatch.setitem(adapted_evidence.SETTINGS, "quick", small)
-    monkeypatch.setattr(adapted_evidence, "ACCURACY", {"tolerance": 0.05, "theta_tolerance": 0.05})
-    page = adapted_evidence.run("quick", tmp_path, tmp_path / "nothing", say=lambda _: None)
+    small = {"train": 40, "test": 60, "epochs": (3,)}
+    monkeypatch.setattr(experiment, "ACCURACY", {"tolerance": 0.05, "theta_tolerance": 0.05})
+    page = STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, small)
     results = json.loads((page.parent / "results.json").read_text())
-    text = page.read_text()
     for name in ("adapted-evidence-training.png", "adapted-evidence-scale.png"):
-        assert name in text and (page.parent / name).stat().st_size > 5_000
+        assert (page.parent / name).stat().st_size > 5_000
     (row,) = results["rows"]
     assert all(math.isfinite(found["nll"]) for found in row["tuned"].values())
     for kind in ("single", "multiple"):  # theta-star maximises what the network's weights do not
@@ -109,5 +99,5 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     change = {way: abs(ten[way]["variance"] / one[way]["variance"] - 1) for way in one}
     assert change["adapted, normalised"] < 0.1 < 0.5 < change["naive, single"]  # 0.1: the tolerance of the tuning
     stamp = (page.parent / "cells/CNN-s0.json").stat().st_mtime_ns
-    adapted_evidence.run("quick", tmp_path, tmp_path / "nothing", say=lambda _: None)
+    STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, small)
     assert (page.parent / "cells/CNN-s0.json").stat().st_mtime_ns == stamp

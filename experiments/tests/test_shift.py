@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from marquis.laplace import Laplace
 from marquis.subnetwork import Subnetwork
-from marquis_experiments import find, shift
-from marquis_experiments.classifiers import Labelled
-from marquis_experiments.pages import with_error
-from marquis_experiments.shift_methods import (
+from marquis_experiments.common.images import Labelled
+from marquis_experiments.common.study import Settings
+from marquis_experiments.linearised_laplace.shift import experiment as shift
+from marquis_experiments.linearised_laplace.shift.methods import (
     Digits,
     Moments,
     NextBatches,
@@ -26,11 +25,9 @@ from marquis_experiments.shift_methods import (
     logit_variances,
     sampled_swag,
 )
-from marquis_experiments.shift_report import against, complete
+from marquis_experiments.linearised_laplace.shift.page import against_map
 
-TINY = replace(
-    shift.SETTINGS["quick"], train=90, validation=20, test=20, width=2, epochs=1, samples=2, snapshots=2, step=90
-)
+TINY = {"train": 90, "validation": 20, "test": 20, "width": 2, "epochs": 1, "samples": 2, "snapshots": 2, "step": 90}
 
 
 def images(count: int, height: int = 28, width: int = 28) -> Tensor:
@@ -50,13 +47,13 @@ def test_rotation_is_the_one_of_scipy(degrees: float, height: int, width: int):
     np.testing.assert_allclose(shift.rotate(x, degrees)[0, 0].numpy(), expected, rtol=1e-8, atol=1e-9)
 
 
-def small() -> tuple[torch.nn.Module, Digits, shift.Settings]:
+def small() -> tuple[torch.nn.Module, Digits, Settings]:
     torch.manual_seed(0)
     network = shift.NarrowResNet(2, 1).double()
     x, y = images(12), torch.arange(12) % 10
     network.train()(x)  # batch statistics that are not those of an untrained network
     digits = Digits(Labelled(x, y), Labelled(x[:5], y[:5]), [images(4)], y[:4])
-    return network.eval(), digits, replace(TINY, shares=(0.05, 0.01), compared=0.05)
+    return network.eval(), digits, shift.STUDY.settings("quick").replace(**TINY, shares=(0.05, 0.01), compared=0.05)
 
 
 def test_one_jacobian_gives_what_each_posterior_alone_predicts():
@@ -112,8 +109,7 @@ def test_swag_without_variance_is_its_mean_network():
 def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MARQUIS_OFFLINE", "1")
     monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "nothing"))
-    assert find("shift") is shift
-    page = shift.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
+    page = shift.STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
     results = json.loads((page.parent / "results.json").read_text())
     assert results["settings"]["data"] == "digits"
     by_method = {row["method"]: row for row in results["rows"]}
@@ -136,21 +132,14 @@ def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.Monk
     assert (page.parent / "shift.png").stat().st_size > 5_000
     cells = sorted((page.parent / "cells").glob("*.json"))
     stamps = [path.stat().st_mtime_ns for path in cells]
-    shift.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
+    shift.STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
     assert [path.stat().st_mtime_ns for path in cells] == stamps
 
 
-def test_page_compares_network_by_network():
+def test_differences_are_paired_by_network():
     def row(method: str, seed: int, nll: float) -> dict:
         return {"method": method, "seed": seed, "scores": [{"nll": 0.1}, {"nll": nll}]}
 
     rows = [row("MAP", 0, 3.0), row("MAP", 1, 5.0), row("other", 0, 2.0), row("other", 1, 4.0)]
-    assert against(rows, "other", [0, 90]) == "-1.00 ± 0.00"
-    assert against([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"
-    assert with_error([1.0, 3.0]) == "2.000 ± 1.000"
-
-
-def test_page_leaves_out_networks_that_are_not_finished():
-    rows = [{"method": m, "seed": s} for s, m in [(0, "MAP"), (0, "MC dropout"), (0, "deep ensemble"), (1, "MAP")]]
-    assert complete(rows) == rows[:3]
-    assert complete(rows[:1]) == rows[:1]
+    assert against_map(rows, "other", [0, 90]) == "-1.00 ± 0.00"
+    assert against_map([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"

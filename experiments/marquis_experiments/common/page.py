@@ -74,6 +74,16 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean(values):.{digits}f}{error}"
 
 
+def formatted(row: Mapping[str, Any], *fields: str) -> list[str]:
+    """Return cells of a table: fields such as "nll:.3f", a key of the row and how it is formatted."""
+    return [format(row[key], spec) for key, _, spec in (field.partition(":") for field in fields)]
+
+
+def judged(claims: Mapping[str, bool]) -> dict[str, Any]:
+    """Return `holds` ("yes" or "no" for every claim) and the `verdict`, for a template."""
+    return {"holds": {name: "yes" if claims[name] else "no" for name in claims}, "verdict": verdict(*claims.values())}
+
+
 def verdict(*claims: bool) -> str:
     """Return the page's verdict: "reproduced" if all claims hold, "not" if none does, else "partly"."""
     return "reproduced" if all(claims) else "partly" if any(claims) else "not"
@@ -94,11 +104,21 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.names or sorted(path.stem for path in RESULTS.glob("*.json")):
         if options.folder is not None:
-            shutil.copy(options.folder / "results.json", RESULTS / f"{name}.json")
+            results = rounded(json.loads((options.folder / "results.json").read_text(encoding="utf-8")))
+            write_text(RESULTS / f"{name}.json", json.dumps(results, separators=(",", ":")) + "\n")
             for picture in options.folder.glob("*.png"):
                 shutil.copy(picture, PAGES / picture.name)
         (entry,) = entry_points(group="marquis.experiments", name=name.removesuffix("-full"))
         print(write_text(PAGES / f"{name}.md", entry.load().text(committed(name))))
+
+
+def rounded(value: Any) -> Any:
+    """Return JSON values with floats of six significant digits, which pages need and pictures can be drawn from."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def committed(name: str) -> dict[str, Any]:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marquis_experiments.common.networks import seeded
+
 CHANNELS = 5
-"""Of every convolution of the residual networks."""
+"""Channels of every convolution of the residual networks."""
 
 
 def head(channels: int) -> nn.Sequential:
-    """Pictures of 14 x 14 to ten classes: pooled to 3 x 3, then one dense layer."""
+    """Return the head from maps of 14 x 14 to ten classes: pooled to 3 x 3, then one dense layer."""
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(9 * channels, 10))
 
 
@@ -47,7 +49,7 @@ class ResNet(nn.Module):
         self.head = head(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, 10]` of images `[B, 1, 28, 28]`."""
+        """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
         x = F.relu(self.norm0(self.stem(F.avg_pool2d(x, 2))))
         y = F.relu(self.norm1(self.first(x)))
         return self.head(F.relu(x + self.norm2(self.second(y))))
@@ -64,7 +66,7 @@ class PreActivationResNet(nn.Module):
         self.head = head(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, 10]` of images `[B, 1, 28, 28]`."""
+        """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
         x = self.stem(F.avg_pool2d(x, 2))
         y = self.first(F.relu(self.norm1(x)))
         x = x + self.second(F.relu(self.norm2(y)))
@@ -72,7 +74,7 @@ class PreActivationResNet(nn.Module):
 
 
 class Shift(nn.Module):
-    """One number added to everything, and one that multiplies it, as FixUp has them in place of a normalisation."""
+    """A scalar bias and optionally a scalar factor, as FixUp has them in place of a normalisation."""
 
     def __init__(self, scale: bool = False) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Shift(nn.Module):
         self.scale = nn.Parameter(torch.ones(1)) if scale else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, scaled and shifted."""
+        """Return the input, scaled and shifted."""
         return (x if self.scale is None else x * self.scale) + self.bias
 
 
@@ -97,7 +99,7 @@ class FixUpResNet(nn.Module):
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, 10]` of images `[B, 1, 28, 28]`."""
+        """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
         x = F.relu(self.shift0(self.stem(F.avg_pool2d(x, 2))))
         y = F.relu(self.shift2(self.first(self.shift1(x))))
         return self.head(F.relu(x + self.shift4(self.second(self.shift3(y)))))
@@ -117,7 +119,7 @@ class SmallTransformer(nn.Module):
         self.head = nn.Linear(16 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, 10]` of images `[B, 1, 28, 28]`."""
+        """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
         x = self.embed(x).flatten(2).transpose(1, 2) + self.position
         x = x + self.out(self._attend(self.norm1(x)))
         x = x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -142,15 +144,14 @@ NETWORKS: dict[str, type[nn.Module]] = {
 
 
 def build(name: str, seed: int) -> nn.Module:
-    """An untrained network with weights drawn from a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """Return an untrained network with weights drawn from a seed."""
+    with seeded(seed):
         return NETWORKS[name]()
 
 
 @torch.no_grad()
 def scaled(network: SmallCNN, k: float) -> SmallCNN:
-    """The same function with the second convolution's weights k times as large.
+    """Return the same function with the second convolution's weights k times as large.
 
     In evaluation mode batch normalisation holds its statistics fixed, so they are scaled along, and so is the small
     number that it adds to the variance.

@@ -1,4 +1,4 @@
-"""The ways from a trained network to class probabilities that the experiment `shift` compares."""
+"""Predictive methods that `shift` compares: linearised Laplace posteriors, SWAG and MC dropout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,15 @@ from marquis.predictive import NetworkFunction, jacobian
 from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Full, Layout, Structure
 from marquis.subnetwork import Subnetwork, swag_moments
-from marquis_experiments.classifiers import Labelled, Shuffled, ensemble_probs, logits
-from marquis_experiments.metrics import classification_scores
-
-if TYPE_CHECKING:
-    from marquis_experiments.shift import Settings
+from marquis_experiments.common.images import Labelled, Shuffled, ensemble_probs, logits
+from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.study import Settings
 
 STATISTICS = 2000
-"""Training images that the batch statistics of a drawn network are computed from."""
+"""Training images from which the batch statistics of a sampled network are computed."""
 
 INPUTS = 40
-"""Images whose Jacobians are in memory at once."""
+"""Number of images whose Jacobians are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -49,85 +47,86 @@ class Digits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Some weights of the network and their curvature, or their posterior precision.
+    """A set of weights and their curvature, or their posterior precision.
 
     Attributes:
-        matrix: over these weights.
-        columns: their positions in the flat vector of all weights; None for all.
+        matrix: Curvature or precision of these weights.
+        columns: Their positions in the flat vector of all weights; None for all.
     """
 
     matrix: Structure
     columns: Tensor | None = None
 
     def with_prior(self, precision: float) -> Candidate:
-        """The posterior precision: curvature plus that of the prior."""
+        """Return the posterior precision: curvature plus prior precision."""
         return Candidate(self.matrix.add_diagonal(precision), self.columns)
 
     def variance(self, jacobian: Tensor) -> Tensor:
-        """Marginal variances of the logits `[B, C]` for `J [B, C, P]`."""
-        own = jacobian if self.columns is None else jacobian[..., self.columns]
-        return self.matrix.quadratic(own, diagonal_only=True)
+        """Return marginal variances of the logits `[B, C]` for `J [B, C, P]`."""
+        part = jacobian if self.columns is None else jacobian[..., self.columns]
+        return self.matrix.quadratic(part, diagonal_only=True)
 
     def part(self, rows: Sequence[int], columns: Tensor) -> Candidate:
-        """Fewer weights: the sub-block of the matrix, which is conditioning on the others."""
-        own = torch.tensor(rows)
-        return Candidate(Full(Layout({"weights": (len(own),)}), self.matrix.to_dense()[own][:, own]), columns)
+        """Return the block of fewer weights, which conditions on the others."""
+        index = torch.tensor(rows)
+        block = self.matrix.to_dense()[index][:, index]
+        return Candidate(Full(Layout({"weights": (len(index),)}), block), columns)
 
 
 def linearised(
     network: nn.Module, digits: Digits, settings: Settings, swag_variance: Tensor, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Probit probabilities of every posterior at every angle, with prior precisions by evidence and by validation."""
-    found, statistics = candidates(network, digits, settings, swag_variance, seed)
+    """Return probit probabilities of every posterior at every angle, prior precisions by evidence and by validation."""
+    posteriors, statistics = candidates(network, digits, settings, swag_variance, seed)
     weights = nn.utils.parameters_to_vector(network.parameters()).detach()
-    by_validation = validated(network, digits.validation, found, settings.precisions)
-    answers: dict[str, dict[str, Any]] = {}
+    by_validation = validated(network, digits.validation, posteriors, settings.precisions)
+    results: dict[str, dict[str, Any]] = {}
     chosen: dict[str, list[Candidate]] = {}
-    for name, candidate in found.items():
+    for name, candidate in posteriors.items():
         precisions = {"evidence": by_evidence(candidate, weights, statistics), "validation": by_validation[name]}
         for how, precision in precisions.items():
-            answers[f"{name}, {how}"] = {"probs": [], "chosen": precision}
+            results[f"{name}, {how}"] = {"probs": [], "chosen": precision}
             chosen[f"{name}, {how}"] = [candidate.with_prior(precision)]
     for x in digits.x_test:
         mean = logits(network, x)
         for name, (variance,) in logit_variances(network, x, chosen).items():
-            answers[name]["probs"].append(probit(mean, variance))
-    return answers
+            results[name]["probs"].append(probit(mean, variance))
+    return results
 
 
 def validated(
-    network: nn.Module, held: Labelled, found: Mapping[str, Candidate], grid: Sequence[float]
+    network: nn.Module, held_out: Labelled, posteriors: Mapping[str, Candidate], grid: Sequence[float]
 ) -> dict[str, float]:
-    """For each posterior the prior precision of the least negative log-likelihood on held-back digits."""
-    options = {name: [candidate.with_prior(value) for value in grid] for name, candidate in found.items()}
-    mean, best = logits(network, held.x), {}
-    for name, variances in logit_variances(network, held.x, options).items():
-        scores = [classification_scores(probit(mean, variance), held.y)["nll"] for variance in variances]
+    """Return for each posterior the prior precision with the smallest NLL on held-out digits."""
+    options = {name: [candidate.with_prior(value) for value in grid] for name, candidate in posteriors.items()}
+    mean, best = logits(network, held_out.x), {}
+    for name, variances in logit_variances(network, held_out.x, options).items():
+        scores = [classification_scores(probit(mean, variance), held_out.y)["nll"] for variance in variances]
         best[name] = grid[scores.index(min(scores))]
     return best
 
 
 def by_evidence(candidate: Candidate, weights: Tensor, statistics: Statistics) -> float:
-    """The prior precision of the largest evidence, the other weights being fixed."""
-    own = weights if candidate.columns is None else weights[candidate.columns]
-    prior = Prior(1.0).bind(candidate.matrix.layout, like=own)
-    problem = EvidenceProblem(candidate.matrix, own, prior, Categorical(), statistics)
+    """Return the prior precision of the largest evidence, the other weights being fixed."""
+    chosen = weights if candidate.columns is None else weights[candidate.columns]
+    prior = Prior(1.0).bind(candidate.matrix.layout, like=chosen)
+    problem = EvidenceProblem(candidate.matrix, chosen, prior, Categorical(), statistics)
     tuned = tune(problem).prior
     assert isinstance(tuned, BoundPrior)
     return float(tuned.precision[0])
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
-    """Class probabilities of Gaussian logits (methods.md 4.1)."""
-    found = Categorical().predictive(mean, variance.to(mean.dtype)).probs
-    assert found is not None
-    return found
+    """Return class probabilities of Gaussian logits (docs/method/predictive.md)."""
+    probs = Categorical().predictive(mean, variance.to(mean.dtype)).probs
+    assert probs is not None
+    return probs
 
 
 def candidates(
     network: nn.Module, digits: Digits, settings: Settings, swag_variance: Tensor, seed: int
 ) -> tuple[dict[str, Candidate], Statistics]:
-    """All posteriors over weights of one network, and its fit. Cost: three passes over the training data.
+    """Return all curvatures over weights of one network, and its fit. Cost: three passes over the training data.
 
     Subnetworks share a pass: the curvature of all weights that are in any of them, of which each takes its block.
     """
@@ -153,18 +152,18 @@ def candidates(
     place = {weight: row for row, weight in enumerate(union)}
     head = torch.cat([torch.arange(layout.total)[layout.slice(name)] for name in last.posterior.layout.names])
     assert diagonal.statistics is not None
-    found = {
+    curvatures = {
         "diagonal": Candidate(diagonal.curvature),
         "last layer": Candidate(last.curvature, head),
         **{name: whole.part([place[w] for w in chosen], torch.tensor(chosen)) for name, chosen in sets.items()},
     }
-    return found, diagonal.statistics
+    return curvatures, diagonal.statistics
 
 
 def logit_variances(
     network: nn.Module, x: Tensor, wanted: Mapping[str, Sequence[Candidate]]
 ) -> dict[str, list[Tensor]]:
-    """Variances of the logits `[n, C]`, by name and for each posterior; one Jacobian for all of them."""
+    """Return variances of the logits `[n, C]`, by name and for each posterior; one Jacobian serves all of them."""
     mean = {name: parameter.detach() for name, parameter in network.named_parameters()}
     layout = Layout.of(mean)
     function = NetworkFunction(network, Posterior(layout, mean, Diagonal(layout, torch.ones(layout.total))))
@@ -189,13 +188,13 @@ class Moments:
 
     @staticmethod
     def of(pair: nn.ModuleDict) -> Moments:
-        """From two networks, whose weights are the numbers."""
+        """Read them from two networks, whose weights are the numbers."""
         flat = {name: nn.utils.parameters_to_vector(net.parameters()).detach() for name, net in pair.items()}
         return Moments(flat["mean"], flat["variance"])
 
 
 class NextBatches:
-    """A few batches per iteration, going on where the last one stopped: snapshots more often than once per epoch."""
+    """A few batches per iteration, continuing where the last one stopped: snapshots more often than once per epoch."""
 
     def __init__(self, data: Labelled, size: int, count: int, seed: int) -> None:
         batches = Shuffled(data, size, seed)
@@ -203,7 +202,7 @@ class NextBatches:
         self._count = count
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The next few."""
+        """Return the next few batches."""
         return itertools.islice(self._endless, self._count)
 
 
@@ -211,7 +210,7 @@ def collect_moments(pair: nn.Module, network: nn.Module, data: Labelled, setting
     """Write the mean of SGD's iterates to one network of a pair and their variances to the other."""
     assert isinstance(pair, nn.ModuleDict)
     names = [name for name, _ in network.named_parameters()]
-    found = swag_moments(
+    moments = swag_moments(
         network,
         NextBatches(data, settings.batch, settings.batches_per_snapshot, 3000 + seed),
         Categorical(),
@@ -221,13 +220,13 @@ def collect_moments(pair: nn.Module, network: nn.Module, data: Labelled, setting
         weight_decay=settings.weight_decay,
     )
     with torch.no_grad():
-        for part, values in zip(("mean", "variance"), found, strict=True):
+        for part, values in zip(("mean", "variance"), moments, strict=True):
             for name, parameter in pair[part].named_parameters():
                 parameter.copy_(values[name])
 
 
 def sampled_swag(network: nn.Module, moments: Moments, digits: Digits, settings: Settings) -> list[Tensor]:
-    """Probabilities averaged over networks with weights from N(mean, diag(variance)), batch statistics made anew."""
+    """Return probabilities averaged over networks from N(mean, diag(variance)), with new batch statistics."""
     generator = torch.Generator().manual_seed(4000)
     totals = [torch.zeros(())] * len(digits.x_test)
     batches = digits.train.x[:STATISTICS].split(500)
@@ -241,7 +240,7 @@ def sampled_swag(network: nn.Module, moments: Moments, digits: Digits, settings:
 
 
 def sampled_dropout(network: nn.Module, digits: Digits, settings: Settings, seed: int) -> list[Tensor]:
-    """Probabilities averaged over dropout masks; batch norm as in evaluation (Gal and Ghahramani 2016)."""
+    """Return probabilities averaged over dropout masks; batch norm as in evaluation (Gal and Ghahramani 2016)."""
     network = copy.deepcopy(network).eval()
     for module in network.modules():
         if isinstance(module, nn.Dropout):

@@ -1,12 +1,11 @@
-"""`toy-regression`: the tutorial's pictures in one dimension.
+"""`toy-regression`: the tutorial's pictures of error bars in one dimension.
 
-Everything is drawn from seeds, small enough for a minute, and in double precision at a mode found by L-BFGS.
+All data are drawn from seeds; networks are at a mode by L-BFGS in double precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,18 @@ from marquis.likelihoods import Gaussian
 from marquis.predictive import NetworkFunction, jacobian
 from marquis.priors import Prior
 from marquis.subnetwork import Subnetwork, swag_variance
-from marquis_experiments.cells import cell, write_json
+from marquis_experiments.common.metrics import rank_correlation
 from marquis_experiments.common.networks import mlp
+from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import (
+    Trained,
     exact_structure,
     precisions_by_name,
     to_mode,
     train_with_evidence,
 )
-from marquis_experiments.toy_data import NOISE, line, noisy_sine, two_clusters
-from marquis_experiments.toy_regression_report import write_report
+from marquis_experiments.linearised_laplace.toy_regression.data import NOISE, line, noisy_sine, two_clusters
+from marquis_experiments.linearised_laplace.toy_regression.page import draw, values
 
 STRUCTURES = ("full", "kronecker", "diagonal")
 PRECISIONS = (100.0, 10.0, 1.0, 0.1)
@@ -35,34 +36,9 @@ SHARES = (0.5, 0.03, 0.01)
 REGIONS = {"at the data": (0.6, 1.4), "between": (-0.3, 0.3), "away": (2.6, 3.0)}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How large the experiment is."""
-
-    hidden: int = 50
-    rounds: int = 6
-    iterations: int = 150
-    widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32)
-    seeds: int = 5
-    samples: int = 200
-    draws: int = 20
-
-
-SETTINGS = {
-    "quick": Settings(10, 2, 50, (1, 2, 4), 1, 20, 5),
-    "default": Settings(),
-    "full": Settings(rounds=20, iterations=1000, widths=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64), seeds=20, samples=2000),
-}
-
-
-def run(
-    size: str = "default",
-    out: str | Path = "runs/toy-regression",
-    data_dir: str | Path | None = None,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """Run what is missing and write the page; `data_dir` is not used, the data are drawn."""
-    settings, folder = SETTINGS[size], Path(out) / size
+def measure(run: Run) -> dict[str, Any]:
+    """Compute every part of the page."""
+    settings = run.settings
     parts = {
         "structures": structures,
         "precisions": precisions,
@@ -73,56 +49,47 @@ def run(
         "subnetwork-tanh": lambda settings: subnetwork(settings, nn.Tanh),
         "subnetwork-relu": lambda settings: subnetwork(settings, nn.ReLU),
     }
-    results: dict[str, Any] = {"size": size, "settings": asdict(settings)}
+    results: dict[str, Any] = {"settings": settings.plain()}
     for name, compute in parts.items():
-        results[name] = cell(folder / "cells", name, asdict(settings), lambda compute=compute: compute(settings))
-        say(f"{name}: done")
-    write_json(folder / "results.json", results)
-    return write_report(folder, results)
+        results[name] = run.cell(name, settings, lambda compute=compute: compute(settings))
+        run.say(f"{name}: done")
+    return results
 
 
 # --- parts -------------------------------------------------------------------------------------------------
 
 
 def structures(settings: Settings) -> dict[str, Any]:
-    """One network, the same prior and noise: full, Kronecker and diagonal posteriors."""
+    """Compute full, Kronecker and diagonal posteriors of one network with the same prior and noise."""
     x, y = two_clusters()
-    trained = train_with_evidence(
-        mlp(1, (settings.hidden,), 1, nn.Tanh, 0),
-        x,
-        y,
-        Gaussian(1 / NOISE**2),
-        Prior(1.0, groups="layer"),
-        rounds=settings.rounds,
-        iterations=settings.iterations,
-    )
+    trained = on_clusters((settings.hidden,), nn.Tanh, Prior(1.0, groups="layer"), settings)
     network, prior = trained.laplace.model, trained.laplace.problem().grouped_prior
-    found: dict[str, Any] = {"data": points(x, y)}
+    results: dict[str, Any] = {"data": points(x, y)}
     for structure in STRUCTURES:
         laplace = Laplace(
             network, trained.laplace.likelihood, structure, prior=Prior(prior.precision, groups="layer")
         ).fit([(x, y)], progress=False)
-        found[structure] = {**curve(laplace, line(-3, 3)), "log_evidence": float(laplace.log_evidence())}
-    return found
+        results[structure] = {**curve(laplace, line(-3, 3)), "log_evidence": float(laplace.log_evidence())}
+    return results
 
 
 def precisions(settings: Settings) -> dict[str, Any]:
-    """The same network trained with prior precisions from 100 to 0.1, noise known."""
+    """Train the same network with prior precisions from 100 to 0.1; the noise is known."""
     x, y = two_clusters()
-    found: dict[str, Any] = {"data": points(x, y)}
+    results: dict[str, Any] = {"data": points(x, y)}
     for precision in PRECISIONS:
         network = mlp(1, (settings.hidden,), 1, nn.Tanh, 0)
         laplace = at_mode(network, x, y, precision, settings)
-        found[f"{precision:g}"] = {
+        results[f"{precision:g}"] = {
             **curve(laplace, line(-3, 3)),
             "log_evidence": float(laplace.log_evidence()),
             "effective": float(laplace.effective_parameters()),
         }
-    return found
+    return results
 
 
 def regularised(settings: Settings) -> dict[str, Any]:
-    """A 1-6-1 network with hardly any decay, and with evidence: errors on noiseless test data, several data sets."""
+    """Train a 1-6-1 network with hardly any decay and with evidence; errors are against the noiseless sine."""
     rows, shown = [], {}
     test = line(-1, 1, 201)
     truth = torch.sin(torch.pi * test)
@@ -130,15 +97,7 @@ def regularised(settings: Settings) -> dict[str, Any]:
         x, y = noisy_sine(15, seed)
         free = mlp(1, (6,), 1, nn.Tanh, seed)
         to_mode(free, x, y, Gaussian(1.0), dict.fromkeys(dict(free.named_parameters()), 1e-8), 15 * settings.iterations)
-        trained = train_with_evidence(
-            mlp(1, (6,), 1, nn.Tanh, seed),
-            x,
-            y,
-            Gaussian(10.0),
-            Prior(0.1),
-            rounds=settings.rounds,
-            iterations=settings.iterations,
-        )
+        trained = on_sine(x, y, 6, seed, settings)
         tuned = trained.laplace.model
         assert isinstance(tuned, nn.Module)
         with torch.no_grad():
@@ -160,22 +119,11 @@ def regularised(settings: Settings) -> dict[str, Any]:
 
 
 def sizes(settings: Settings) -> dict[str, Any]:
-    """Effective parameters and evidence against the number of hidden units."""
+    """Compute effective parameters and evidence against the number of hidden units."""
     x, y = noisy_sine(60, 1)
     rows = []
     for width in settings.widths:
-        restarts = [
-            train_with_evidence(
-                mlp(1, (width,), 1, nn.Tanh, seed),
-                x,
-                y,
-                Gaussian(10.0),
-                Prior(0.1),
-                rounds=settings.rounds,
-                iterations=settings.iterations,
-            )
-            for seed in range(min(settings.seeds, 2))
-        ]
+        restarts = [on_sine(x, y, width, seed, settings) for seed in range(min(settings.seeds, 2))]
         best = max(restarts, key=lambda trained: trained.log_evidence)
         rows.append(
             {
@@ -190,63 +138,47 @@ def sizes(settings: Settings) -> dict[str, Any]:
 
 
 def depths(settings: Settings) -> dict[str, Any]:
-    """Error bars between and away from the data: one layer of tanh, two of ReLU, both tuned by the evidence."""
+    """Compute error bars of one tanh layer and of two ReLU layers, both tuned by the evidence."""
     x, y = two_clusters()
-    found: dict[str, Any] = {"data": points(x, y)}
+    results: dict[str, Any] = {"data": points(x, y)}
     for name, hidden, activation in (
         ("1 x tanh", (settings.hidden,), nn.Tanh),
         ("2 x ReLU", (settings.hidden, settings.hidden), nn.ReLU),
     ):
-        trained = train_with_evidence(
-            mlp(1, hidden, 1, activation, 0),
-            x,
-            y,
-            Gaussian(1 / NOISE**2),
-            Prior(1.0, groups="layer"),
-            rounds=settings.rounds,
-            iterations=settings.iterations,
-        )
+        trained = on_clusters(hidden, activation, Prior(1.0, groups="layer"), settings)
         noise = float(trained.laplace.likelihood.noise_precision) ** -0.5  # pyright: ignore
-        found[name] = {
+        results[name] = {
             **curve(trained.laplace, line(-3, 3)),
             "regions": regions(trained.laplace),
             "noise_sd": noise,
             "effective": trained.effective,
             "weights": trained.weights,
         }
-    return found
+    return results
 
 
 def sampling(settings: Settings) -> dict[str, Any]:
-    """From one posterior: linearised functions, and networks with sampled weights."""
+    """Predict from one posterior with linearised functions and with networks of sampled weights."""
     x, y = two_clusters()
-    trained = train_with_evidence(
-        mlp(1, (settings.hidden,), 1, nn.Tanh, 0),
-        x,
-        y,
-        Gaussian(1 / NOISE**2),
-        Prior(1.0),
-        rounds=settings.rounds,
-        iterations=settings.iterations,
-    )
+    trained = on_clusters((settings.hidden,), nn.Tanh, Prior(1.0), settings)
     laplace, inputs = trained.laplace, line(-2, 2)
-    found: dict[str, Any] = {"data": points(x, y), "x": inputs.flatten().tolist()}
+    results: dict[str, Any] = {"data": points(x, y), "x": inputs.flatten().tolist()}
     for name, method in (("linearised", "linearised-samples"), ("sampled", "sampled")):
         generator = torch.Generator().manual_seed(0)
         predicted = laplace.predict(inputs, method, samples=settings.samples, generator=generator)
         at_data = laplace.predict(x, method, samples=settings.samples, generator=generator)
-        found[name] = {
+        results[name] = {
             "mean": predicted.mean.flatten().tolist(),
             "draws": predicted.sample(settings.draws, generator).flatten(1).tolist(),
             "rmse": float((at_data.mean - y).square().mean().sqrt()),
             "log_likelihood": float(at_data.log_prob(y).mean()),
         }
-    found["map"] = laplace.predict(inputs).mean.flatten().tolist()
-    return found
+    results["map"] = laplace.predict(inputs).mean.flatten().tolist()
+    return results
 
 
 def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any]:
-    """Two hidden layers of 50: 2600 weights and 101 biases; all of them, a share of them in full, and a diagonal."""
+    """Compare posteriors over all weights, over a share of them in full, and a diagonal one; two hidden layers."""
     x, y = two_clusters()
     network = mlp(1, (settings.hidden, settings.hidden), 1, activation, 1)
     laplace = at_mode(network, x, y, 1.0, settings)
@@ -272,10 +204,10 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
             batches, progress=False
         ),
     }
-    found: dict[str, Any] = {"data": points(x, y), "cases": {}}
+    results: dict[str, Any] = {"data": points(x, y), "cases": {}}
     squares = squared_jacobian(laplace, line(-3, 3))
     for name, case in cases.items():
-        found["cases"][name] = {
+        results["cases"][name] = {
             **curve(case, line(-3, 3)),
             "regions": regions(case),
             "weights": case.posterior.num_random,
@@ -285,42 +217,50 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
     variance = cases["diagonal, all weights"].posterior.precision.inverse_diagonal()
     names, generator = laplace.posterior.layout.names, torch.Generator().manual_seed(0)
     moved = swag_variance(network, batches, laplace.likelihood, names, lr=1e-3, generator=generator)
-    found["ranks"] = {
+    results["ranks"] = {
         "swag": rank_correlation(variance, laplace.posterior.layout.flatten(moved)),
         "influence": rank_correlation(variance, squares),
         "at the prior": float((variance > 0.99).double().mean()),
     }
-    return found
+    return results
 
 
 # --- tools -------------------------------------------------------------------------------------------------
 
 
+def on_clusters(hidden: tuple[int, ...], activation: type[nn.Module], prior: Prior, settings: Settings) -> Trained:
+    """Train a network on the two clusters, prior and noise by the evidence."""
+    x, y = two_clusters()
+    network = mlp(1, hidden, 1, activation, 0)
+    options = {"rounds": settings.rounds, "iterations": settings.iterations}
+    return train_with_evidence(network, x, y, Gaussian(1 / NOISE**2), prior, **options)
+
+
+def on_sine(x: Tensor, y: Tensor, width: int, seed: int, settings: Settings) -> Trained:
+    """Train a network with one tanh layer on the noisy sine, one prior precision and the noise by the evidence."""
+    options = {"rounds": settings.rounds, "iterations": settings.iterations}
+    return train_with_evidence(mlp(1, (width,), 1, nn.Tanh, seed), x, y, Gaussian(10.0), Prior(0.1), **options)
+
+
 def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings: Settings) -> Laplace:
-    """Full Laplace at the mode for a scalar prior and the true noise."""
+    """Return the full Laplace approximation at the mode for a scalar prior and the true noise."""
     likelihood, prior = Gaussian(1 / NOISE**2), Prior(precision)
     to_mode(network, x, y, likelihood, precisions_by_name(network, prior), 5 * settings.iterations)
     return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
 
 
 def squared_jacobian(laplace: Laplace, x: Tensor) -> Tensor:
-    """How much each random weight matters to the outputs at these inputs: the sum of its squared derivatives, `[K]`."""
+    """Return each random weight's sum of squared derivatives of the outputs at these inputs, `[K]`."""
     return jacobian(NetworkFunction(laplace.model, laplace.posterior), x).square().sum((0, 1))
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's."""
-    ranks = [v.argsort().argsort().double() for v in (a, b)]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
-
-
 def points(x: Tensor, y: Tensor) -> dict[str, list[float]]:
-    """Data as lists."""
+    """Return data as lists."""
     return {"x": x.flatten().tolist(), "y": y.flatten().tolist()}
 
 
 def curve(laplace: Laplace, x: Tensor) -> dict[str, Any]:
-    """Mean and standard deviation of the function, and the noise variance."""
+    """Return mean and standard deviation of the function, and the noise variance."""
     predicted = laplace.predict(x)
     assert predicted.noise_variance is not None
     return {
@@ -332,8 +272,42 @@ def curve(laplace: Laplace, x: Tensor) -> dict[str, Any]:
 
 
 def regions(laplace: Laplace) -> dict[str, float]:
-    """Mean standard deviation of the function at, between and away from the data."""
+    """Return the mean standard deviation of the function at, between and away from the data."""
     return {
         name: float(laplace.predict(line(low, high, 21)).variance.sqrt().mean())
         for name, (low, high) in REGIONS.items()
     }
+
+
+STUDY = Study(
+    "toy-regression",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    draw,
+    default={
+        "hidden": 50,
+        "rounds": 6,
+        "iterations": 150,
+        "widths": (1, 2, 3, 4, 6, 8, 16, 32),
+        "seeds": 5,
+        "samples": 200,
+        "draws": 20,
+    },
+    quick={
+        "hidden": 10,
+        "rounds": 2,
+        "iterations": 50,
+        "widths": (1, 2, 4),
+        "seeds": 1,
+        "samples": 20,
+        "draws": 5,
+    },
+    full={
+        "rounds": 20,
+        "iterations": 1000,
+        "widths": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64),
+        "seeds": 20,
+        "samples": 2000,
+    },
+)

@@ -1,0 +1,1 @@
+"""Rotated MNIST: negative log-likelihood and calibration under distribution shift."""

@@ -1,0 +1,132 @@
+"""Tables and figures of `shift`, from its results alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from marquis_experiments.common.figure import Figure
+from marquis_experiments.common.page import table, verdict, with_error
+
+Row = dict[str, Any]
+SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "accuracy"}
+SHOWN = (0, 60, 120, 180)
+"""Degrees in the tables."""
+FAR = 60
+"""From this angle on digits count as shifted."""
+CHEAP = 0.02
+"""Nats on upright digits that count as a small price."""
+UNIFORM = math.log(10)
+"""NLL of equal probabilities for ten classes."""
+SMALL = "subnetwork 0.4 % by SWAG, evidence"
+"""The tutorial's share of the weights."""
+CRUDER = ("diagonal, evidence", "last layer, evidence", "SWAG, diagonal", "MC dropout", "deep ensemble")
+COLOURS = {
+    "MAP": "#222222",
+    "MAP, temperature": "#888888",
+    "diagonal, evidence": "#3b8f5a",
+    "diagonal, validation": "#3b8f5a",
+    "last layer, evidence": "#8a5fb0",
+    "SWAG, diagonal": "#c9a227",
+    "MC dropout": "#b5456b",
+    "deep ensemble": "#d1602b",
+}
+"""Lines of the figure; other choices of a prior precision, and other rankings, are in the tables."""
+DASHED = ("MAP, temperature", "diagonal, validation")
+SUBNETWORKS = ("#1d4e89", "#4a86c5", "#85b3e0", "#b9d3ec")
+"""Subnetworks by SWAG, the largest first."""
+
+
+def values(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the page's tables; the small subnetwork must beat cruder methods on rotated digits at no price upright."""
+    rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    upright = {m: mean(scores(rows, m, 0, angles, "nll")) for m in methods}
+    shifted = {m: mean(far_away(rows, m, angles, "nll")) for m in methods}
+    errors = {m: mean(far_away(rows, m, angles, "ece")) for m in methods}
+    order = sorted(methods, key=shifted.__getitem__)
+    cheap = [m for m in order if upright[m] <= upright["MAP"] + CHEAP]
+    small = SMALL if SMALL in methods else next(m for m in methods if m.endswith("by SWAG, evidence"))
+    better = [m for m in CRUDER if shifted[m] < shifted[small]]
+    shown = [angle for angle in SHOWN if angle in angles]
+    return {
+        "main": table(
+            ["method", "NLL, upright", f"NLL, {FAR}° and more", f"ECE, {FAR}° and more", "NLL minus MAP's there"],
+            [
+                [m, f"{upright[m]:.3f}", f"{shifted[m]:.2f}", f"{errors[m]:.3f}", against_map(rows, m, angles)]
+                for m in order
+                if not m.endswith("validation")
+            ],
+        ),
+        **{
+            f"{score}_table": table(
+                ["method", *(f"{angle}°" for angle in shown)],
+                [[m, *(with_error(scores(rows, m, angle, angles, score)) for angle in shown)] for m in methods],
+            )
+            for score in SCORES
+        },
+        "chosen": table(
+            ["method", "temperature or prior precision"],
+            [
+                [m, ", ".join(f"{row['chosen']:.3g}" for row in rows if row["method"] == m)]
+                for m in methods
+                if any("chosen" in row for row in rows if row["method"] == m)
+            ],
+        ),
+        "map": {"upright": upright["MAP"], "shifted": shifted["MAP"]},
+        "best": {"name": order[0], "upright": upright[order[0]], "shifted": shifted[order[0]]},
+        "cheap": {"name": cheap[0], "shifted": shifted[cheap[0]]},
+        "small": {"name": small, "gain": shifted[small] - shifted["MAP"], "shifted": shifted[small]},
+        "better": "; ".join(better) or "none",
+        "uniform": sum(shifted[m] < UNIFORM for m in methods),
+        "methods": len(methods),
+        "networks": len({row["seed"] for row in rows}),
+        "temperature": {"worse": shifted["MAP, temperature"] > shifted["MAP"], "nll": shifted["MAP, temperature"]},
+        "verdict": verdict(shifted[small] < shifted["MAP"] and upright[small] < upright["MAP"] + CHEAP, not better),
+    }
+
+
+def scores(rows: list[Row], method: str, angle: int, angles: list[int], score: str) -> list[float]:
+    """Return a method's score at an angle, one number per seed."""
+    return [row["scores"][angles.index(angle)][score] for row in rows if row["method"] == method]
+
+
+def far_away(rows: list[Row], method: str, angles: list[int], score: str) -> list[float]:
+    """Return the average over the angles that count as shifted, one number per seed."""
+    per_angle = [scores(rows, method, angle, angles, score) for angle in angles if angle >= FAR]
+    return [mean(seed) for seed in zip(*per_angle, strict=True)]
+
+
+def against_map(rows: list[Row], method: str, angles: list[int]) -> str:
+    """Return the difference to MAP, paired by network; the ensemble is compared with the average network."""
+    if method == "MAP":
+        return "-"
+    theirs, base = far_away(rows, method, angles, "nll"), far_away(rows, "MAP", angles, "nll")
+    if len(theirs) != len(base):
+        return f"{mean(theirs) - mean(base):.2f}"
+    return with_error([a - b for a, b in zip(theirs, base, strict=True)], 2)
+
+
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw each score against the angle, one line per method."""
+    rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
+    figure = Figure(3, 3, 4.0, 3.9)
+    blues = iter(SUBNETWORKS)
+    colours = {
+        method: COLOURS.get(method) or (next(blues, None) if method.endswith("by SWAG, evidence") else None)
+        for method in dict.fromkeys(row["method"] for row in rows)
+    }
+    for axis, (score, label) in zip(figure.axes, SCORES.items(), strict=True):
+        for method, colour in colours.items():
+            if colour is not None:
+                line = [mean(scores(rows, method, angle, angles, score)) for angle in angles]
+                style = "--" if method in DASHED else "-"
+                axis.plot(angles, line, style, color=colour, marker="o", ms=3, lw=1.5, label=method)
+        axis.set(title=label, xlabel="rotation (degrees)")
+        axis.set_xticks(range(0, 181, 60))
+        axis.grid(alpha=0.25)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.save(folder / "shift.png")

@@ -1,0 +1,1 @@
+"""Error bars of small regression networks in one dimension."""
