@@ -19,6 +19,8 @@ PACKAGE = Path(marquis.__file__).parent
 LAYERS = [
     "errors",
     "choices",
+    "options",
+    "lazy",
     "io",
     "progress",
     "likelihoods",

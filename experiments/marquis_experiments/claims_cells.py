@@ -135,8 +135,8 @@ def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
     result["weights"] = sum(p.numel() for p in means)
     result["weight_size"] = (sum(float(p.detach().square().sum()) for p in means) / result["weights"]) ** 0.5
     if isinstance(model, LaplacianAutoencoder) and model.online is not None:
-        state = model.online.state
-        result |= {"noise": state.noise_precision, "prior": state.prior_precision, "effective": model.temperature}
+        state, effective = model.online.state, model.effective_temperature
+        result |= {"noise": state.noise_precision, "prior": state.prior_precision, "effective": effective}
     return result
 
 

@@ -13,7 +13,7 @@ import torch
 
 from marquis.autoencoders import LaplacianAutoencoder, for_data
 from marquis.likelihoods import Gaussian
-from marquis.online.settings import Settings as OnlineSettings
+from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis_experiments import claims, claims_cells, claims_report, claims_tables, find
 
 
@@ -63,7 +63,7 @@ def test_the_ablation_is_the_whole_grid_and_its_bold_line_is_the_librarys_defaul
     labels = {label: options for label, _, options in rows}
     assert labels[claims_tables.DEFAULT] == claims.DEFAULT
     own = OnlineSettings()
-    assert {name: getattr(own, name) for name in claims.DEFAULT} == claims.DEFAULT
+    assert {name: getattr(own, NEW_NAMES.get(name, name)) for name in claims.DEFAULT} == claims.DEFAULT
     one_away = claims.ablation((1.0, 0.01), main=True)
     assert len(one_away) == 1 + 4 + 2  # plain; the default and each switch by itself; two presets
 

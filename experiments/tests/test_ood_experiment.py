@@ -183,7 +183,7 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
     images = Images.load(tiny)
     trained = model(place.shared, key, 0, tiny, images).require()
     assert isinstance(trained, LaplacianAutoencoder) and trained.online is not None
-    trained.online.settings = replace(trained.online.settings, temperature=1.0)
+    trained.online.settings = replace(trained.online.settings, posterior_temperature=1.0)
     by_hand = scores(trained, images.test[:20].x, 40, generator=torch.Generator().manual_seed(5), progress=False)
     assert warmer["error"] == pytest.approx(float(by_hand["error"].mean()), rel=0.05)
     assert own["error"] < 0.9 * warmer["error"]

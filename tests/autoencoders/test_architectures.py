@@ -158,7 +158,7 @@ def test_convolutions_are_channels_last_and_draws_stay_so():
     assert all(own[name].is_contiguous(memory_format=torch.channels_last) for name in convolutions)
     assert any(not own[name].is_contiguous() for name in convolutions)
 
-    made = LaplacianAutoencoder(encoder, decoder, num_data=10, temperature=1e-30).online
+    made = LaplacianAutoencoder(encoder, decoder, num_data=10, posterior_temperature=1e-30).online
     drawn = made.draw(torch.Generator().manual_seed(0))
     for name, value in drawn.items():
         assert value.stride() == own[name].stride(), name

@@ -268,7 +268,7 @@ def test_logs(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out.startswith("epoch 0: train_loss") and "Tip" not in said.out + said.err
     rows = read_rows(tmp_path / "metrics.csv")
-    assert {"train_loss", MONITOR, "noise_precision", "prior_precision", "temperature"} <= rows[0].keys()
+    assert {"train_loss", MONITOR, "noise_precision", "prior_precision", "effective_temperature"} <= rows[0].keys()
     assert rows[0]["step"] == 3 and list((tmp_path / "tensorboard").glob("events*"))
 
 

@@ -188,7 +188,7 @@ class TestAgainstNetworksDrawn:
         torch.testing.assert_close(nine.latent.variance, 9 * one.latent.variance, **EXACT)
 
     def test_the_temperature_of_training_by_default(self):
-        lae, x = trained(temperature=0.3), data(4)
+        lae, x = trained(posterior_temperature=0.3), data(4)
         a, b = (m.reconstruct(x, 3, generator=generator(2)) for m in (linearised(lae), linearised(lae, 0.3)))
         torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=0)
 

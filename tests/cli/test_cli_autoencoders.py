@@ -21,11 +21,11 @@ from sklearn.datasets import load_wine
 
 from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis import report
-from marquis.autoencoders import linearised
+from marquis.autoencoders import ModelSpec, linearised
 from marquis.autoencoders.epoch_table import read_rows
 from marquis.data import load
 from marquis.errors import DataError
-from marquis.run import Run, Scaling, Settings
+from marquis.run import Run, Scaling, TrainingSettings, training_data
 from marquis.run.settings import steps_between
 from marquis.tasks import ood
 from marquis.tasks.batches import SameDraws
@@ -131,28 +131,49 @@ def test_structure_and_temperature_arrive(marquis):
     for kind in ("lae", "lae-posthoc"):
         code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40")
         assert code == 0, err
+        assert ("--posterior-temperature" in err) == (kind == "lae")  # the deprecated name, where it is one
     online = Run.open("lae").model().online  # type: ignore[union-attr]
-    assert (online.structure, online.settings.temperature, online.settings.every) == ("kronecker", 0.1, 1)
+    assert (online.structure, online.settings.posterior_temperature, online.settings.every) == ("kronecker", 0.1, 1)
+    assert Run.open("lae-posthoc").model().laplace.temperature == 0.1  # type: ignore[union-attr]
     assert type(Run.open("lae-posthoc").model().posterior.precision).__name__ == "Kronecker"  # type: ignore[union-attr]
+
+
+def test_data_are_loaded_and_the_model_is_built_once(marquis, monkeypatch):
+    calls: list[str] = []
+
+    def counting(name, function):
+        def call(*args, **options):
+            calls.append(f"{name} {args[1]}" if name == "load" else name)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(training_data, "load", counting("load", training_data.load))
+    monkeypatch.setattr(ModelSpec, "build", counting("build", ModelSpec.build))
+    assert marquis("train", "lae", "--data", "digits", "--out", "once", *ONE_EPOCH)[0] == 0
+    assert sorted(calls) == ["build", "load test", "load train"]
+    calls.clear()
+    assert marquis("train", "lae", "--out", "once", "--epochs", "2", "--no-report", "--resume")[0] == 0
+    assert sorted(calls) == ["build", "load test", "load train"]
 
 
 def test_short_epochs_have_curvature_more_often():
     found = {rows: steps_between(rows, 100) for rows in (1, 999, 1999, 2000, 19_999, 20_000, 10**6)}
     assert list(found.values()) == [1, 1, 1, 2, 19, 20, 20]
-    kronecker = Settings("lae", "x", structure="kronecker", batch_size=100)
-    assert kronecker.options(10_000) == {"structure": "kronecker", "every": 10}
-    for other in (Settings("lae", "x"), Settings("lae", "x", structure="diagonal")):
-        assert "every" not in other.options(20_000)
-    assert "every" not in Settings("lae-posthoc", "x", structure="kronecker").options(20_000)
+    kronecker = TrainingSettings("lae", "x", batch_size=100, options={"structure": "kronecker"})
+    assert kronecker.model_options(10_000) == {"structure": "kronecker", "every": 10}
+    for other in (TrainingSettings("lae", "x"), TrainingSettings("lae", "x", options={"structure": "diagonal"})):
+        assert "every" not in other.model_options(20_000)
+    posthoc = TrainingSettings("lae-posthoc", "x", options={"structure": "kronecker"})
+    assert "every" not in posthoc.model_options(20_000)
 
 
 def test_a_run_from_before_structure_and_temperature_opens(marquis, digits):
     path = digits / "config.json"
     held = json.loads(path.read_text())
-    for name in ("structure", "temperature"):
-        held["settings"].pop(name)
+    assert held["settings"].pop("options") == {}
     path.write_text(json.dumps(held))
-    assert Run.open(digits).settings.structure is None
+    assert Run.open(digits).settings.options == {}
     assert marquis("evaluate", digits, "--samples", "3")[0] == 0
 
 
@@ -306,7 +327,9 @@ def test_the_linearised_network_at_temperature_one(marquis, digits):
     own, straight = (np.load(name)["std"] for name in ("0.npz", "1.npz"))
     assert (straight > 3 * own).all()  # trained at temperature 0.01: ten times the deviation, and chance
     trained, x = Run.open(digits).model(), load("digits", "test").x[:8]
-    model = linearised(trained, 0.01 / trained.temperature)  # trained at 0.01, and not long enough for that to be all
+    model = linearised(
+        trained, 0.01 / trained.effective_temperature
+    )  # trained at 0.01, and not long enough for that to be all
     same = SameDraws(model, torch.Generator().manual_seed(0)).again()
     np.testing.assert_allclose(straight, model.encode(x, 5, generator=same).std, rtol=1e-4)
     for words in (

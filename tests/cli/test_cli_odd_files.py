@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_wine
 
 from helpers.commands import ONE_EPOCH, exit_code, one_line
-from marquis.run import Run, Settings, directory
+from marquis.run import Run, TrainingSettings, directory
 
 NAMES = list("abcdef")
 
@@ -100,7 +100,7 @@ def test_images_stay_bytes_when_a_run_is_made(marquis, monkeypatch):
     seen = []
     load = directory.load_rows
     monkeypatch.setattr(directory, "load_rows", lambda *args: seen.append(load(*args)) or seen[-1])
-    run = Run.create("run", Settings("ae", "uint8.npy", architecture="dense", width=0.125))
+    run = Run.create("run", TrainingSettings("ae", "uint8.npy", architecture="dense", width=0.125))
     assert run.brightest == pytest.approx(199 / 255) and {data.stored.dtype for data in seen} == {torch.uint8}
     assert not any("x" in vars(data) for data in seen)  # a cached property, which was not asked for
     assert seen[0].x is vars(seen[0])["x"]  # and where it would have been seen

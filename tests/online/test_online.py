@@ -121,7 +121,7 @@ def test_prior_precision_is_mackays_fixed_point():
 def test_stationary_precision_over_laplace_precision(preset: str | None, ratio: float, tolerance: float):
     model, x, y = linear(), randn(N, 4, seed=1), randn(N, 3, seed=2)
     whole = ggn(model, x, "gaussian").diagonal()
-    options: dict[str, Any] = {"prior_precision": 0.3, "temperature": 1.0} if preset is None else {}
+    options: dict[str, Any] = {"prior_precision": 0.3, "posterior_temperature": 1.0} if preset is None else {}
     online = OnlineLaplace(model, mq.Gaussian(1.0), estimator="exact", num_data=N, preset=preset, **options)
     order, seen, epochs = gen(3), [], 100
     alpha = 1e-3 if preset == "paper-code" else B / N
@@ -133,7 +133,7 @@ def test_stationary_precision_over_laplace_precision(preset: str | None, ratio: 
             seen.append(online.settings.factor * values(online.state) / filled)
     found = (torch.stack(seen[len(seen) // 2 :]).mean(0) / whole).mean()
     assert abs(float(found) - ratio) < tolerance
-    assert online.temperature * filled == pytest.approx(1 / ratio, rel=1e-6)
+    assert online.effective_temperature * filled == pytest.approx(1 / ratio, rel=1e-6)
 
 
 def test_full_batch_without_memory_is_the_laplace_precision():
@@ -149,22 +149,26 @@ def test_full_batch_without_memory_is_the_laplace_precision():
             forgetting=1.0,
             curvature_at="mean",
             prior_precision=0.3,
-            temperature=1.0,
+            posterior_temperature=1.0,
         )
         online.step(x, y)
         expected = ggn(model, x, mq.Gaussian(2.0), structure).to_dense() + 0.3 * torch.eye(online.layout.total)
         torch.testing.assert_close(online.posterior().precision.to_dense(), expected, rtol=1e-8, atol=1e-10)
-        assert online.temperature == pytest.approx(1.0)
+        assert online.effective_temperature == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_a_posterior_can_be_read_at_another_temperature(structure):
     model, x = network(2), randn(B, 4, seed=1)
-    online = OnlineLaplace(model, "gaussian", structure, "exact", num_data=N, temperature=0.1, generator=gen(2))
-    warmer = OnlineLaplace(model, "gaussian", structure, "exact", num_data=N, temperature=3.0, generator=gen(2))
+    online = OnlineLaplace(
+        model, "gaussian", structure, "exact", num_data=N, posterior_temperature=0.1, generator=gen(2)
+    )
+    warmer = OnlineLaplace(
+        model, "gaussian", structure, "exact", num_data=N, posterior_temperature=3.0, generator=gen(2)
+    )
     online.step(x, randn(B, 2, seed=2))
     warmer.state = online.state
-    own, read = online.posterior(), online.posterior(temperature=3.0)
+    own, read = online.posterior(), online.posterior(posterior_temperature=3.0)
     torch.testing.assert_close(read.precision.to_dense() * 30.0, own.precision.to_dense(), rtol=1e-10, atol=1e-12)
     expected = warmer.posterior().precision.to_dense()
     torch.testing.assert_close(read.precision.to_dense(), expected, rtol=1e-10, atol=1e-12)
@@ -487,7 +491,13 @@ def _process(rank: int, world: int, folder: str) -> None:
     x = randn(N, 4, seed=1)
     model = network(4)
     online = OnlineLaplace(
-        model, "gaussian", estimator="exact", num_data=N, prior_precision="learnt", temperature=1.0, generator=gen(1)
+        model,
+        "gaussian",
+        estimator="exact",
+        num_data=N,
+        prior_precision="learnt",
+        posterior_temperature=1.0,
+        generator=gen(1),
     )
     trained: nn.Module = nn.parallel.DistributedDataParallel(_Loss(online)) if world > 1 else _Loss(online)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
@@ -542,7 +552,7 @@ def test_forgotten_weights_are_reported_not_patched():
         ({"preset": "papers"}, "preset='papers'"),
         ({"forgetting": 0.0}, "forgetting"),
         ({"forgetting": "epoch"}, "forgetting"),
-        ({"temperature": -1.0}, "temperature"),
+        ({"posterior_temperature": -1.0}, "temperature"),
         ({"prior_precision": -1.0}, "prior_precision"),
         ({"noise_precision": "fixed"}, "noise_precision"),
         ({"samples": 0}, "samples"),

@@ -20,7 +20,7 @@ from marquis.autoencoders import (
 )
 from marquis.data import Data, DataModule
 from marquis.report import Effort
-from marquis.run import Run, Settings
+from marquis.run import Run, TrainingSettings
 
 TINY = Effort(rows=40, samples=4, edge=6, map_samples=3, batch=16)
 KINDS = {"laplacian": LaplacianAutoencoder, "plain": Autoencoder, "variational": VariationalAutoencoder}
@@ -50,7 +50,7 @@ def trained(kind, shape=(1, 4, 4), latent=2, likelihood="gaussian"):
 
 def finished_run(path: Path, **settings) -> Run:
     """What `marquis train` does, without its report."""
-    run = Run.create(path, Settings(**settings, epochs=1, batch_size=32, width=0.1))
+    run = Run.create(path, TrainingSettings(**settings, epochs=1, batch_size=32, width=0.1))
     data = run.data_module
     data.setup()
     model = run.spec.build(0)

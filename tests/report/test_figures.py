@@ -58,9 +58,9 @@ def no_numbers_overlap(axis):
 
 
 HISTORY = [
-    {"epoch": 0, "train_loss": 3.0, "validation_loss": 4.0, "temperature": math.inf, "noise_precision": 1.0},
-    {"epoch": 1, "train_loss": 2.0, "validation_loss": 3.0, "temperature": 2.0, "noise_precision": 50.0},
-    {"epoch": 2, "train_loss": 1.0, "validation_loss": math.nan, "temperature": 1.0, "noise_precision": 9.0},
+    {"epoch": 0, "train_loss": 3.0, "validation_loss": 4.0, "effective_temperature": math.inf, "noise_precision": 1.0},
+    {"epoch": 1, "train_loss": 2.0, "validation_loss": 3.0, "effective_temperature": 2.0, "noise_precision": 50.0},
+    {"epoch": 2, "train_loss": 1.0, "validation_loss": math.nan, "effective_temperature": 1.0, "noise_precision": 9.0},
 ]
 
 
@@ -79,7 +79,7 @@ def test_training_curves_show_the_finite_numbers_by_epoch():
 
 
 def test_training_curves_of_several_models_name_them():
-    figure = figures.training_curves({"a": HISTORY, "$b^{": [{"train_loss": 1.0, "temperature": 0.5}]})
+    figure = figures.training_curves({"a": HISTORY, "$b^{": [{"train_loss": 1.0, "effective_temperature": 0.5}]})
     assert [axis.get_title() for axis in figure.axes[:2]] == ["loss: a", r"loss: \$b^{"]
     legend = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
     assert legend == ["a", r"\$b^{"]

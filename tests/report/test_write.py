@@ -36,7 +36,7 @@ def test_numbers_are_those_of_the_protocol():
         OUTPUT: said.variance.mean(),
         CODE: said.latent.variance.mean(),
         f"AUROC of other by {OUTPUT}": auroc(*variance),
-        "temperature": model.temperature,
+        "effective temperature": model.effective_temperature,
     }
     for name, value in expected.items():
         assert found.numbers[name] == pytest.approx(float(value), rel=1e-5), name

@@ -21,7 +21,7 @@ def twins(activation: str, hidden: tuple[int, ...] = (7, 4)) -> tuple[mq.OnlineL
         network = EncoderDecoder(
             perceptron(5, 3, hidden, activation).double(), perceptron(3, 5, hidden[::-1], activation).double()
         )
-        made.append(kind(network, num_data=40, temperature=0.5, generator=torch.Generator().manual_seed(1)))
+        made.append(kind(network, num_data=40, posterior_temperature=0.5, generator=torch.Generator().manual_seed(1)))
     return made[0], made[1]
 
 

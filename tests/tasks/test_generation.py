@@ -80,7 +80,7 @@ class TestSample:
         torch.testing.assert_close(made.std(0), x.std(0), rtol=0.15, atol=0)
 
     def test_networks_take_turns_and_a_seed_repeats(self):
-        lae = LaplacianAutoencoder(identity(), identity(), num_data=50, temperature=1.0, generator=source())
+        lae = LaplacianAutoencoder(identity(), identity(), num_data=50, posterior_temperature=1.0, generator=source())
         x = numbers(50, 3)
         lae.loss(x, None)
         same = torch.zeros(1, 3, dtype=torch.float64)  # one code: what differs are the networks, and the noise

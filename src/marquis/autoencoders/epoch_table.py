@@ -16,6 +16,8 @@ FIRST = ("epoch", "step", "learning_rate", "train_loss", "validation_loss", "val
 """Columns that come first, in this order; `train_loss` is the mean over the batches of the epoch."""
 
 Row = dict[str, float]
+NEW_NAMES = {"temperature": "effective_temperature"}
+"""Present names of columns that earlier versions called otherwise."""
 
 
 class EpochTable(Callback):
@@ -67,7 +69,7 @@ class EpochTable(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Likewise."""
-        self.rows = [dict(row) for row in state_dict["rows"]]
+        self.rows = [_with_new_names(row) for row in state_dict["rows"]]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
@@ -83,7 +85,12 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 def read_rows(path: Path) -> list[Row]:
     """What `write_rows` wrote."""
     with open(path, newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        rows = csv.DictReader(file)
+        return [_with_new_names({name: float(value) for name, value in row.items() if value}) for row in rows]
+
+
+def _with_new_names(row: Row) -> Row:
+    return {NEW_NAMES.get(name, name): value for name, value in row.items()}
 
 
 def _line(row: Row) -> str:

@@ -23,6 +23,8 @@ from marquis.autoencoders.posthoc import fit_posthoc
 from marquis.autoencoders.variational import VariationalAutoencoder
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
+from marquis.online.settings import NEW_NAMES, OnlineSettings
+from marquis.options import options_of, rename_options
 
 OWN = "own"
 """The architecture of networks that the user brings."""
@@ -49,17 +51,15 @@ class Kind:
     posthoc: bool = False
 
 
-_ONLINE = (
-    *("structure", "estimator", "preset", "rule", "forgetting", "scale", "factor", "curvature_at", "initial"),
-    *("noise_precision", "prior_precision", "prior_in_loss", "temperature", "samples", "probes", "every"),
-    "width_limit",
-)
-
 KINDS: dict[str, Kind] = {
-    "lae": Kind(LaplacianAutoencoder, "Laplacian autoencoder: its weights are a Gaussian while it trains", _ONLINE),
+    "lae": Kind(
+        LaplacianAutoencoder,
+        "Laplacian autoencoder: a Gaussian over its weights is learnt in training",
+        ("preset", *options_of(OnlineSettings)),
+    ),
     "lae-posthoc": Kind(
         Autoencoder,
-        "plain autoencoder with a Laplace posterior made after training",
+        "plain autoencoder with a Laplace posterior fitted after training",
         ("structure", "estimator", "tune", "temperature"),
         posthoc=True,
     ),
@@ -68,8 +68,8 @@ KINDS: dict[str, Kind] = {
         LearntVarianceAutoencoder, "plain autoencoder that predicts its noise", ("min_log_sigma",), gaussian_only=True
     ),
     "vae": Kind(VariationalAutoencoder, "variational autoencoder: codes are uncertain", ("kl_weight", "min_log_sigma")),
-    "dropout": Kind(DropoutAutoencoder, "Monte-Carlo dropout: thinned networks", ("p", "on_code")),
-    "ensemble": Kind(EnsembleAutoencoder, "five autoencoders from different starts", ("members",)),
+    "dropout": Kind(DropoutAutoencoder, "Monte Carlo dropout", ("p", "on_code")),
+    "ensemble": Kind(EnsembleAutoencoder, "five autoencoders from different initial weights", ("members",)),
     "bbb": Kind(
         MeanFieldAutoencoder, "Bayes by Backprop: mean-field weights", ("prior_scale", "tempering", "multiplier")
     ),
@@ -119,6 +119,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
         kind = find_kind(self.kind)
+        if self.kind == "lae":
+            object.__setattr__(self, "options", rename_options(self.options, NEW_NAMES, "ModelSpec"))
         unknown = sorted(set(self.options) - set(kind.options))
         if unknown:
             takes = ", ".join(kind.options) or "none"
@@ -130,6 +132,19 @@ class ModelSpec:
         known = (*BUILT, *architectures.NAMES, OWN)
         if self.architecture not in known:
             raise DataError(f"no architecture is called {self.architecture!r}; known: {', '.join(known)}.")
+
+    @classmethod
+    def from_json(cls, held: Mapping[str, Any]) -> ModelSpec:
+        """Return what `as_json` described; also what earlier versions wrote."""
+        options = dict(held["options"])
+        if held["kind"] == "lae":
+            options = {NEW_NAMES.get(name, name): value for name, value in options.items()}
+        return cls(**{**held, "shape": tuple(int(size) for size in held["shape"]), "options": options})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them; a likelihood that is an object stays one."""
+        held = {name: getattr(self, name) for name in ModelSpec.__dataclass_fields__}
+        return held | {"shape": list(self.shape), "options": dict(self.options)}
 
     def networks(self, seed: int | None = None) -> architectures.Pair:
         """Encoder and decoder with fresh weights.

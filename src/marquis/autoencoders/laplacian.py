@@ -13,12 +13,15 @@ from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.online import OnlineLaplace
+from marquis.online.learner import OnlineLaplace
+from marquis.online.settings import NEW_NAMES, OnlineSettings
+from marquis.options import rename_options, takes_options, warn_renamed
 from marquis.posterior import Posterior
 
 
+@takes_options(OnlineSettings)
 class LaplacianAutoencoder(BaseAutoencoder):
-    """The Laplacian autoencoder (Miani et al. 2022, section 3; methods.md 6), a `LightningModule`.
+    """The Laplacian autoencoder (Miani et al. 2022, section 3; docs/method/autoencoders.md), a `LightningModule`.
 
     ```python
     lae = mq.autoencoders.LaplacianAutoencoder(encoder, decoder)
@@ -26,22 +29,20 @@ class LaplacianAutoencoder(BaseAutoencoder):
     out = lae.reconstruct(x, samples=100)  # out.mean, out.variance
     ```
 
-    Every step draws a network, takes the loss there and remembers the curvature; see `mq.OnlineLaplace`. By default
-    the noise precision is learnt too, and the posterior is cold (temperature 0.01). Checkpoints hold curvature, noise,
-    prior and random streams, so that an interrupted training goes on to the same weights.
+    Every step samples a network, computes the loss there and updates the running curvature; see `mq.OnlineLaplace`. By
+    default the noise precision is learnt too, and the posterior is cold (posterior temperature 0.01). Checkpoints hold
+    curvature, noise, prior and random streams, so that an interrupted training resumes to the same weights.
 
     Args:
         encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.
         decoder: `[B, K] -> [B, ...]`.
         likelihood: "gaussian" or "bernoulli", or an object with that interface.
-        structure: "diagonal", "kronecker", "block" or "full".
-        estimator: "sketched", "exact", "approximate" or "mixed".
-        preset: None, "paper" or "paper-code" (methods.md 6.3).
-        num_data: N; by default the number of rows behind the trainer's training loader.
-        generator: Source of the draws in training; by default torch's global random stream gives their seed.
+        preset: None, "paper" or "paper-code" (docs/method/online.md#presets), or an `OnlineSettings`.
+        num_data: Number of training samples N; by default the rows behind the trainer's training loader.
+        generator: Source of the random numbers in training; by default torch's global random stream gives their seed.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
-        **options: Of `OnlineLaplace`: `prior_precision`, `noise_precision`, `temperature`, `forgetting`, ...
+        **options: Fields of `OnlineSettings`; None keeps the preset's value.
     """
 
     def __init__(
@@ -50,9 +51,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         decoder: nn.Module,
         likelihood: str | Likelihood = "gaussian",
         *,
-        structure: str = "diagonal",
-        estimator: str = "sketched",
-        preset: str | None = None,
+        preset: str | OnlineSettings | None = None,
         num_data: int | None = None,
         generator: torch.Generator | None = None,
         lr: float = 1e-3,
@@ -68,10 +67,9 @@ class LaplacianAutoencoder(BaseAutoencoder):
         self._seed = int(
             torch.randint(1 << 62, (), generator=generator, device=generator.device if generator else "cpu")
         )
-        self._settings = {"structure": structure, "estimator": estimator, "preset": preset, **options}
-        made = self._make(
-            1 if num_data is None else num_data
-        )  # wrong options are refused now, not when training begins
+        options = rename_options(options, NEW_NAMES, "LaplacianAutoencoder")
+        self._options = {"preset": preset, **options}
+        made = self._make(1 if num_data is None else num_data)  # refuses wrong options now, not when training begins
         self._online = None if num_data is None else made
 
     @property
@@ -94,7 +92,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
     def _make(self, num_data: int) -> OnlineLaplace:
         seeded = torch.Generator().manual_seed(self._seed)
         return OnlineLaplace(
-            self._joined[0], self._likelihood_given, num_data=num_data, generator=seeded, **self._settings
+            self._joined[0], self._likelihood_given, num_data=num_data, generator=seeded, **self._options
         )
 
     @property
@@ -114,18 +112,25 @@ class LaplacianAutoencoder(BaseAutoencoder):
             rate = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
         return online.step(self.inputs(x, mask), x, mask, learning_rate=rate)
 
-    def posterior(self, temperature: float | None = None) -> Posterior:
-        """The weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
+    def posterior(self, posterior_temperature: float | None = None, **renamed: float) -> Posterior:
+        """Return the weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
 
         Args:
-            temperature: Of what is read, see `OnlineLaplace.posterior`; `from_posterior` makes it an autoencoder again.
+            posterior_temperature: See `OnlineLaplace.posterior`; `from_posterior` makes it an autoencoder again.
+            **renamed: The deprecated name `temperature`.
         """
-        return self._learner().posterior(temperature)
+        return self._learner().posterior(posterior_temperature, **renamed)
+
+    @property
+    def effective_temperature(self) -> float:
+        """Return the effective temperature: 1 is the Laplace posterior, less is colder."""
+        return self._learner().effective_temperature
 
     @property
     def temperature(self) -> float:
-        """The effective temperature: 1 is the Laplace posterior, less is colder (methods.md 6.3)."""
-        return self._learner().temperature
+        """Return `effective_temperature`, by its deprecated name."""
+        warn_renamed("LaplacianAutoencoder.temperature", "effective_temperature")
+        return self.effective_temperature
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Networks with weights drawn from the posterior learnt so far."""
@@ -154,7 +159,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         state = self._learner().state
         self.log("noise_precision", state.noise_precision)
         self.log("prior_precision", state.prior_precision)
-        self.log("temperature", self.temperature)
+        self.log("effective_temperature", self.effective_temperature)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add curvature, noise, prior and random streams."""

@@ -16,6 +16,8 @@ from marquis.autoencoders.tangent import Tangent, Weights
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import at_state, laid_out_like
 from marquis.likelihoods import Gaussian
+from marquis.online.settings import NEW_NAMES
+from marquis.options import rename_options
 from marquis.variational.base import evaluating
 
 
@@ -77,41 +79,44 @@ def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
 
 
 def linearised(
-    model: LaplacianAutoencoder | PosteriorAutoencoder, temperature: float | None = None
+    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | None = None, **renamed: float
 ) -> LinearisedAutoencoder:
-    """The same posterior, read through the network's tangent at its mean weights (methods.md 4.2).
+    """Return the model with its predictive linearised at the mean weights (docs/method/autoencoders.md).
 
-    A draw is `f(x; μ) + J (θ - μ)` instead of `f(x; θ)`; for the code likewise, with the encoder's part of J. Answers
-    are Gaussian with the covariance `J Σ J^T`, however wide the posterior is. Far from the mean weights the curvature
-    says nothing about the network, and networks drawn there may be bad for all data; linear draws are as far from the
-    mean answer as that covariance says, and no further. So this is how to read a posterior that was trained cold at
-    temperature 1, that of the Laplace approximation. Means are those of the mean weights, exactly (of outputs: with a
-    Gaussian likelihood), and variances are taken around them.
+    A sample is `f(x; μ) + J (θ - μ)` instead of `f(x; θ)`; for the code the same with the encoder's part of J. So
+    predictions are Gaussian with the covariance `J Σ J^T`, however wide the posterior is. Far from the mean weights the
+    curvature says nothing about the network, and networks sampled there may be bad for all data; linearised samples are
+    as far from the mean prediction as that covariance says, and no further. So this is how to evaluate a posterior that
+    was trained cold at temperature 1, that of the Laplace approximation. Means are those of the mean weights, exactly
+    (of outputs: with a Gaussian likelihood), and variances are taken around them.
 
-    Outputs are linearised before the likelihood's link, so that a Bernoulli's answers are probabilities. Codes given to
-    `decode` are kept, and the decoder's weights move. Cost: some three passes of the network per draw; of 20 draws or
-    more about two, as the linear map is traced once per batch, in memory of a backward pass.
+    Outputs are linearised before the likelihood's link, so that a Bernoulli's predictions are probabilities. Codes that
+    are passed to `decode` are kept, and the decoder's weights vary. Cost: about three passes of the network per sample;
+    from 20 samples on about two, as the linear map is traced once per batch, in memory of a backward pass.
 
     Args:
         model: Trained, with a posterior over its weights; copied.
-        temperature: T of what is read, as in `LaplacianAutoencoder.posterior`; by default that of the model. That of
-            the Laplace posterior is the one at which the effective temperature is 1: T = 1 for the default settings,
-            some 500 for the preset "paper-code".
+        posterior_temperature: T, as in `LaplacianAutoencoder.posterior`; by default that of the model. The Laplace
+            posterior is that at which the effective temperature is 1: T = 1 for the default settings, about 500 for
+            the preset "paper-code".
+        **renamed: The deprecated name `temperature`.
 
     Raises:
         UnsupportedOperationError: The model has no Laplace posterior over its weights.
         DataError: A temperature for a model whose posterior has been made already.
     """
+    options = {"posterior_temperature": posterior_temperature, **renamed}
+    posterior_temperature = rename_options(options, NEW_NAMES, "linearised")["posterior_temperature"]
     if isinstance(model, LaplacianAutoencoder):
-        found, laplace = model.posterior(temperature), None
+        found, laplace = model.posterior(posterior_temperature), None
     elif not isinstance(model, PosteriorAutoencoder):
         raise UnsupportedOperationError(
             f"{type(model).__name__} has no Laplace posterior over its weights; there is one in LaplacianAutoencoder "
             "and in what fit_posthoc and from_posterior return."
         )
-    elif temperature is not None:
+    elif posterior_temperature is not None:
         raise DataError(
-            f"temperature={temperature}: this posterior has its own; choose it where it is made (fit_posthoc)."
+            f"posterior_temperature={posterior_temperature}: this posterior has its own; choose it in fit_posthoc."
         )
     else:
         found, laplace = model.posterior, model.laplace

@@ -83,8 +83,7 @@ def load(
 
 
 def _pack_spec(spec: ModelSpec) -> State:
-    described = {name: getattr(spec, name) for name in ModelSpec.__dataclass_fields__}
-    described |= {"shape": list(spec.shape), "options": dict(spec.options)}
+    described = spec.as_json()
     if isinstance(spec.likelihood, str):
         return described, {}
     plain, tensors = pack_likelihood(spec.likelihood)
@@ -97,11 +96,10 @@ def _pack_spec(spec: ModelSpec) -> State:
 
 
 def _unpack_spec(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelSpec:
-    given = dict(described)
-    likelihood = given["likelihood"]
+    likelihood = described["likelihood"]
     if not isinstance(likelihood, str):
-        given["likelihood"] = unpack_likelihood(likelihood, split_prefix(tensors, "spec."))
-    return ModelSpec(**{**given, "shape": tuple(int(size) for size in given["shape"])})
+        likelihood = unpack_likelihood(likelihood, split_prefix(tensors, "spec."))
+    return ModelSpec.from_json({**described, "likelihood": likelihood})
 
 
 def _pack_extra(model: BaseAutoencoder) -> State:

@@ -1,11 +1,16 @@
-"""Arguments and options that several commands on a finished run share, with one wording each."""
+"""Arguments and options that several commands share, and options that settings dataclasses declare."""
 
 from __future__ import annotations
 
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+
+from marquis.options import Option, options_of
 
 
 def _checked_seed(seed: int) -> int:
@@ -32,8 +37,72 @@ Linear = Annotated[
 ]
 Header = Annotated[
     bool | None,
-    typer.Option("--header/--no-header", help="Whether a .csv file begins with names.", show_default="found out"),
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line of a .csv file holds column names.",
+        show_default="auto-detected",
+    ),
 ]
 FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
 DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+def with_options(panels: Mapping[str, type]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command an option for each field of settings dataclasses.
+
+    The command receives them by name in its `**options`, None where an option was not used; arguments of the command
+    itself take the place of fields of the same name.
+
+    Args:
+        panels: For each heading in the help, the dataclass whose options stand below it.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = {p.name: p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        declared = {
+            known.name: _parameter(known, panel)
+            for panel, settings in panels.items()
+            for known in options_of(settings).values()
+        }
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in {**declared, **own}.values()]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(known: Option, panel: str) -> inspect.Parameter:
+    """Return the parameter of a command that stands for an option."""
+    shown: Any = known.shown or (False if known.default in (None, (), inspect.Parameter.empty) else str(known.default))
+    details = typer.Option(help=known.help, show_default=shown, rich_help_panel=panel)
+    kinds = set(_types(known.type))
+    if tuple in kinds:
+        kind: Any = list[str]
+    elif float in kinds and str in kinds:  # a number or a word
+        details.parser, details.metavar, kind = _number_or_word, "NUMBER|WORD", str
+    else:
+        kind = next(kind for kind in (bool, int, float, str) if kind in kinds)
+    annotation = Annotated[kind | None, details]
+    return inspect.Parameter(known.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _types(annotation: Any) -> Iterator[type]:
+    """Yield the plain types of which an annotation allows values."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _types(part)
+    elif origin is Literal:
+        yield from map(type, get_args(annotation))
+    else:
+        yield origin or annotation
+
+
+def _number_or_word(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text

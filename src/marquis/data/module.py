@@ -57,7 +57,7 @@ class DataModule(LightningDataModule):
         data: A name or path for `load`, or training rows that are already there.
         batch_size: Rows per batch.
         validation: How many training rows to validate on (an integer), which share of them (a float below 1), or 0
-            for none. By default 5000 of 50000 or more, a tenth of fewer.
+            for none; or the validation rows themselves. By default 5000 of 50000 or more, a tenth of fewer.
         seed: Chooses the validation rows and the order of training.
         test: Test rows, where `data` is `Data`.
         data_dir: As in `load`.
@@ -75,7 +75,7 @@ class DataModule(LightningDataModule):
         data: str | os.PathLike[str] | Data,
         *,
         batch_size: int = 128,
-        validation: int | float | None = None,
+        validation: int | float | Data | None = None,
         seed: int = 42,
         test: Data | None = None,
         data_dir: str | os.PathLike[str] | None = None,
@@ -118,7 +118,9 @@ class DataModule(LightningDataModule):
             rows, self.test = self._data, self._test
         else:
             rows, self.test = self._load("train"), self._load("test")
-        if self._data == "celeba" and self._validation is None:
+        if isinstance(self._validation, Data):
+            self.train, self.validation = rows, self._validation
+        elif self._data == "celeba" and self._validation is None:
             self.train, self.validation = rows, self._load("validation")
         else:
             held_out = self._validation_rows(len(rows))
@@ -149,6 +151,7 @@ class DataModule(LightningDataModule):
     def _validation_rows(self, count: int) -> int:
         """The number of validation rows that was asked for, checked."""
         wanted = self._validation
+        assert not isinstance(wanted, Data)
         if wanted is None:
             wanted = DEFAULT_VALIDATION_ROWS if count >= 10 * DEFAULT_VALIDATION_ROWS else 0.1
         rows = round(wanted * count) if isinstance(wanted, float) else wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +25,18 @@ from marquis.functional.call import (
 )
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.group import from_first_process, sum_over_group
-from marquis.online.learnt_noise import Number, likelihood_and_noise, squared_error, start_value
+from marquis.online.learnt_noise import likelihood_and_noise, squared_error, start_value
 from marquis.online.noise import fill_with_deviations, fill_with_noise
 from marquis.online.perturbed import Perturbed
 from marquis.online.saving import pack, unpack
-from marquis.online.settings import Forgetting, settings_of
+from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.online.state import OnlineState, weighted
+from marquis.options import rename_options, takes_options, warn_renamed
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout, Structure
 
 
+@takes_options(OnlineSettings)
 class OnlineLaplace:
     """Laplace while training: the loss at a sampled network, gradients to the mean, curvature remembered (LAE 3).
 
@@ -47,91 +49,47 @@ class OnlineLaplace:
 
     The mean is the model's own parameters, moved by your optimiser; nothing else of the model is touched. The weights
     have precision `(β H + δ) / T` with the running curvature H. By default the noise precision β (Gaussian likelihood)
-    is learnt, the prior precision δ is 1 (it can be learnt from the evidence too) and the temperature T is 0.01: see
-    `Settings` for why. All options default to the preset's value, or the learner's own; `settings` shows them.
+    is learnt, the prior precision δ is 1 (it can be learnt from the evidence too) and the posterior temperature T is
+    0.01: see `OnlineSettings` for why. `settings` holds the options in use.
 
     Cost of a step with the sketched diagonal: about 2.5 plain steps; memory of three more copies of the weights.
 
     Args:
         model: A module in evaluation mode as far as that matters (no batch statistics, no dropout), or a function
             `(params, x) -> outputs` with `params`.
-        likelihood: Name or object. A Gaussian given as an object keeps its noise precision, unless that is "learnt".
-        structure: "diagonal", "kronecker", "block" or "full".
-        estimator: As in `mq.curvature.ggn`; "approximate" and "mixed" for the diagonal only.
-        num_data: N, the number of training data.
-        preset: None, "paper" or "paper-code" (methods.md 6.3).
-        rule: "lae", "redux", "van", "nng" or "noisy-adam" (methods.md 6.2).
-        forgetting: α: a number, "batch" (B/N) or "learning-rate" (then `step` is told the rate).
-        scale: "batch", or "dataset" to blow a batch's curvature up by N/B.
-        factor: Constant factor on the curvature.
-        curvature_at: "sample" or "mean".
-        initial: Start value of H: a number, or "data" for N.
-        noise_precision: A number or "learnt".
-        prior_precision: A number or "learnt"; 0 for none.
-        prior_in_loss: Whether the loss has the prior's `δ/(2N) |μ|²`.
-        temperature: T, multiplies the covariance.
-        samples: Networks per step.
-        probes: Random columns of `sketched`.
-        every: Curvature at every so many steps only.
-        width_limit: Of "mixed".
+        likelihood: Name or object. A Gaussian object keeps its noise precision, unless that is "learnt".
+        structure: Structure of the curvature: "diagonal", "kronecker", "block" or "full".
+        estimator: Estimator of the curvature, as in `mq.curvature.ggn`; "approximate", "mixed" for a diagonal only.
+        num_data: Number of training samples N.
+        preset: None, "paper" or "paper-code" (docs/method/online.md#presets), or an `OnlineSettings`.
         parameters: Which weights are uncertain, as in `mq.Laplace`; the others are trained as usual.
         params: The parameters of a function.
-        generator: Source of all random draws; in a group of processes that of the first counts.
+        generator: Source of all random numbers; in a group of processes that of the first counts.
+        **options: Fields of `OnlineSettings`; None keeps the preset's value.
     """
 
     def __init__(
         self,
         model: Model,
         likelihood: str | Likelihood = "gaussian",
-        structure: str = "diagonal",
-        estimator: str = "sketched",
+        structure: str | None = None,
+        estimator: str | None = None,
         *,
         num_data: int,
-        preset: str | None = None,
-        rule: str | None = None,
-        forgetting: Forgetting | None = None,
-        scale: Literal["batch", "dataset"] | None = None,
-        factor: float | None = None,
-        curvature_at: Literal["sample", "mean"] | None = None,
-        initial: float | Literal["data"] | None = None,
-        noise_precision: Number = None,
-        prior_precision: Number = None,
-        prior_in_loss: bool | None = None,
-        temperature: float | None = None,
-        samples: int | None = None,
-        probes: int | None = None,
-        every: int | None = None,
-        width_limit: int = 512,
+        preset: str | OnlineSettings | None = None,
         parameters: Any = None,
         params: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         if num_data < 1:
-            raise DataError(f"num_data is the number of training data, at least 1; got {num_data}.")
-        if structure not in ("diagonal", "kronecker", "block", "full"):
-            raise UnsupportedOperationError(
-                f"structure={structure!r} cannot be learnt online; use 'diagonal', 'kronecker', 'block' or 'full'."
-            )
-        given = {
-            "rule": rule,
-            "forgetting": forgetting,
-            "scale": scale,
-            "factor": factor,
-            "curvature_at": curvature_at,
-            "initial": initial,
-            "noise_precision": noise_precision,
-            "prior_precision": prior_precision,
-            "prior_in_loss": prior_in_loss,
-            "temperature": temperature,
-            "samples": samples,
-            "probes": probes,
-            "every": every,
-        }
-        self.model, self.structure, self.estimator = model, structure, estimator
-        self.num_data, self.width_limit, self._params = num_data, width_limit, params
-        self.likelihood, given["noise_precision"] = likelihood_and_noise(likelihood, noise_precision)
-        self.settings = settings_of(preset, given)
-        if self.settings.rule == "noisy-adam" and structure != "diagonal":
+            raise DataError(f"num_data is the number of training samples, at least 1; got {num_data}.")
+        self.model, self.num_data, self._params = model, num_data, params
+        self.likelihood, noise = likelihood_and_noise(likelihood, options.pop("noise_precision", None))
+        options |= {"structure": structure, "estimator": estimator, "noise_precision": noise}
+        self.settings = OnlineSettings.of(preset, options)
+        self.structure, self.estimator = self.settings.structure, self.settings.estimator
+        if self.settings.rule == "noisy-adam" and self.structure != "diagonal":
             raise UnsupportedOperationError("rule='noisy-adam' squares gradients, which are a diagonal only.")
         self.names = list(select(parameters_of(model, params), parameters))
         means = self.means()
@@ -235,7 +193,7 @@ class OnlineLaplace:
                 params={**parameters_of(self.model, self._params), **at},
                 parameters=self.names,
                 probes=self.settings.probes,
-                width_limit=self.width_limit,
+                width_limit=self.settings.width_limit,
                 generator=self._probes_stream,
                 mask=mask,
             )
@@ -308,10 +266,10 @@ class OnlineLaplace:
         out = self._empty() if out is None else out
         if state.curvature is None or isinstance(state.curvature, Diagonal):
             values = None if state.curvature is None else state.curvature.values
-            weight = own.factor * state.noise_precision / own.temperature
-            fill_with_deviations(out, generator, values, weight, state.constant(own.temperature))
+            weight = own.factor * state.noise_precision / own.posterior_temperature
+            fill_with_deviations(out, generator, values, weight, state.constant(own.posterior_temperature))
         else:
-            precision = state.precision(own.factor, own.temperature)
+            precision = state.precision(own.factor, own.posterior_temperature)
             noise = torch.empty(precision.noise_dim, dtype=out.dtype, device=out.device)
             out.copy_(precision.sample_from(fill_with_noise(noise, generator)))
         if not bool(out.sum().isfinite()):  # a finite sum proves finite entries without a temporary
@@ -324,15 +282,17 @@ class OnlineLaplace:
         torch._foreach_add_(list(drawn.values()), [means[name].detach() for name in drawn])
         return {name: laid_out_like(value, means[name]) for name, value in drawn.items()}
 
-    def posterior(self, temperature: float | None = None) -> Posterior:
-        """What has been learnt, as an ordinary posterior: it samples, saves and loads like the others.
+    def posterior(self, posterior_temperature: float | None = None, **renamed: float) -> Posterior:
+        """Return the present posterior as an ordinary one, which samples, saves and loads like the others.
 
         Args:
-            temperature: T of what is read; by default that of training. Networks that were trained at a cold posterior
-                can be judged at another one: the precision is divided by T, and nothing else depends on it.
+            posterior_temperature: T; by default that of training. Networks that were trained with a cold posterior can
+                be evaluated at another temperature: the precision is divided by T, and nothing else depends on it.
+            **renamed: The deprecated name `temperature`.
         """
-        own = self.settings.changed({"temperature": temperature})
-        precision = self.state.precision(own.factor, own.temperature)
+        options = {"posterior_temperature": posterior_temperature, **renamed}
+        settings = self.settings.changed(rename_options(options, NEW_NAMES, "posterior"))
+        precision = self.state.precision(settings.factor, settings.posterior_temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)
 
@@ -342,14 +302,20 @@ class OnlineLaplace:
         return self._weights_stream.device
 
     @property
-    def temperature(self) -> float:
-        """The effective temperature `T_eff = T N / (c n)`: 1 is the Laplace posterior, less is colder (methods.md 6.3).
+    def effective_temperature(self) -> float:
+        """Return `T N / (c n)`: 1 is the Laplace posterior, less is colder (docs/method/online.md#steady-state).
 
-        `n` is the number of data whose curvature H holds at present: for the default it grows to N within a few
+        `n` is the number of samples whose curvature H holds at present: for the default it grows to N within a few
         epochs, for the preset "paper-code" to 1000 N, with c = 1/2. Infinite before the first batch.
         """
-        own, state = self.settings, self.state
-        return own.temperature * self.num_data / (own.factor * state.data) if state.data else math.inf
+        settings, data = self.settings, self.state.data
+        return settings.posterior_temperature * self.num_data / (settings.factor * data) if data else math.inf
+
+    @property
+    def temperature(self) -> float:
+        """Return `effective_temperature`, by its deprecated name."""
+        warn_renamed("OnlineLaplace.temperature", "effective_temperature")
+        return self.effective_temperature
 
     def _alpha(self, size: int, learning_rate: float | None) -> float:
         forgetting = self.settings.forgetting
@@ -388,5 +354,5 @@ class OnlineLaplace:
         return (
             f"OnlineLaplace({describe(self.model)}, {self.structure}, {self.estimator}, {self.state.steps} steps, "
             f"noise precision {self.state.noise_precision:.4g}, prior precision {self.state.prior_precision:.4g}, "
-            f"temperature {self.temperature:.4g})"
+            f"effective temperature {self.effective_temperature:.4g})"
         )

@@ -22,10 +22,10 @@ OTHERS = {
     "validation_error": ("squared error per datum", "validation error"),
     "noise_precision": ("precision", "noise precision"),
     "prior_precision": ("precision", "prior precision"),
-    "temperature": ("temperature", "effective temperature"),
+    "effective_temperature": ("temperature", "effective temperature"),
 }
 """Axis and title of what is drawn with one line per model."""
-LOGARITHMIC = ("noise_precision", "prior_precision", "temperature")
+LOGARITHMIC = ("noise_precision", "prior_precision", "effective_temperature")
 
 
 def training_curves(histories: Mapping[str, History]) -> Figure:

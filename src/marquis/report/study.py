@@ -115,9 +115,9 @@ def study(
             separable = bool((inside[kind] > 0).any())
             numbers[f"AUROC of {name} by {kind}"] = auroc(inside[kind], values) if separable else math.nan
         numbers[f"AUROC of {name} by squared error"] = auroc(torch.cat(seen.error), torch.cat(foreign.error))
-    temperature = getattr(model, "temperature", None)
+    temperature = getattr(model, "effective_temperature", None)
     if isinstance(temperature, float):
-        numbers["temperature"] = temperature
+        numbers["effective temperature"] = temperature
     posterior = posterior_of(model)
     codes = torch.cat(seen.codes)
     generator = torch.Generator().manual_seed(seed)

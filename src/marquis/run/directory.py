@@ -26,7 +26,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.io.atomic import write_json
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
-from marquis.run.settings import Settings, rows_per_batch
+from marquis.run.settings import TrainingSettings, rows_per_batch
 from marquis.run.training_data import fingerprint, largest_of, load_rows, missing_in
 
 VERSION = 1
@@ -49,20 +49,22 @@ class Run:
         columns: Names of a table's columns, where it has them.
         brightest: Largest value of the training images; None for tables, and in runs of before it was kept.
         trained_on: `fingerprint` of the training data, if they are the user's own; None in runs of before it was kept.
+        loaded: Training rows as they were read, of a run that has just been created.
     """
 
     path: Path
-    settings: Settings
+    settings: TrainingSettings
     spec: ModelSpec
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
     brightest: float | None = None
     trained_on: str | None = None
+    loaded: Data | None = None
 
     # Making and opening
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], settings: Settings, *, force: bool = False) -> Run:
+    def create(cls, path: str | os.PathLike[str], settings: TrainingSettings, *, force: bool = False) -> Run:
         """Look at the training data and write `config.json` into a folder that is new, empty, or an old run's.
 
         Raises:
@@ -77,8 +79,8 @@ class Run:
         if occupied and not force:
             raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
         run = cls._described(path, settings)
-        run.spec.build(settings.seed)  # refuses what cannot be built before anything is removed or written
-        run.data_module.setup()  # likewise too few rows
+        _ = run.new_model  # refuses what cannot be built before anything is removed or written
+        run.data_module.setup()  # refuses too few rows
         if occupied:
             _remove_run(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ class Run:
         return run
 
     @classmethod
-    def _described(cls, path: Path, settings: Settings) -> Run:
+    def _described(cls, path: Path, settings: TrainingSettings) -> Run:
         train = load_rows(settings, "train")
         if settings.batch_size is None:
             settings = replace(settings, batch_size=rows_per_batch(len(train)))
@@ -105,10 +107,10 @@ class Run:
             settings.likelihood,
             missing=missing_in(train),
             lr=settings.lr,
-            options=settings.options(len(train)),
+            options=settings.model_options(len(train)),
         )
         brightest = None if len(shape) == 1 else largest_of(train)
-        return cls(path, settings, spec, scaling, train.feature_names, brightest, fingerprint(settings.data))
+        return cls(path, settings, spec, scaling, train.feature_names, brightest, fingerprint(settings.data), train)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -124,8 +126,8 @@ class Run:
             held = json.loads((path / CONFIG).read_text(encoding="utf-8"))
             if held["version"] != VERSION:
                 raise DataError(f"{path / CONFIG} is of version {held['version']}, this Marquis reads {VERSION}")
-            settings = Settings.from_json(held["settings"])
-            spec = ModelSpec(**{**held["model"], "shape": tuple(held["model"]["shape"])})
+            settings = TrainingSettings.from_json(held["settings"])
+            spec = ModelSpec.from_json(held["model"])
             scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
             columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
             if "header" not in held["settings"] and settings.has_csv:
@@ -147,11 +149,10 @@ class Run:
 
     def save_config(self) -> None:
         """Write `config.json`."""
-        spec = {name: getattr(self.spec, name) for name in ModelSpec.__dataclass_fields__}
         held = {
             "version": VERSION,
             "settings": self.settings.as_json(),
-            "model": {**spec, "shape": list(self.spec.shape), "options": dict(self.spec.options)},
+            "model": self.spec.as_json(),
             "scaling": None if self.scaling is None else self.scaling.as_json(),
             "columns": None if self.columns is None else list(self.columns),
             "brightest": self.brightest,
@@ -197,7 +198,7 @@ class Run:
             return linearised(model)
         online = model.online
         assert online is not None
-        return linearised(model, online.settings.temperature / online.temperature)
+        return linearised(model, online.settings.posterior_temperature / online.effective_temperature)
 
     def rows_of_training(self) -> list[Row]:
         """The rows of `metrics.csv`, one per epoch."""
@@ -212,20 +213,25 @@ class Run:
         """
         settings = self.settings
         assert settings.batch_size is not None, "known since the run was made"
-        now = None if self.trained_on is None else fingerprint(settings.data)
-        if now is not None and now != self.trained_on:
+        fresh = self.loaded is not None or self.trained_on is None
+        if not fresh and fingerprint(settings.data) not in (None, self.trained_on):
             raise DataError(
                 f"the training data of {self.path}: {settings.data} is not as it was in training, so that rows which "
                 "were trained on would be held out; bring it back, or train anew"
             )
-        if settings.data == "celeba":  # its official validation rows
-            options = {"limit": settings.limit, "data_dir": settings.data_dir}
-            return DataModule("celeba", batch_size=settings.batch_size, seed=settings.seed, **options)
         try:
-            train, test = (self._scaled(load_rows(settings, split)) for split in ("train", "test"))
+            read = load_rows(settings, "train") if self.loaded is None else self.loaded
+            train, test = self._scaled(read), self._scaled(load_rows(settings, "test"))
+            validation = load_rows(settings, "validation") if settings.data == "celeba" else None  # its official rows
         except DataError as problem:
             raise DataError(f"the training data of {self.path}: {problem}") from problem
-        return DataModule(train, test=test, batch_size=settings.batch_size, seed=settings.seed)
+        batch_size, seed = settings.batch_size, settings.seed
+        return DataModule(train, batch_size=batch_size, validation=validation, seed=seed, test=test)
+
+    @functools.cached_property
+    def new_model(self) -> BaseAutoencoder:
+        """Return the model as it is before training; built once, and trained in place."""
+        return self.spec.build(self.settings.seed)
 
     def _scaled(self, data: Data) -> Data:
         if len(self.spec.shape) > 1:

@@ -1,106 +1,96 @@
-"""What a training was asked to do, as it is kept in `config.json`."""
+"""Declare the options of a training, as `marquis train` takes them and as `config.json` holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from marquis.autoencoders.kinds import find_kind
 from marquis.errors import DataError
+from marquis.online.settings import NEW_NAMES
+from marquis.options import option, options_of
 
 ARCHITECTURES = {"mnist": "mnist-dense", "kmnist": "mnist-dense", "celeba": "celeba-conv"}
-"""The paper's networks for data sets that it has some for; others get networks derived from the shape."""
+"""The paper's networks for its data sets; other data sets get networks derived from the shape."""
 LATENT = {"celeba": 64}
 CHANGEABLE = ("epochs",)
-"""What may differ when a run is resumed: more epochs continue the same training."""
+"""Options that may differ when a run is resumed: more epochs continue the same training."""
 SEEDS = 2**32
-"""So many there are: NumPy takes no more."""
-CURVATURE = ("structure", "temperature")
-LATER = (*CURVATURE, "header")
-"""Came after the first runs were written, which have the defaults."""
+"""Number of seeds that NumPy accepts."""
+ADDED = ("header", "options")
+"""Entries that the first versions did not write."""
+MOVED = ("preset", "structure", "temperature")
+"""Entries that are in `options` now."""
 LEAST = {"epochs": 1, "patience": 1, "batch_size": 1, "seed": 0, "latent": 1, "size": 1}
 LARGEST_BATCH, SMALLEST_BATCH = 128, 16
 EVERY = 20
-"""Steps between two curvatures that have to be decomposed (Kronecker, block, full), at most."""
+"""Largest number of steps between two curvatures that have to be decomposed (Kronecker, block, full)."""
 AN_EPOCH = 10
-"""And at least so many of them in an epoch, twice what was enough on the digits; see `steps_between`."""
+"""Smallest number of curvature updates per epoch, twice what was enough on the digits; see `steps_between`."""
 
 
 def steps_between(rows: int, batch_size: int) -> int:
-    """Steps from one curvature to the next: many where an epoch is long, one where it is short.
+    """Return the number of steps from one curvature update to the next: more in long epochs, one in short ones.
 
-    The running curvature remembers about an epoch. Kronecker factors that rest on few batches, each taken at one drawn
-    network, are nearly singular: in what they leave open only the prior holds the weights, and other rows and other
-    draws meet that noise. A diagonal is never singular, and does not mind. On the 8 x 8 digits, 11 steps an epoch,
+    The running curvature averages over about an epoch. Kronecker factors from few batches, each at one sampled network,
+    are nearly singular: in the directions they miss only the prior restricts the weights, and other rows and other
+    samples are evaluated with that noise. A diagonal is never singular. On the 8 x 8 digits, 11 steps per epoch,
     `every=20` raises the held-out error from 3.0 to 3.9.
     """
     return min(EVERY, max(1, rows // (batch_size * AN_EPOCH)))
 
 
 def rows_per_batch(rows: int) -> int:
-    """128, but fewer of few rows, so that an epoch has ten steps where it can.
+    """Return the default batch size: 128, but smaller for few rows, so that an epoch has ten steps if possible.
 
     Patience and the learning rate's schedule count epochs: with two steps in each, training on 178 wines ended before
-    it had learnt anything.
+    the network had learnt anything.
     """
     return min(LARGEST_BATCH, max(SMALLEST_BATCH, rows // AN_EPOCH))
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All options of a training, with their defaults.
+class TrainingSettings:
+    """Hold all options of a training.
 
     Attributes:
-        model: Kind of model, one of `marquis.autoencoders.KINDS`.
-        data: Name of a data set, or an absolute path.
-        latent: Size of the code.
-        likelihood: "gaussian" or "bernoulli".
-        architecture: See `ModelSpec`.
-        width: Factor on hidden units and channels.
-        epochs: At most so many.
-        patience: Epochs without improvement before training stops.
-        batch_size: Rows per batch; None until the data are known, see `rows_per_batch`.
-        lr: Learning rate.
-        seed: Of weights, order of the data and random draws.
-        preset: Published settings of the Laplacian autoencoder, "paper" or "paper-code".
-        structure: Of a Laplacian autoencoder's curvature, "diagonal" by default.
-        temperature: Of a Laplacian autoencoder's posterior.
-        limit: Only the first so many training rows.
-        data_dir: Folder to look for data in.
-        target: Columns of a table that are not part of the data.
-        size: Edge to which images of a folder are resized.
-        header: Whether a .csv file begins with names; None: it is found out.
+        options: Options of the kind of model (`marquis.autoencoders.KINDS`) that differ from their defaults; for `lae`
+            fields of `marquis.online.OnlineSettings` and `preset`.
     """
 
-    model: str
-    data: str
-    latent: int = 2
-    likelihood: str = "gaussian"
-    architecture: str = "auto"
-    width: float = 1.0
-    epochs: int = 100
-    patience: int = 8
-    batch_size: int | None = None
-    lr: float = 1e-3
-    seed: int = 0
-    preset: str | None = None
-    limit: int | None = None
-    data_dir: str | None = None
-    target: tuple[str, ...] = ()
-    size: int | None = None
-    structure: str | None = None
-    temperature: float | None = None
-    header: bool | None = None
+    model: str = option(help="Kind of model: lae, lae-posthoc, ae, ae-variance, vae, dropout, ensemble or bbb.")
+    data: str = option(help="Name of a data set (`marquis data list`), table (.csv, .parquet, .npy, .npz) or folder.")
+    latent: int = option(2, "Number of latent dimensions.", shown="2; celeba 64")
+    likelihood: str = option("gaussian", "Likelihood: gaussian or bernoulli.")
+    architecture: str = option(
+        "auto",
+        "Architecture: auto, dense, convolutional, mnist-dense, fashion-conv or celeba-conv.",
+        shown="auto; mnist, kmnist and celeba the paper's",
+    )
+    width: float = option(1.0, "Factor on the numbers of hidden units and channels.")
+    epochs: int = option(100, "Maximum number of epochs.")
+    patience: int = option(8, "Number of epochs without improvement after which training stops.")
+    batch_size: int | None = option(None, "Batch size.", shown="128; smaller for fewer than 1280 rows")
+    lr: float = option(1e-3, "Learning rate.")
+    seed: int = option(0, "Random seed.")
+    limit: int | None = option(None, "Maximum number of training rows: the first ones.")
+    data_dir: str | None = option(None, "Directory to search for data first.", shown="$MARQUIS_DATA")
+    target: tuple[str, ...] = option((), "Column of a table to leave out; may be repeated.")
+    size: int | None = option(None, "Resize the images of a folder to this edge length.")
+    header: bool | None = option(
+        None, "Whether the first line of a .csv file holds column names.", shown="auto-detected"
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant; what concerns networks and data is refused where they are made."""
-        find_kind(self.model)
-        if self.preset is not None and self.model != "lae":
-            raise DataError(f"--preset belongs to the model lae, not to {self.model}")
-        for name in CURVATURE:
-            if getattr(self, name) is not None and self.model not in ("lae", "lae-posthoc"):
-                raise DataError(f"--{name} belongs to the models lae and lae-posthoc, not to {self.model}")
+        """Refuse values that cannot be meant; networks and data refuse theirs when they are made."""
+        from marquis.autoencoders.kinds import KINDS, find_kind  # here, because it loads torch
+
+        takes = find_kind(self.model).options
+        for name in self.options:
+            if name not in takes:
+                owners = [kind for kind, known in KINDS.items() if name in known.options]
+                raise DataError(f"{_flag(name)} belongs to the model {' and '.join(owners)}, not to {self.model}")
         if self.likelihood not in ("gaussian", "bernoulli"):
             raise DataError(f"likelihood {self.likelihood!r} is not known; use gaussian or bernoulli")
         for name, least in LEAST.items():
@@ -112,55 +102,66 @@ class Settings:
 
     @property
     def has_csv(self) -> bool:
-        """Whether the data are a .csv file, to which `header` applies."""
+        """Return whether the data are a .csv file, to which `header` applies."""
         return self.data.lower().endswith(".csv")
 
-    def options(self, rows: int) -> dict[str, Any]:
-        """Those of `ModelSpec` that belong to this kind of model, for so many training data."""
-        named: dict[str, Any] = {"preset": self.preset, "structure": self.structure, "temperature": self.temperature}
-        if self.model == "lae" and self.structure not in (None, "diagonal"):
-            named["every"] = steps_between(rows, self.batch_size or rows_per_batch(rows))
-        return {name: value for name, value in named.items() if value is not None}
+    def model_options(self, rows: int) -> dict[str, Any]:
+        """Return the options of `ModelSpec` for a number of training rows."""
+        options = dict(self.options)
+        if self.model == "lae" and options.get("structure", "diagonal") not in ("diagonal", "diag"):
+            options.setdefault("every", steps_between(rows, self.batch_size or rows_per_batch(rows)))
+        return options
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
-        """With defaults for what is None or absent, some of which depend on the data."""
-        told = {name: value for name, value in given.items() if value is not None}
-        if "data" not in told:
+    def of(cls, chosen: Mapping[str, Any]) -> TrainingSettings:
+        """Return settings from options by name; None stands for the default, which may depend on the data."""
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        if "data" not in chosen:
             raise DataError("say what to train on: --data NAME or --data PATH (`marquis data list` shows the names)")
-        told.setdefault("architecture", ARCHITECTURES.get(told["data"], "auto"))
-        told.setdefault("latent", LATENT.get(told["data"], 2))
-        return cls(**told)
+        chosen.setdefault("architecture", ARCHITECTURES.get(chosen["data"], "auto"))
+        chosen.setdefault("latent", LATENT.get(chosen["data"], 2))
+        known = options_of(cls)
+        options = {name: value for name, value in chosen.items() if name not in known}
+        return cls(**{name: value for name, value in chosen.items() if name in known}, options=options)
 
-    def resumed(self, given: Mapping[str, Any]) -> Settings:
-        """These settings, if what is given now does not contradict them.
+    def resumed(self, chosen: Mapping[str, Any]) -> TrainingSettings:
+        """Return these settings with more epochs, if the options that are chosen now do not contradict them.
 
         Raises:
-            DataError: It does; the message names the option.
+            DataError: They do; the message names the option.
         """
         kept = asdict(self)
-        for name, value in given.items():
-            if value is None or value == kept[name] or name in CHANGEABLE:
+        present = {**kept, **self.options}
+        for name, value in chosen.items():
+            if value is None or value == present.get(name) or name in CHANGEABLE:
                 continue
             raise DataError(
-                f"--{name.replace('_', '-')} {value} contradicts the run to be resumed, which has {kept[name]}; "
-                "leave it out, or train anew in another folder"
+                f"{_flag(name)} {value} contradicts the run to be resumed, which has "
+                f"{present.get(name, 'the default')}; leave it out, or train anew in another folder"
             )
-        return Settings(**{**kept, **{name: given[name] for name in CHANGEABLE if given.get(name) is not None}})
+        return TrainingSettings(**kept | {name: chosen[name] for name in CHANGEABLE if chosen.get(name) is not None})
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the fields as JSON can hold them."""
         return {**asdict(self), "target": list(self.target)}
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> Settings:
-        """The inverse of `as_json`.
+    def from_json(cls, held: Mapping[str, Any]) -> TrainingSettings:
+        """Return what `as_json` described; also what earlier versions wrote.
 
         Raises:
             DataError: Entries are missing or unknown.
         """
+        moved = {name: held[name] for name in MOVED if held.get(name) is not None}
+        if held.get("model") == "lae":
+            moved = {NEW_NAMES.get(name, name): value for name, value in moved.items()}
+        held = {name: value for name, value in held.items() if name not in MOVED}
         names = {entry.name for entry in fields(cls)}
-        if not names - set(LATER) <= set(held) <= names:
-            wrong = sorted((names - set(LATER) - set(held)) | (set(held) - names))
+        wrong = sorted((names - set(ADDED) - set(held)) | (set(held) - names))
+        if wrong:
             raise DataError(f"the configuration of the run lacks or has too much: {', '.join(wrong)}")
-        return cls(**{**held, "target": tuple(held["target"])})
+        return cls(**{**held, "target": tuple(held["target"]), "options": {**moved, **held.get("options", {})}})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -14,7 +14,7 @@ from marquis.autoencoders.base import Missing
 from marquis.data import Data, load
 from marquis.data.images import SUFFIXES
 from marquis.data.registry import SETS
-from marquis.run.settings import Settings
+from marquis.run.settings import TrainingSettings
 
 
 def largest_of(data: Data) -> float:
@@ -24,7 +24,7 @@ def largest_of(data: Data) -> float:
     return float(data.stored.nan_to_num(0.0).abs().max())
 
 
-def load_rows(settings: Settings, split: str) -> Data:
+def load_rows(settings: TrainingSettings, split: str) -> Data:
     """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
     options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
     options["target"] = settings.target or None

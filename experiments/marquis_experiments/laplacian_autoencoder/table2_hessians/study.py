@@ -139,7 +139,7 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
         result |= {name: float(each.mean()), f"{name}_error": float(each.std() / len(each) ** 0.5)}
     if isinstance(autoencoder, LaplacianAutoencoder) and autoencoder.online is not None:
         prior_precision = autoencoder.online.state.prior_precision
-        result |= {"temperature": autoencoder.temperature, "prior_precision": prior_precision}
+        result |= {"temperature": autoencoder.effective_temperature, "prior_precision": prior_precision}
     if isinstance(autoencoder, PosteriorAutoencoder) and autoencoder.laplace is not None:
         prior = autoencoder.laplace.prior
         assert isinstance(prior, BoundPrior)

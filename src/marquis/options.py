@@ -1,0 +1,121 @@
+"""Declare an option once: as a field of a settings dataclass, with its type, default and help text.
+
+Constructors show these fields as keyword arguments (`takes_options`), `marquis train` shows them as command-line
+options, and configuration files hold them under the same names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from marquis.errors import DataError
+
+Class = TypeVar("Class", bound=type)
+
+
+def option(default: Any = MISSING, help: str = "", *, shown: str | None = None) -> Any:
+    """Return a dataclass field that is an option.
+
+    Args:
+        default: The default value; none for an option that has to be passed.
+        help: One sentence for docstrings and for `--help`.
+        shown: What `--help` shows as the default, where that depends on other things.
+    """
+    return field(default=default, metadata={"help": help, "shown": shown})
+
+
+@dataclass(frozen=True)
+class Option:
+    """Describe one option of a settings dataclass.
+
+    Attributes:
+        name: The field's name.
+        type: Its type.
+        default: Its default; `inspect.Parameter.empty` if there is none.
+        help: One sentence.
+        shown: What `--help` shows as the default; None for `default` itself.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    shown: str | None
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Return the options that a settings dataclass declares, by name, in their order."""
+    types = get_type_hints(settings)
+    return {
+        entry.name: Option(
+            entry.name,
+            types[entry.name],
+            inspect.Parameter.empty if entry.default is MISSING else entry.default,
+            entry.metadata["help"],
+            entry.metadata["shown"],
+        )
+        for entry in fields(settings)
+        if "help" in entry.metadata
+    }
+
+
+def takes_options(settings: type) -> Callable[[Class], Class]:
+    """Return a class decorator that shows the options of a settings dataclass in the place of `**options`.
+
+    `inspect.signature`, `help` and notebooks then show every option with its type and default, and the class's
+    docstring, which has to end with its `Args` section, lists their help texts. `__init__` still receives only the
+    options that were passed. An argument with an option's name keeps its place and shows the option's default.
+    """
+
+    def decorate(cls: Class) -> Class:
+        declared, shown = options_of(settings), []
+        constructor = vars(cls)["__init__"]
+        for argument in inspect.signature(constructor).parameters.values():
+            if argument.kind is not inspect.Parameter.VAR_KEYWORD:
+                known = declared.pop(argument.name, None)
+                shown.append(argument if known is None else argument.replace(default=known.default))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shown += [inspect.Parameter(o.name, keyword, default=o.default, annotation=o.type) for o in declared.values()]
+        constructor.__signature__ = inspect.Signature(shown)
+        lines = [f"        {known.name}: {known.help}" for known in declared.values()]
+        cls.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), *lines, ""])
+        return cls
+
+    return decorate
+
+
+def rename_options(options: Mapping[str, Any], new_names: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """Return the options with deprecated names replaced, with a `DeprecationWarning` for each.
+
+    Args:
+        options: By name, as the user passed them; None stands for an option that was not passed.
+        new_names: The present name for each deprecated one.
+        owner: Whose options they are, for the message.
+
+    Raises:
+        DataError: An option was passed under both names.
+    """
+    renamed = dict(options)
+    for old, new in new_names.items():
+        if renamed.get(old) is not None:
+            if renamed.get(new) is not None:
+                raise DataError(f"{owner}: {old}= is the deprecated name of {new}=; pass {new}= only.")
+            warn_renamed(f"{owner}: {old}=", f"{new}=", stacklevel=5)
+            renamed[new] = renamed[old]
+        renamed.pop(old, None)
+    return renamed
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that a name is deprecated.
+
+    Args:
+        old: The deprecated name.
+        new: The name to write instead.
+        stacklevel: As of `warnings.warn`; by default the caller of the function that calls this one.
+    """
+    warnings.warn(f"{old} is deprecated; write {new}.", DeprecationWarning, stacklevel=stacklevel)
