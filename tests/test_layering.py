@@ -25,6 +25,7 @@ LAYERS = [
     "progress",
     "likelihoods",
     "structures",
+    "testing",
     "functional",
     "distributed",
     "curvature",

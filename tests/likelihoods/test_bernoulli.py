@@ -10,8 +10,7 @@ import torch
 
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli
-
-from .conformance import LikelihoodConformance, all_labels, autograd_hessian, flat, seeded
+from marquis.testing import LikelihoodConformance, all_labels, autograd_hessian, flat, seeded
 
 
 class TestBernoulli(LikelihoodConformance):

@@ -10,8 +10,7 @@ import torch
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Bernoulli, Categorical
-
-from .conformance import LikelihoodConformance, all_labels, flat, seeded
+from marquis.testing import LikelihoodConformance, all_labels, flat, seeded
 
 
 class TestCategorical(LikelihoodConformance):

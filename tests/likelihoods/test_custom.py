@@ -19,8 +19,7 @@ from marquis.likelihoods import (
     Predictive,
     as_likelihood,
 )
-
-from .conformance import LikelihoodConformance, all_labels, flat, seeded
+from marquis.testing import LikelihoodConformance, all_labels, flat, seeded
 
 
 class Counts:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from marquis.errors import DataError, MarquisError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods import Gaussian
-
-from .conformance import LikelihoodConformance, all_labels, flat, seeded
+from marquis.testing import LikelihoodConformance, all_labels, flat, seeded
 
 
 def normal_quadrature(mean: Tensor, deviation: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

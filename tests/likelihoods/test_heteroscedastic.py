@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
+from test_gaussian import normal_quadrature
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic
 from marquis.likelihoods.heteroscedastic import LOG_VARIANCE_LIMIT
-
-from .conformance import LikelihoodConformance, all_labels, autograd_hessian, flat, seeded
-from .test_gaussian import normal_quadrature
+from marquis.testing import LikelihoodConformance, all_labels, autograd_hessian, flat, seeded
 
 
 class TestHeteroscedastic(LikelihoodConformance):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from marquis.likelihoods import Bernoulli, Categorical, Gaussian
-
-from .conformance import autograd_hessian, seeded
+from marquis.testing import autograd_hessian, seeded
 
 N, O = 20, 3  # noqa: E741
 

@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from structure_conformance import F64, LAYOUTS, StructureConformance, close, normal, random_psd
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
@@ -23,6 +22,9 @@ from marquis.structures import (
     Piece,
     Structure,
 )
+from marquis.testing import LAYOUTS, StructureConformance, close, normal, random_psd
+
+F64 = torch.float64
 
 
 class KroneckerConformance(StructureConformance):

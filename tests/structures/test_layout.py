@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 import torch
-from structure_conformance import STANDARD, normal
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from marquis.errors import DataError, ModelMismatchError
 from marquis.structures import Layout
+from marquis.testing import STANDARD, normal
 
 
 def test_order_and_places() -> None:

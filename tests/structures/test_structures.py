@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from structure_conformance import (
-    F64,
-    STANDARD,
-    StructureConformance,
-    close,
-    flat_index,
-    normal,
-    random_psd,
-)
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, NumericalError
 from marquis.structures import Block, Diagonal, Full, Layout, LowRank, Structure
+from marquis.testing import STANDARD, StructureConformance, close, normal, random_psd
+
+F64 = torch.float64
 
 
 class TestDiagonal(StructureConformance):
@@ -83,7 +77,8 @@ class TestBlock(StructureConformance):
         blocks = {}
         for i, (block, names) in enumerate(groups.items()):
             if names or not layout.names:  # a block without parameters still carries the dtype
-                index = flat_index(layout, names)
+                places = [torch.arange(layout.total)[layout.slice(name)] for name in names]
+                index = torch.cat([torch.zeros(0).long(), *places])
                 matrix = random_psd(len(index), seed + i, None if definite else len(index) // 2)
                 dense[index[:, None], index] = matrix
                 blocks[block] = (names, matrix)

@@ -7,11 +7,13 @@ import warnings
 
 import pytest
 import torch
-from structure_conformance import F64, STANDARD, close, normal, random_psd
 
 from marquis.errors import NumericalError
 from marquis.structures import Block, Diagonal, Full, Kronecker, Layout, LowRank, NumericalWarning
 from marquis.structures.linalg import cholesky, eigh_psd
+from marquis.testing import STANDARD, close, normal, random_psd
+
+F64 = torch.float64
 
 
 def test_cholesky_of_a_good_matrix_is_exact_and_silent() -> None:

@@ -1,7 +1,5 @@
-"""What every structure has to satisfy, against a dense oracle built independently of it.
-
-A new structure inherits `StructureConformance`, writes `build`, and gets every test below.
-"""
+# pyright: reportUnusedExpression=false
+"""What every structure has to satisfy, against a dense matrix that is built independently of it."""
 
 from __future__ import annotations
 
@@ -20,8 +18,11 @@ from torch import Tensor
 
 from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures import Diagonal, Full, Layout, Structure, from_state_dict
+from marquis.testing.tools import close, normal, seeded
 
 STANDARD = Layout({"a.weight": (3, 4), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (2,)})
+"""The layout of two small dense layers."""
+
 LAYOUTS = {
     "standard": STANDARD,
     "empty": Layout({}),
@@ -30,64 +31,60 @@ LAYOUTS = {
     "with an empty parameter": Layout({"a": (2, 3), "nothing": (0, 3), "b": (2,)}),
     "all parameters empty": Layout({"nothing": (0, 3)}),
 }
+"""Ordinary, empty and one-weight parameter vectors."""
+
 F64 = torch.float64
 
 
-def close(actual: Tensor, expected: Tensor, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    """Equal in shape, dtype and value."""
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = F64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
-
-
-def random_psd(n: int, seed: int, rank: int | None = None) -> Tensor:
-    """A random positive semi-definite matrix; definite unless a lower rank is asked for."""
-    root = normal(n, n + 3 if rank is None else rank, seed=seed)
-    return root @ root.mT
-
-
-def flat_index(layout: Layout, names: tuple[str, ...]) -> Tensor:
-    starts, position = {}, 0
-    for name, shape in layout.items:
-        starts[name] = (position, position + math.prod(shape))
-        position += math.prod(shape)
-    return torch.cat([torch.arange(*starts[name]) for name in names]) if names else torch.zeros(0).long()
-
-
 def inverse(matrix: Tensor) -> Tensor:
+    """Return the inverse; of an empty matrix, itself."""
     return torch.linalg.inv(matrix) if matrix.numel() else matrix
 
 
-class OnEveryLayout:
-    """Linear algebra, on ordinary, empty and one-weight parameter vectors."""
+def per_parameter(layout: Layout) -> Mapping[str, Any]:
+    """Return one positive number for each parameter."""
+    return {name: torch.tensor(0.5 + i, dtype=F64) for i, name in enumerate(layout.names)}
+
+
+class StructureConformance:
+    """Checks a structure's linear algebra, arithmetic, errors, dtypes and immutability.
+
+    Inherit it once per structure and write `build`. A structure of your own has to be in
+    `marquis.structures.STRUCTURES` under its `kind`, so that its saved state can be read.
+
+    Attributes:
+        layouts: Parameter vectors on which the linear algebra is checked.
+    """
 
     layouts: ClassVar[dict[str, Layout]] = LAYOUTS
 
+    def build(self, layout: Layout, seed: int = 0, definite: bool = True) -> tuple[Structure, Tensor]:
+        """Return a float64 structure and the same matrix, dense, made without the structure's help.
+
+        Args:
+            layout: The parameters it is over.
+            seed: For its values.
+            definite: Whether it has to be positive definite, or rather singular.
+        """
+        raise NotImplementedError
+
+    def expected_sum(self, a: Structure, b: Structure) -> Tensor:
+        """Return what `a + b` has to be, dense."""
+        return a.to_dense() + b.to_dense()
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each check that takes a `layout` on all of them."""
         if "layout" in metafunc.fixturenames:
             metafunc.parametrize("layout", self.layouts.values(), ids=self.layouts.keys())
 
-    def build(self, layout: Layout, seed: int = 0, definite: bool = True) -> tuple[Structure, Tensor]:
-        """A float64 structure and the same matrix, dense, made without the structure's help."""
-        raise NotImplementedError
+    # Linear algebra, on every layout
 
-    def test_to_dense(self, layout: Layout) -> None:
+    def test_dense_diagonal_trace_and_logdet(self, layout: Layout) -> None:
         value, dense = self.build(layout)
         close(value.to_dense(), dense)
-
-    def test_diagonal_and_trace(self, layout: Layout) -> None:
-        value, dense = self.build(layout)
         close(value.diagonal(), dense.diagonal())
         close(value.trace(), dense.trace())
-
-    def test_logdet(self, layout: Layout) -> None:
-        value, dense = self.build(layout)
+        close(value.inverse_diagonal(), inverse(dense).diagonal())
         sign, expected = torch.linalg.slogdet(dense)
         assert sign == 1
         close(value.logdet(), expected)
@@ -109,50 +106,34 @@ class OnEveryLayout:
         close(value.quadratic(jacobian), expected)
         close(value.quadratic(jacobian, diagonal_only=True), expected.diagonal(dim1=-2, dim2=-1))
 
-    def test_inverse_diagonal(self, layout: Layout) -> None:
+    def test_sampler_is_a_linear_root_of_the_covariance(self, layout: Layout) -> None:
         value, dense = self.build(layout)
-        close(value.inverse_diagonal(), inverse(dense).diagonal())
-
-    def test_sampler_map_is_a_root_of_the_covariance(self, layout: Layout) -> None:
-        value, dense = self.build(layout)
-        root = value.sample_from(torch.eye(value.noise_dim, dtype=F64)).mT
-        close(root @ root.mT, inverse(dense))
-
-    def test_sampler_map_is_linear_over_batches(self, layout: Layout) -> None:
-        value, _ = self.build(layout)
-        z = normal(2, 3, value.noise_dim, seed=3)
         columns = value.sample_from(torch.eye(value.noise_dim, dtype=F64))
+        close(columns.mT @ columns, inverse(dense))
+        z = normal(2, 3, value.noise_dim, seed=3)
         close(value.sample_from(z), z @ columns)
         close(value.sample_from(z[0, 0]), z[0, 0] @ columns)
 
     def test_effective_dimension(self, layout: Layout) -> None:
         value, dense = self.build(layout, definite=False)
-        for prior in (0.3, self.per_parameter(layout)):
-            d = layout.vector(prior, dense)
-            expected = (dense @ inverse(dense + torch.diag(d))).diagonal()
+        for prior in (0.3, per_parameter(layout)):
+            expected = (dense @ inverse(dense + torch.diag(layout.vector(prior, dense)))).diagonal()
             close(value.effective_dimension(prior), expected)
-
-    def test_effective_dimension_is_the_sum_over_eigenvalues(self, layout: Layout) -> None:
-        value, dense = self.build(layout, definite=False)
         eigenvalues = torch.linalg.eigvalsh(dense).clamp(min=0)
         close(value.effective_dimension(0.7).sum(), (eigenvalues / (eigenvalues + 0.7)).sum())
 
-    def per_parameter(self, layout: Layout) -> Mapping[str, Any]:
-        return {name: torch.tensor(0.5 + i, dtype=F64) for i, name in enumerate(layout.names)}
-
     def test_add_diagonal(self, layout: Layout) -> None:
         value, dense = self.build(layout, definite=False)
-        identity = torch.eye(layout.total, dtype=F64)
+        identity, shifts = torch.eye(layout.total, dtype=F64), per_parameter(layout)
+        d = layout.vector(shifts, dense)
         close(value.add_diagonal(0.4).to_dense(), dense + 0.4 * identity)
         close(value.add_diagonal(torch.tensor(2.0)).to_dense(), dense + 2 * identity)
-        shifts = self.per_parameter(layout)
-        d = layout.vector(shifts, dense)
         close(value.add_diagonal(shifts).to_dense(), dense + torch.diag(d))
         close(value.add_diagonal(d).to_dense(), dense + torch.diag(d))
         close(value.add_diagonal(0.4).add_diagonal(d).to_dense(), dense + torch.diag(d + 0.4))
         close(value.add_diagonal(0.4).solve(d), inverse(dense + 0.4 * identity) @ d)
 
-    def test_state_round_trip(self, layout: Layout) -> None:
+    def test_state_copies_and_pickles_round_trip(self, layout: Layout) -> None:
         value, dense = self.build(layout)
         state = value.state_dict()
         assert all(isinstance(tensor, Tensor) and tensor.is_contiguous() for tensor in state.values())
@@ -162,10 +143,6 @@ class OnEveryLayout:
             assert again.layout == value.layout
             assert torch.equal(again.to_dense(), value.to_dense())
             assert all(torch.equal(a, b) for a, b in zip(again.tensors(), value.tensors(), strict=True))
-        close(value.to_dense(), dense)
-
-    def test_copies_and_pickles(self, layout: Layout) -> None:
-        value, dense = self.build(layout)
         value.logdet()  # with its factorisation kept
         for again in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
             close(again.to_dense(), dense)
@@ -173,44 +150,33 @@ class OnEveryLayout:
 
     def test_repr_and_bytes(self, layout: Layout) -> None:
         value, _ = self.build(layout)
-        assert type(value).__name__ in repr(value)
-        assert f"P={layout.total}" in repr(value)
+        assert type(value).__name__ in repr(value) and f"P={layout.total}" in repr(value)
         assert "float64" in repr(value) or not value.tensors()
         assert value.nbytes == sum(t.numel() * t.element_size() for t in value.tensors())
 
-
-class StructureConformance(OnEveryLayout):
-    """Arithmetic, refusals, dtype and immutability, on the standard layout."""
-
-    def expected_sum(self, a: Structure, b: Structure) -> Tensor:
-        return a.to_dense() + b.to_dense()
+    # Samples, sums and factors
 
     def test_sample(self) -> None:
         value, dense = self.build(STANDARD)
-        drawn = value.sample(4, generator(5))
-        assert drawn.shape == (4, STANDARD.total)
-        assert torch.equal(drawn, value.sample(4, generator(5)))
         before = torch.get_rng_state()
-        value.sample(2, generator(6))
+        first = value.sample(4, seeded(5))
         assert torch.equal(before, torch.get_rng_state())
+        assert first.shape == (4, STANDARD.total) and torch.equal(first, value.sample(4, seeded(5)))
         assert value.sample(0).shape == (0, STANDARD.total)
-        draws = 200_000
-        covariance = inverse(dense)
-        found = value.sample(draws, generator(7))
+        count, covariance = 200_000, inverse(dense)
+        samples = value.sample(count, seeded(7))
         variance = covariance.diagonal()
-        error = ((variance.outer(variance) + covariance.square()) / draws).sqrt()
-        assert (((found.mT @ found) / draws - covariance).abs() < 5 * error).all()
+        error = ((variance.outer(variance) + covariance.square()) / count).sqrt()
+        assert (((samples.mT @ samples) / count - covariance).abs() < 5 * error).all()
 
     def test_sum(self) -> None:
         (a, _), (b, _) = self.build(STANDARD, 0), self.build(STANDARD, 10)
         expected = self.expected_sum(a, b)
-        close((a + b).to_dense(), expected)
-        close((b + a).to_dense(), expected)
-        close(sum([a, b], 0).to_dense(), expected)  # type: ignore[union-attr]
-        assert (0 + a) is a
-        assert (a + 0) is a
+        for total in (a + b, b + a, sum([a, b], 0)):
+            close(total.to_dense(), expected)  # type: ignore[union-attr]
+        assert (0 + a) is a and (a + 0) is a
 
-    def test_scaling(self) -> None:
+    def test_scaling_and_decay(self) -> None:
         value, dense = self.build(STANDARD)
         for scaled in (2.5 * value, value * 2.5, torch.tensor(2.5) * value, numpy.float64(2.5) * value):
             close(scaled.to_dense(), 2.5 * dense)
@@ -218,13 +184,35 @@ class StructureConformance(OnEveryLayout):
         close((0 * value).to_dense(), 0 * dense)
         close((3 * value).logdet(), torch.logdet(3 * dense))
         close((3 * value).solve(dense[0]), inverse(3 * dense) @ dense[0])
-
-    def test_decay(self) -> None:
-        value, dense = self.build(STANDARD)
         close(value.decay(0.9).to_dense(), 0.9 * dense)
         close(value.decay(0.9).logdet(), torch.logdet(0.9 * dense))
         close(value.decay(0).to_dense(), 0 * dense)
         close((value.decay(0) + value).to_dense(), dense)
+
+    def test_tensors_rebuild(self) -> None:
+        (a, dense), (b, _) = self.build(STANDARD, 0), self.build(STANDARD, 10)
+        close(a.with_tensors(a.tensors()).to_dense(), dense)
+        if a.reduction == "sum":
+            total = [x + y for x, y in zip(a.tensors(), b.tensors(), strict=True)]
+            close(a.with_tensors(total).to_dense(), (a + b).to_dense())
+            assert all(x.dtype == F64 for x in a.tensors())
+
+    def test_gradients_reach_scale_and_prior(self) -> None:
+        value, dense = self.build(STANDARD, definite=False)
+        scale = torch.tensor(1.7, dtype=F64, requires_grad=True)
+        delta = {name: number.requires_grad_() for name, number in per_parameter(STANDARD).items()}
+        d = torch.cat([delta[name].detach().expand(STANDARD.sizes[name]) for name in STANDARD.names])
+        covariance = inverse(1.7 * dense + torch.diag(d))
+        (value * scale).add_diagonal(delta).logdet().backward()
+        close(scale.grad, (covariance @ dense).trace())  # type: ignore[arg-type]
+        for name in STANDARD.names:
+            close(delta[name].grad, covariance.diagonal()[STANDARD.slice(name)].sum())
+
+    def test_by_parameter_covers_every_name(self) -> None:
+        value, _ = self.build(STANDARD)
+        assert tuple(value.by_parameter()) == STANDARD.names
+
+    # Errors
 
     @pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf, "two", torch.tensor([1.0, 2.0])])
     def test_refused_factors(self, factor: Any) -> None:
@@ -242,11 +230,9 @@ class StructureConformance(OnEveryLayout):
             value + self.build(renamed)[0]
         with pytest.raises(ModelMismatchError, match="order"):
             value + self.build(Layout(dict(reversed(STANDARD.items))))[0]
-        other: Structure = Full(STANDARD, torch.eye(STANDARD.total))
-        if isinstance(value, Full):
-            other = Diagonal(STANDARD, torch.ones(STANDARD.total))
+        full, diagonal = Full(STANDARD, torch.eye(STANDARD.total)), Diagonal(STANDARD, torch.ones(STANDARD.total))
         with pytest.raises(UnsupportedOperationError, match="one kind"):
-            value + other
+            value + (diagonal if isinstance(value, Full) else full)
         with pytest.raises(TypeError):
             value + 1  # type: ignore[operator]
 
@@ -292,6 +278,22 @@ class StructureConformance(OnEveryLayout):
         with pytest.raises(DataError, match=r"a\.weight"):
             value.with_tensors(broken)
 
+    def test_state_of_something_else_is_refused(self) -> None:
+        value, _ = self.build(STANDARD)
+        state = value.state_dict()
+        with pytest.raises(DataError, match="not the state"):
+            from_state_dict({"weight": torch.ones(2)})
+        keys = [key for key in state if key != "structure"]
+        for key in keys:
+            with pytest.raises(DataError, match="lacks"):
+                from_state_dict({k: v for k, v in state.items() if k != key})
+        with pytest.raises(DataError, match="cannot be read"):
+            from_state_dict(state | {"structure": state["structure"][:-3]})
+        value.state_dict()[keys[0]].zero_()
+        assert value.trace() > 0  # the state is a copy
+
+    # Numerics
+
     def test_singular_raises_or_warns_and_never_gives_nan(self) -> None:
         zero = self.build(STANDARD)[0].decay(0)
         v = torch.ones(2, STANDARD.total, dtype=F64)
@@ -319,7 +321,7 @@ class StructureConformance(OnEveryLayout):
             assert (variance > 0).all() and (variance <= (1 + 1e-6) / d).all()
             eye = torch.eye(STANDARD.total, dtype=F64)
             assert (total.quadratic(eye, diagonal_only=True) >= 0).all()
-            assert torch.isfinite(total.sample(3, generator(0))).all()
+            assert torch.isfinite(total.sample(3, seeded(0))).all()
             gamma = (factor * value).effective_dimension(d)
             assert (gamma >= 0).all() and (gamma <= 1 + 1e-12).all()
 
@@ -346,53 +348,11 @@ class StructureConformance(OnEveryLayout):
         kept = [tensor.clone() for tensor in value.tensors()]
         v, d = normal(2, STANDARD.total, seed=8), torch.full((STANDARD.total,), 0.5, dtype=F64)
         v_kept, d_kept = v.clone(), d.clone()
-        value.solve(v), value.matvec(v), value.quadratic(v), value.logdet(), value.sample(2, generator(0))
+        value.solve(v), value.matvec(v), value.quadratic(v), value.logdet(), value.sample(2, seeded(0))
         value.add_diagonal(d), value.effective_dimension(d), value.decay(0.5), 3 * value, value + value
         value.inverse_diagonal(), value.by_parameter(), value.state_dict(), value.to_dense().zero_()
-        z = normal(2, value.noise_dim, seed=9)
-        value.sample_from(z)
+        value.sample_from(normal(2, value.noise_dim, seed=9))
         assert all(torch.equal(a, b) for a, b in zip(kept, value.tensors(), strict=True))
         assert torch.equal(v, v_kept) and torch.equal(d, d_kept)
         with pytest.raises(AttributeError):
             value.layout = STANDARD  # type: ignore[misc]
-
-    def test_tensors_rebuild(self) -> None:
-        (a, dense), (b, _) = self.build(STANDARD, 0), self.build(STANDARD, 10)
-        close(a.with_tensors(a.tensors()).to_dense(), dense)
-        if a.reduction == "sum":
-            total = [x + y for x, y in zip(a.tensors(), b.tensors(), strict=True)]
-            close(a.with_tensors(total).to_dense(), (a + b).to_dense())
-            assert all(x.dtype == F64 for x in a.tensors())
-
-    def test_gradients_reach_scale_and_prior(self) -> None:
-        value, dense = self.build(STANDARD, definite=False)
-        scale = torch.tensor(1.7, dtype=F64, requires_grad=True)
-        delta = {name: torch.tensor(0.5 + i, dtype=F64, requires_grad=True) for i, name in enumerate(STANDARD.names)}
-        d = torch.cat([delta[name].detach().expand(STANDARD.sizes[name]) for name in STANDARD.names])
-        covariance = inverse(1.7 * dense + torch.diag(d))
-        (value * scale).add_diagonal(delta).logdet().backward()
-        assert scale.grad is not None
-        close(scale.grad, (covariance @ dense).trace())
-        for name in STANDARD.names:
-            place = STANDARD.slice(name)
-            grad = delta[name].grad
-            assert grad is not None
-            close(grad, covariance.diagonal()[place].sum())
-
-    def test_state_of_something_else_is_refused(self) -> None:
-        value, _ = self.build(STANDARD)
-        state = value.state_dict()
-        with pytest.raises(DataError, match="not the state"):
-            from_state_dict({"weight": torch.ones(2)})
-        for key in state:
-            if key != "structure":
-                with pytest.raises(DataError, match="lacks"):
-                    from_state_dict({k: v for k, v in state.items() if k != key})
-        with pytest.raises(DataError, match="cannot be read"):
-            from_state_dict(state | {"structure": state["structure"][:-3]})
-        value.state_dict()[next(key for key in state if key != "structure")].zero_()
-        assert value.trace() > 0  # the state is a copy
-
-    def test_by_parameter_covers_every_name(self) -> None:
-        value, _ = self.build(STANDARD)
-        assert tuple(value.by_parameter()) == STANDARD.names
