@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.functional.call import Model, parameters_of
+from marquis.functional.call import Model
+from marquis.functional.selection import parameters_of
 from marquis.normalised import normalised_groups
 from marquis.structures import Layout, Structure
 

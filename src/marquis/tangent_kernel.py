@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.functional.call import Model, Selection, batch_size, parameters_of, select
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size, check_inputs
+from marquis.functional.jacobian import jacobian_chunks
+from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.posterior import Posterior
-from marquis.predictive.function import NetworkFunction, check_inputs
-from marquis.predictive.jacobian import jacobian_chunks
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.prediction import Prediction
 from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Layout
@@ -52,14 +54,14 @@ def kernel(
         given = prior if isinstance(prior, Prior) else Prior(1.0 if prior is None else prior)
         bound = given.bind(layout, model, params=params)
     posterior = Posterior(layout, chosen, Diagonal(layout, bound.vector()))
-    return TangentKernel(NetworkFunction(model, posterior), memory_limit)
+    return TangentKernel(PosteriorFunction(model, posterior), memory_limit)
 
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel:
     """`k(x, x')` of a network with a prior; made by `kernel`."""
 
-    function: NetworkFunction
+    function: PosteriorFunction
     memory_limit: int | None = None
 
     def __call__(self, x: Any, other: Any = None, *, diagonal: bool = False) -> Tensor:
@@ -84,7 +86,7 @@ class TangentKernel:
     def _halves(self, x: Any) -> Any:
         """`J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
         check_inputs(x)
-        outputs = self.function.at_mean(x)[0].numel()
+        outputs = self.function.at_point(x)[0].numel()
         root = self.function.posterior.precision.diagonal().rsqrt()
         for _, _, jacobian in jacobian_chunks(self.function, x, outputs, True, self.memory_limit):
             yield jacobian * root
@@ -117,7 +119,7 @@ class DualPosterior:
     @cached_property
     def _root(self) -> Tensor:
         """S, block diagonal `[N O, N C]`."""
-        outputs = self.kernel.function.at_mean(self.x)
+        outputs = self.kernel.function.at_point(self.x)
         columns = self.likelihood.resolve(outputs).hessian_sqrt(outputs)
         return torch.block_diag(*columns.flatten(2).permute(1, 2, 0))
 
@@ -140,7 +142,7 @@ class DualPosterior:
 
     def predict(self, x: Any) -> Prediction:
         """Mean and variance at new inputs, with the probit link for classes."""
-        mean = self.kernel.function.at_mean(x)
+        mean = self.kernel.function.at_point(x)
         outputs = mean[0].numel()
         variance = self.kernel(x, diagonal=True) - self._explained(x).square().sum(0).reshape(-1, outputs)
         variance = variance.clamp(min=0).reshape(mean.shape).to(mean.dtype)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from autoencoder_models import EXACT, LATENT, SHAPE, data, generator
 from torch import nn
 
 import marquis as mq
+from helpers.autoencoder_models import EXACT, LATENT, SHAPE, data, generator
 from marquis.autoencoders import KINDS, Autoencoder, EncoderDecoder, ModelSpec, fit_posthoc, load, save
 from marquis.errors import DataError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autoencoder_models import EXACT, data, generator, make, networks, posthoc
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
+from helpers.autoencoder_models import EXACT, data, generator, make, networks, posthoc
 from marquis.autoencoders import Autoencoder, EncoderDecoder, fit_posthoc, from_posterior
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.likelihoods import Gaussian

@@ -9,9 +9,21 @@ import weakref
 
 import pytest
 import torch
-from autoencoder_models import BERNOULLI, CASES, EXACT, LATENT, MODELS, SHAPE, TRAINED, data, generator, make, networks
 
 import marquis as mq
+from helpers.autoencoder_models import (
+    BERNOULLI,
+    CASES,
+    EXACT,
+    LATENT,
+    MODELS,
+    SHAPE,
+    TRAINED,
+    data,
+    generator,
+    make,
+    networks,
+)
 from marquis.autoencoders import (
     Autoencoder,
     EncoderDecoder,

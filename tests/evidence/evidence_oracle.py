@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 from marquis.curvature import accumulate
 from marquis.evidence import EvidenceProblem, Statistics
 from marquis.evidence.problem import unit_noise
-from marquis.functional.call import parameters_of, select
+from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.priors import Prior
 from marquis.structures import Layout

@@ -10,15 +10,14 @@ import torch
 from evidence_oracle import F64, Regression, batches, build, randn
 from torch import Tensor, nn
 
-from marquis.curvature.linop.products import FrozenNetwork
 from marquis.evidence.adapted import adapted, exact_curvature, log_precisions, plain_step, with_logs
 from marquis.evidence.climb import Anderson, bounded, longest, pruned
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.stored import jacobian_of
 from marquis.evidence.tangent import Tangent
+from marquis.functional.function import NetworkFunction
 from marquis.likelihoods import Categorical, Gaussian
 from marquis.priors import Prior
-from marquis.structures import Layout
 
 
 def classes(structure: str = "full", model: nn.Module | None = None):
@@ -84,8 +83,7 @@ def test_data_that_depend_on_each_other_are_never_kept():
     problem = classes("diagonal")
     x = problem.loader[0][0]  # type: ignore[index]
     for model, kept in ((Coupled().double(), False), (nn.Linear(3, 4).double(), True)):
-        layout = Layout.of(dict(model.named_parameters()))
-        found = jacobian_of(FrozenNetwork.of(model), layout, x, model(x).detach())
+        found = jacobian_of(NetworkFunction.copy_of(model), x, model(x).detach())
         assert (found is not None) is kept
 
 

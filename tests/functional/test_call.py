@@ -9,16 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, MarquisError
-from marquis.functional.call import (
-    SelectionError,
-    batch_size,
-    buffers_of,
-    call,
-    check_finite,
-    parameters_of,
-    select,
-    split_batch,
-)
+from marquis.functional.call import buffers_of, call
+from marquis.functional.checks import batch_size, check_finite
+from marquis.functional.selection import SelectionError, parameters_of, select
+from marquis.loaders import split_batch
 
 
 class Tied(nn.Module):

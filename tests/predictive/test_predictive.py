@@ -24,8 +24,11 @@ from helpers.small_networks import (
 )
 from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
-from marquis.predictive import NetworkFunction, WeightSamples, jacobian, predict, predict_loader
+from marquis.functional.jacobian import jacobian
+from marquis.predictive import predict, predict_loader
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.links import bridge
+from marquis.predictive.sampling import WeightSamples
 from marquis.structures import STRUCTURES, Diagonal
 
 
@@ -44,7 +47,7 @@ def case(request):
 
 def test_jacobian_is_that_of_plain_autograd(case):
     network, x, posterior = case
-    close(jacobian(NetworkFunction(network, posterior), x), dense_jacobian(network, x), 1e-12)
+    close(jacobian(PosteriorFunction(network, posterior), x), dense_jacobian(network, x), 1e-12)
 
 
 @pytest.mark.parametrize("kind", list(STRUCTURES))
@@ -65,14 +68,14 @@ def test_jvp_samples_of_deterministic_columns_give_the_closed_form(case):
     """Test 14: columns of a root of the covariance instead of random weights."""
     network, x, posterior = case
     columns = posterior.deviations_from(torch.eye(posterior.noise_dim, dtype=torch.float64))
-    moved = WeightSamples(NetworkFunction(network, posterior), x, True).evaluate(columns, x)
+    moved = WeightSamples(PosteriorFunction(network, posterior), x, True).evaluate(columns, x)
     close(torch.einsum("sno,snp->nop", moved, moved), predict(posterior, network, x).covariance, 1e-10)
 
 
 def test_jvp_is_the_jacobian_times_the_direction(case):
     network, x, posterior = case
     direction = torch.randn(3, posterior.layout.total, generator=seeded(3), dtype=torch.float64)
-    moved = WeightSamples(NetworkFunction(network, posterior), x, True).evaluate(
+    moved = WeightSamples(PosteriorFunction(network, posterior), x, True).evaluate(
         posterior.layout.unflatten(direction), x
     )
     close(moved, torch.einsum("nop,sp->sno", dense_jacobian(network, x), direction), 1e-10)
@@ -251,7 +254,7 @@ def test_last_layer_in_factored_form(kind, bias):
     close(found.variance, expected.diagonal(dim1=1, dim2=2), 1e-10)
     from marquis.predictive.head import find_head
 
-    head = find_head(NetworkFunction(network, la.posterior), x)
+    head = find_head(PosteriorFunction(network, la.posterior), x)
     assert head is not None
     roots = head.factors  # the draws' linear maps, applied to unit noise
     scales = head._scales[0].sqrt()

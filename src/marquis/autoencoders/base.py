@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.autoencoders.network import beside_mask, parts_of
 from marquis.errors import DataError
-from marquis.functional.call import at_state, laid_out_like
+from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
 
@@ -115,8 +115,8 @@ class BaseAutoencoder(LightningModule):
         params = {name: laid_out_like(value.to(own[name]), own[name]) for name, value in params.items()}
         codes, images = parts_of(params, self.encoder, self.decoder)
         return Draw(
-            lambda x: at_state(self.encoder, codes, (x,)),
-            lambda z: self.output(at_state(self.decoder, images, (z,))),
+            lambda x: call_module(self.encoder, codes, (x,)),
+            lambda z: self.output(call_module(self.decoder, images, (z,))),
         )
 
     # The protocol

@@ -12,9 +12,9 @@ from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
-from marquis.autoencoders.tangent import Tangent, Weights
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import at_state, laid_out_like
+from marquis.functional.call import call_module, laid_out_like
+from marquis.functional.linearise import Linearisation, Weights
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import NEW_NAMES
 from marquis.options import rename_options
@@ -30,7 +30,7 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Linear functions of weights drawn from the posterior, one at a time."""
         at = {name: self.get_parameter(name).detach() for name in self.posterior.mean}
-        tangent = Tangent(at, samples)
+        tangent = Linearisation(at, samples)
         for _ in range(samples):
             moved = self.posterior.deviations_from(self.posterior.noise(1, generator))
             step = {name: laid_out_like(value[0].to(at[name]), at[name]) for name, value in moved.items()}
@@ -48,7 +48,7 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
         with evaluating(self):
             return _call(self.decoder, {}, z)
 
-    def _along(self, tangent: Tangent, step: Weights) -> Draw:
+    def _along(self, tangent: Linearisation, step: Weights) -> Draw:
         """Encoder and decoder, and both together, to first order in a step from the mean."""
 
         def reconstruct(x: Tensor) -> tuple[Tensor, Output]:
@@ -75,7 +75,7 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
 def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
     """The network at these weights, with copies of its buffers: torch differentiates nothing that writes to them."""
     copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    return at_state(network, {**weights, **copies}, (x,))
+    return call_module(network, {**weights, **copies}, (x,))
 
 
 def linearised(

@@ -12,11 +12,13 @@ from torch import distributed as dist
 
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, ggn
+from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
-from marquis.distributed import group_is_up, sum_over_processes
+from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError
-from marquis.functional.call import Model, Selection, parameters_of, select
+from marquis.functional.call import Model
+from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.progress import ProgressBar
 from marquis.structures import Layout, Structure

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import SECONDS, Checkpoint, Saved, digest_of
 from marquis.errors import DataError, MarquisError, MemoryBudgetError
-from marquis.functional.call import batch_size, split_batch
+from marquis.functional.checks import batch_size
+from marquis.loaders import split_batch
 from marquis.progress import ProgressBar
 from marquis.structures import Structure
 

@@ -23,18 +23,10 @@ from marquis.curvature.planning.memory import check_memory, chunk_bytes
 from marquis.curvature.squared.mixed import mixed_pass
 from marquis.curvature.squared.squared import squared_forward, squared_pass
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import (
-    Model,
-    Selection,
-    batch_size,
-    check_finite,
-    describe,
-    parameters_of,
-    select,
-    without_inference,
-)
+from marquis.functional.call import Model, describe, without_inference
+from marquis.functional.checks import all_finite, batch_size, check_finite
+from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.likelihoods.tools import all_finite
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
 ESTIMATORS = ("exact", "sketched", "approximate", "mixed")

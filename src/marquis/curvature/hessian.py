@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.linear_operator import DENSE_LIMIT
-from marquis.curvature.linop.products import FrozenNetwork, batch_product
+from marquis.curvature.linop.products import batch_product
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
-from marquis.functional.call import Model, Selection, batch_size, check_finite
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size, check_finite
+from marquis.functional.function import NetworkFunction
+from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
 from marquis.structures import Diagonal, Full, Layout
 
@@ -64,8 +67,8 @@ def hessian(
     batch_size(x)
     check_finite(x, "x")
     check_finite(y, "y")
-    network = FrozenNetwork.of(model, params=params, parameters=parameters)
-    layout = Layout(network.shapes)
+    network = NetworkFunction.copy_of(model, params=params, parameters=parameters)
+    layout = Layout.of(network.point)
     if structure == "full" and layout.total > DENSE_LIMIT:
         raise MemoryBudgetError(
             f"a full Hessian of {layout.total} parameters is refused (limit {DENSE_LIMIT}); use structure='diagonal', "

@@ -274,7 +274,7 @@ def curvature_at(
         tangent.likelihood,
         structure=problem.curvature.kind,
         estimator=estimator,
-        params=tangent.network.params,
+        params={**tangent.network.fixed, **tangent.network.point},
         parameters=list(tangent.layout.names),
         dtype=problem.curvature.dtype,
         mask_of=None if problem.mask_of is None else lambda batch: batch[2],

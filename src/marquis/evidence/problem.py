@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.linop.products import FrozenNetwork
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, split_batch
+from marquis.functional.call import Model
+from marquis.functional.function import NetworkFunction
 from marquis.likelihoods import Gaussian, Likelihood
+from marquis.loaders import split_batch
 from marquis.priors import BoundPrior, StructuredPrior
 from marquis.structures import Layout, Structure
 
@@ -57,11 +58,11 @@ class Statistics:
         mask_of: MaskOf | None = None,
     ) -> Statistics:
         """One pass over labelled data. Cost: one forward pass; sums are kept in float64."""
-        network = FrozenNetwork.of(model, params=params)
+        network = NetworkFunction.copy_of(model, params=params)
         collected = Collector(likelihood)
         with torch.no_grad():
             for x, y, mask in labelled_batches(loader, network.device, mask_of):
-                collected.add(network.outputs(network.leaves(), x), y, mask)
+                collected.add(network(network.point, x), y, mask)
         return collected.statistics()
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
-from marquis.curvature.linop.products import FrozenNetwork
 from marquis.curvature.planning.memory import available_bytes
+from marquis.functional.checks import samples_of
+from marquis.functional.function import NetworkFunction
+from marquis.functional.jacobian import values_and_jacobian
 from marquis.structures import Layout
 
 STORED_BYTES = 2**30
@@ -42,7 +42,7 @@ class StoredBatch:
         return self._jacobian.mT @ (blocks.to(rows) @ rows).reshape(count * width, -1)
 
 
-def fits(network: FrozenNetwork, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
+def fits(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
     """Whether the Jacobians of all data may be kept.
 
     Args:
@@ -57,32 +57,16 @@ def fits(network: FrozenNetwork, layout: Layout, outputs: Tensor, data: int, lim
     return data * outputs[0].numel() * layout.total * outputs.element_size() <= limit
 
 
-def jacobian_of(network: FrozenNetwork, layout: Layout, x: Any, outputs: Tensor) -> Tensor | None:
-    """Rows `d f_m(x_n) / d theta`, `[B M, P]`; None where data cannot be differentiated one by one.
+def jacobian_of(network: NetworkFunction, x: Any, outputs: Tensor) -> Tensor | None:
+    """Return rows `d f_m(x_n) / d theta`, `[B M, P]`; None where a sample's outputs depend on the rest of its batch.
 
-    That is where an operation has no rule for `vmap`, or where a datum's outputs depend on the rest of its batch.
-    Cost: M backward passes per datum; memory B M P.
+    Cost: M backward passes per sample; memory B M P.
     """
     count, width = outputs.shape[0], outputs[0].numel()
-    point = [network.params[name] for name in network.names]
-
-    def alone(leaves: list[Tensor], sample: Any) -> Tensor:
-        batch = pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), sample)
-        return network.outputs(leaves, batch)[0].reshape(-1)
-
-    def rows(sample: Any) -> tuple[Tensor, Tensor]:
-        value, pull, *_ = torch.func.vjp(lambda leaves: alone(leaves, sample), point)
-        (gradients,) = torch.vmap(pull)(torch.eye(width, dtype=value.dtype, device=value.device))
-        return value, layout.flatten(dict(zip(network.names, gradients, strict=True)))
-
-    axes = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, x)
-    each = max(1, TEMPORARY_BYTES // (4 * width * layout.total * outputs.element_size()))
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            values, found = torch.vmap(rows, in_dims=(axes,), chunk_size=min(each, count))(x)
-    except RuntimeError:
-        return None
+    each = max(1, TEMPORARY_BYTES // (4 * width * network.size * outputs.element_size()))
+    pieces = [values_and_jacobian(network, samples_of(x, n, n + each)) for n in range(0, count, each)]
+    values, rows = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     close = 1e3 * torch.finfo(outputs.dtype).eps * (1 + float(outputs.abs().max()))
     if float((values.reshape_as(outputs) - outputs).abs().max()) > close:
         return None
-    return found.detach().reshape(count * width, layout.total)
+    return rows.reshape(count * width, network.size)

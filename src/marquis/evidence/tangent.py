@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.iterative import conjugate_gradients
-from marquis.curvature.linop.products import FrozenNetwork
 from marquis.evidence.problem import Collector, EvidenceProblem, Statistics, labelled_batches, unit_noise
 from marquis.evidence.stored import StoredBatch, fits, jacobian_of
-from marquis.functional.call import parameters_of
+from marquis.functional.function import NetworkFunction
+from marquis.functional.linearise import BatchJacobian
+from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood
 from marquis.structures import Layout
 
@@ -31,50 +32,21 @@ DENSE_WEIGHTS = 3000
 
 
 class TangentBatch:
-    """One batch, differentiated once: outputs f `[B, ...]`, and products with J and its transpose.
+    """One batch, differentiated once: outputs f `[B, ...]`, and products with J and its transpose."""
 
-    J v is the derivative of `J^T u` in u, so whatever autograd differentiates twice works.
-    """
-
-    def __init__(self, network: FrozenNetwork, layout: Layout, x: Any, y: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, network: NetworkFunction, layout: Layout, x: Any, y: Tensor, mask: Tensor | None) -> None:
         self.x, self.y, self.mask = x, y, mask
-        self._network, self._layout = network, layout
-        with torch.enable_grad():
-            self._leaves = network.leaves()
-            self._outputs = network.outputs(self._leaves, x)
-            self._u = torch.zeros_like(self._outputs, requires_grad=True)
-            self._transposed = torch.autograd.grad(
-                self._outputs, self._leaves, self._u, create_graph=True, allow_unused=True
-            )
-        self.f = self._outputs.detach()
+        self._layout, self._jacobian = layout, BatchJacobian(network, x)
+        self.f = self._jacobian.outputs.detach()
 
     def push(self, rows: Tensor) -> Tensor:
-        """J v for rows `[k, P]`: `[k, *f.shape]`."""
-        pushed = []
-        for row in rows:
-            named = self._layout.unflatten(row)
-            pairs = zip(self._network.names, self._transposed, strict=True)
-            used = [(t, named[name].to(t.dtype)) for name, t in pairs if t is not None and t.requires_grad]
-            if not used:
-                pushed.append(torch.zeros_like(self.f))
-                continue
-            (out,) = torch.autograd.grad(
-                [t for t, _ in used], [self._u], [v for _, v in used], retain_graph=True, allow_unused=True
-            )
-            pushed.append(torch.zeros_like(self.f) if out is None else out.detach())
-        return torch.stack(pushed)
+        """Return J v, `[k, *f.shape]`, for rows `[k, P]`."""
+        return self._jacobian.times(list(self._layout.unflatten(rows).values()), batched=False)
 
     def pull(self, cotangents: Tensor) -> Tensor:
-        """J^T u for cotangents `[k, *f.shape]`: `[k, P]`."""
-        pulled = []
-        for u in cotangents:
-            grads = torch.autograd.grad(self._outputs, self._leaves, u, retain_graph=True, allow_unused=True)
-            named = {
-                name: torch.zeros_like(leaf) if g is None else g
-                for name, leaf, g in zip(self._network.names, self._leaves, grads, strict=True)
-            }
-            pulled.append(self._layout.flatten(named).detach())
-        return torch.stack(pulled)
+        """Return J^T u, `[k, P]`, for cotangents `[k, *f.shape]`."""
+        products = self._jacobian.transposed_times(cotangents, batched=False)
+        return self._layout.flatten(dict(zip(self._layout.names, products, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +82,7 @@ class Tangent:
         self.centre = problem.mean.detach()
         own = parameters_of(model, problem.params)
         placed = {n: t.to(own[n]) for n, t in self.layout.unflatten(self.centre).items()}
-        self.network = FrozenNetwork.of(model, params={**own, **placed}, parameters=list(self.layout.names))
+        self.network = NetworkFunction.copy_of(model, params={**own, **placed}, parameters=list(self.layout.names))
         self.likelihood = unit_noise(problem.likelihood)
         self.simplified = simplified
         self._mask_of = problem.mask_of
@@ -151,7 +123,7 @@ class Tangent:
     def _kept(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor) -> StoredBatch | None:
         if not f.numel() or not fits(self.network, self.layout, f, self._n, self._limit):
             return None
-        jacobian = jacobian_of(self.network, self.layout, x, f)
+        jacobian = jacobian_of(self.network, x, f)
         return None if jacobian is None else StoredBatch(x, y, mask, f, jacobian)
 
     def outputs(self, batch: TangentBatch | StoredBatch, theta: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ from marquis.evidence.problem import (
     unit_noise,
 )
 from marquis.evidence.tuned import Step, finish
-from marquis.functional.call import batch_size, call, parameters_of, select
+from marquis.functional.call import call
+from marquis.functional.checks import batch_size
+from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.priors import BoundPrior, Prior
 from marquis.progress import ProgressBar

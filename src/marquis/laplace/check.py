@@ -12,9 +12,11 @@ from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError
 from marquis.evidence.problem import EvidenceProblem
-from marquis.functional.call import Model, batch_size, split_batch
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size, samples_of
+from marquis.loaders import split_batch
 from marquis.posterior import Posterior
-from marquis.predictive.function import NetworkFunction, plain_attention, take
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.sampling import WeightSamples
 from marquis.priors import StructuredPrior
 
@@ -97,7 +99,7 @@ def mean_shift(model: Model, posterior: Posterior, problem: EvidenceProblem, loa
 
     For experiments: far from a mode small eigenvalues make the step huge, and the expansion is good where it was made.
     """
-    data, _ = _gradient(NetworkFunction(model, posterior), problem, loader)
+    data, _ = _gradient(PosteriorFunction(model, posterior), problem, loader)
     gradient = (data + problem.prior.gradient(problem.mean)).to(posterior.precision.dtype)
     step = posterior.precision.solve(gradient)
     mean = posterior.layout.unflatten(posterior.vector - posterior.embed(step).to(posterior.vector))
@@ -122,7 +124,7 @@ def check(
         noise_is_tuned: whether the noise was tuned; None where there is none.
         generator: for the weight samples.
     """
-    function = NetworkFunction(model, posterior)
+    function = PosteriorFunction(model, posterior)
     data, first = _gradient(function, problem, loader)
     prior = problem.prior.gradient(problem.mean)
     total = data + prior
@@ -175,7 +177,7 @@ def _determined(problem: EvidenceProblem, posterior: Posterior) -> Tensor:
     return problem.scaled_curvature().effective_dimension(prior.diagonal())
 
 
-def _gradient(function: NetworkFunction, problem: EvidenceProblem, loader: Iterable[Any]) -> tuple[Tensor, Any]:
+def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Iterable[Any]) -> tuple[Tensor, Any]:
     """Gradient of `sum_n l / T` in the random weights, and the first inputs."""
     posterior = function.posterior
     device = posterior.vector.device
@@ -185,23 +187,22 @@ def _gradient(function: NetworkFunction, problem: EvidenceProblem, loader: Itera
         x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
         if y is None:
             raise DataError("check needs labels: the loader has to yield (x, y).")
-        first = take(x, 0, min(INPUTS, batch_size(x))) if first is None else first
+        first = samples_of(x, 0, min(INPUTS, batch_size(x))) if first is None else first
 
         def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
             return -problem.likelihood.log_prob(function(params, x), y).sum()
 
-        with plain_attention():
-            found = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
+        found = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
         total = found if total is None else total + found
     if total is None:
         raise DataError("the loader yields no batches; there is nothing to check with.")
     return posterior.restrict(total.detach()) / problem.temperature, first
 
 
-def _linearisation_error(function: NetworkFunction, x: Any, generator: torch.Generator | None) -> float:
+def _linearisation_error(function: PosteriorFunction, x: Any, generator: torch.Generator | None) -> float:
     """Median over posterior samples of `|f(theta_s) - f_lin(theta_s)| / |J (theta_s - theta*)|`."""
     posterior = function.posterior
-    mean = function.at_mean(x)
+    mean = function.at_point(x)
     drawn = posterior.deviations_from(posterior.noise(SAMPLES, generator))
     errors = []
     for s in range(SAMPLES):

@@ -12,11 +12,12 @@ from torch import Tensor
 from marquis.curvature.accumulate import accumulate
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.problem import Statistics, unit_noise
-from marquis.functional.call import Model, call, parameters_of, select
-from marquis.laplace.loading import MaskOf, Watched, copied_buffers, inputs_of, is_one_shot, peek
+from marquis.functional.call import Model, call, copied_buffers, plain_attention
+from marquis.functional.checks import refuse_training_mode
+from marquis.functional.selection import parameters_of, select
+from marquis.laplace.loading import MaskOf, Watched, inputs_of, is_one_shot, peek
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
-from marquis.predictive.function import plain_attention, refuse_training_mode
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import Layout, Structure
 from marquis.subnetwork import Chosen, Subnetwork, last_layer, subcurvature

@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from marquis.distributed import group_is_up
 from marquis.errors import DataError
 from marquis.evidence.problem import Collector, Statistics
-from marquis.functional.call import Model, buffers_of, call, split_batch
+from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.likelihoods import Likelihood
-from marquis.predictive.function import plain_attention
+from marquis.loaders import split_batch
 
 MaskOf = Callable[[Any], Tensor]
 """Gives a batch's mask, 1 where a label was observed."""
@@ -80,11 +80,6 @@ class Watched:
         value = own.log_likelihood if own.sse is None else own.sse
         assert value is not None
         return own.n, own.observed, float(value), own.sse is not None
-
-
-def copied_buffers(model: Model) -> dict[str, Tensor]:
-    """The model's buffers, to be written into without harm."""
-    return {name: buffer.clone() for name, buffer in buffers_of(model).items()}
 
 
 def _without(batch: Any, mask: Tensor | None) -> Any:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from marquis.curvature.ggn import ESTIMATORS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.evidence.problem import Statistics
-from marquis.functional.call import Model, buffers_of, parameters_of
+from marquis.functional.call import Model, buffers_of
+from marquis.functional.selection import parameters_of
 from marquis.io.tensors import split_prefix
 from marquis.laplace.fitting import Fitted
 from marquis.likelihoods import Likelihood

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
-from marquis.likelihoods.tools import all_finite, as_mask, describe, flatten_outputs, sum_outputs
+from marquis.functional.checks import all_finite
+from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
 
 
 @dataclass(frozen=True)

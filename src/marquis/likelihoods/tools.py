@@ -31,11 +31,6 @@ def sum_outputs(t: Tensor) -> Tensor:
     return t.sum(dim=tuple(range(1, t.ndim))) if t.ndim > 1 else t
 
 
-def all_finite(t: Tensor) -> bool:
-    """Whether no entry is NaN or infinite; a finite sum proves it without a temporary."""
-    return bool(t.sum().isfinite()) or bool(t.isfinite().all())
-
-
 def flatten_outputs(t: Tensor) -> Tensor:
     """`[B, *rest]` as `[B, O]`, also for an empty batch and for no rest at all."""
     return t.reshape(t.shape[0], math.prod(t.shape[1:]))

@@ -10,21 +10,13 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
-from marquis.distributed import group_is_up
+from marquis.distributed import from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.problem import noise_precision, unit_noise
-from marquis.functional.call import (
-    Model,
-    batch_size,
-    buffers_of,
-    call,
-    describe,
-    laid_out_like,
-    parameters_of,
-    select,
-)
+from marquis.functional.call import Model, buffers_of, call, describe, laid_out_like
+from marquis.functional.checks import batch_size
+from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
-from marquis.online.group import from_first_process, sum_over_group
 from marquis.online.learnt_noise import likelihood_and_noise, squared_error, start_value
 from marquis.online.noise import fill_with_deviations, fill_with_noise
 from marquis.online.perturbed import Perturbed
@@ -212,7 +204,11 @@ class OnlineLaplace:
         own, state = self.settings, self.state
         batch = sum(found[1:], found[0]) if found else None
         if group_is_up():
-            batch, size, error, entries = sum_over_group(batch, size, error, entries, self._weights_stream.device)
+            counts = torch.tensor([size, error, entries], dtype=torch.float64, device=self.device)
+            size, error, entries = sum_tensor(counts).tolist()
+            size = int(size)
+            if batch is not None:
+                batch = batch.with_tensors([sum_tensor(tensor) for tensor in batch.tensors()])
         if batch is None:
             after = state.skip(size)
         else:

@@ -7,19 +7,7 @@
 from __future__ import annotations
 
 from marquis.predictive.dispatch import METHODS, predict, predict_loader
-from marquis.predictive.function import NetworkFunction
-from marquis.predictive.jacobian import jacobian
 from marquis.predictive.links import LINKS
 from marquis.predictive.prediction import Prediction
-from marquis.predictive.sampling import WeightSamples
 
-__all__ = [
-    "LINKS",
-    "METHODS",
-    "NetworkFunction",
-    "Prediction",
-    "WeightSamples",
-    "jacobian",
-    "predict",
-    "predict_loader",
-]
+__all__ = ["LINKS", "METHODS", "Prediction", "predict", "predict_loader"]

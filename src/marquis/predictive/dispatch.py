@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, split_batch
+from marquis.functional.call import Model
+from marquis.functional.checks import check_inputs
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
+from marquis.loaders import split_batch
 from marquis.posterior import Posterior
-from marquis.predictive.function import NetworkFunction, check_inputs
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
 from marquis.predictive.links import bridge, check_link
 from marquis.predictive.prediction import Prediction
@@ -75,7 +77,7 @@ def predict(
     if samples < 1:
         raise DataError(f"samples={samples}: at least one is needed.")
     check_inputs(x)
-    function = NetworkFunction(model, posterior, at)
+    function = PosteriorFunction(model, posterior, at)
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)
     check_link(link, known)
     if method == "sampled":

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.functional.call import buffers_of, call
-from marquis.predictive.function import NetworkFunction, plain_attention
+from marquis.functional.call import Observer, call, copied_buffers, plain_attention
+from marquis.predictive.function import PosteriorFunction
 from marquis.structures import Diagonal, Kronecker, KroneckerPiece
 
 
@@ -93,7 +93,7 @@ class Head:
         return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
 
-def find_head(function: NetworkFunction, x: Any) -> Head | None:
+def find_head(function: PosteriorFunction, x: Any) -> Head | None:
     """The head, if the posterior is over exactly one linear layer whose output is the network's; else None."""
     posterior, model = function.posterior, function.model
     owners = {name.rpartition(".")[0] for name in posterior.layout.names}
@@ -110,14 +110,9 @@ def find_head(function: NetworkFunction, x: Any) -> Head | None:
     if factors is None:
         return None
     seen: list[tuple[Any, Any]] = []
-    handle = layer.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
-    try:
-        everything = {**function._fixed, **posterior.mean}
-        buffers = {name: buffer.clone() for name, buffer in buffers_of(model).items()}
-        with plain_attention(), torch.no_grad():
-            outputs = call(model, everything, buffers, x)
-    finally:
-        handle.remove()
+    observers: dict[nn.Module, Observer] = {layer: lambda args, output: seen.append((args[0], output))}
+    with torch.no_grad(), plain_attention():
+        outputs = call(model, {**function.fixed, **posterior.mean}, copied_buffers(model), x, observers)
     if len(seen) != 1 or seen[0][1] is not outputs or outputs.dim() != 2:
         return None  # something follows the layer, or it is applied at several positions
     return Head(function.checked(outputs, x), seen[0][0].to(factors.inverse.dtype), factors)
@@ -133,14 +128,14 @@ def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
 _MADE: weakref.WeakKeyDictionary[Any, HeadFactors | None] = weakref.WeakKeyDictionary()
 
 
-def _factors(function: NetworkFunction, owner: str) -> HeadFactors | None:
+def _factors(function: PosteriorFunction, owner: str) -> HeadFactors | None:
     posterior = function.posterior
     if posterior not in _MADE:
         _MADE[posterior] = _make_factors(function, f"{owner}.weight" if owner else "weight")
     return _MADE[posterior]
 
 
-def _make_factors(function: NetworkFunction, weight: str) -> HeadFactors | None:
+def _make_factors(function: PosteriorFunction, weight: str) -> HeadFactors | None:
     precision = function.posterior.precision
     others = [name for name in precision.layout.names if name != weight]
     if isinstance(precision, Diagonal):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from marquis.curvature.planning.memory import RESERVE, available_bytes, gigabytes
 from marquis.errors import MemoryBudgetError, UnsupportedOperationError
+from marquis.functional.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.likelihoods import Likelihood
-from marquis.predictive.function import NetworkFunction
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.head import Head, find_head
-from marquis.predictive.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.predictive.links import point
 from marquis.predictive.sampling import Averages
 
@@ -87,7 +87,7 @@ def average_probabilities(
 
 
 def closed_form(
-    function: NetworkFunction, x: Any, *, joint: bool, diagonal: bool | None, limit: int | None
+    function: PosteriorFunction, x: Any, *, joint: bool, diagonal: bool | None, limit: int | None
 ) -> OutputMoments | None:
     """Moments of the outputs, or None where they are too many for a backward pass each and nothing was demanded.
 
@@ -103,7 +103,7 @@ def closed_form(
         small = head.outputs.shape[1] <= COVARIANCE_OUTPUTS
         covariance = head.covariance() if (small if diagonal is None else not diagonal) else None
         return OutputMoments(head.outputs, head.variance().to(head.outputs.dtype), covariance, head)
-    mean = function.at_mean(x)
+    mean = function.at_point(x)
     outputs = mean[0].numel()
     if joint:
         return _joint(function, x, mean, limit)
@@ -130,7 +130,7 @@ def closed_form(
     return OutputMoments(mean, variance.reshape(mean.shape).to(mean.dtype), covariance)
 
 
-def _joint(function: NetworkFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
+def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
     _check(mean, mean.numel(), limit, function)
     outputs = mean[0].numel()
     pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
@@ -139,7 +139,7 @@ def _joint(function: NetworkFunction, x: Any, mean: Tensor, limit: int | None) -
     return OutputMoments(mean, covariance.diagonal().reshape(mean.shape).to(mean.dtype), covariance)
 
 
-def _bytes(mean: Tensor, rows: int, function: NetworkFunction) -> int:
+def _bytes(mean: Tensor, rows: int, function: PosteriorFunction) -> int:
     """What a covariance of this many outputs takes, with the Jacobian that it is made of."""
     return rows * (rows + COPIES * function.posterior.layout.total) * mean.element_size()
 
@@ -148,7 +148,7 @@ def _allowed(mean: Tensor, limit: int | None) -> int:
     return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
 
 
-def _check(mean: Tensor, rows: int, limit: int | None, function: NetworkFunction) -> None:
+def _check(mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction) -> None:
     """Refuse a covariance that cannot fit, before it is tried."""
     needed, allowed = _bytes(mean, rows, function), _allowed(mean, limit)
     if needed > max(allowed, 2**24):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, NumericalError
-from marquis.functional.call import batch_size
+from marquis.functional.checks import batch_size, samples_of
+from marquis.functional.jacobian import BUDGET
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
-from marquis.predictive.function import NetworkFunction, plain_attention, take
-from marquis.predictive.jacobian import BUDGET
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.links import label_entropy, point
 
 Deviations = dict[str, Tensor]
@@ -35,7 +35,7 @@ class WeightSamples:
         limit: bytes for temporaries, or None.
     """
 
-    function: NetworkFunction
+    function: PosteriorFunction
     x: Any
     linearised: bool
     limit: int | None = None
@@ -54,7 +54,7 @@ class WeightSamples:
             drawn = posterior.deviations_from(posterior.noise(last - first, generator))
             for start in range(0, size, inputs):
                 stop = min(size, start + inputs)
-                yield slice(first, last), slice(start, stop), self.evaluate(drawn, take(self.x, start, stop))
+                yield slice(first, last), slice(start, stop), self.evaluate(drawn, samples_of(self.x, start, stop))
 
     def sizes(self) -> tuple[int, int]:
         """How many samples and inputs at once: found by measuring one of each."""
@@ -64,7 +64,7 @@ class WeightSamples:
             size = batch_size(self.x)
             zero = {name: torch.zeros_like(value).unsqueeze(0) for name, value in posterior.mean.items()}
             with AllocationMeter() as meter:
-                self.evaluate(zero, take(self.x, 0, 1))
+                self.evaluate(zero, samples_of(self.x, 0, 1))
             pairs = max(1, budget // max(1, meter.peak))
             inputs = min(size, pairs)
             weights = 4 * posterior.layout.total * posterior.vector.element_size()
@@ -75,14 +75,13 @@ class WeightSamples:
     def evaluate(self, deviations: Deviations, x: Any) -> Tensor:
         """Outputs for given `theta - mean`, by name `[s, *shape]`: `[s, b, *rest]`."""
         one = self._tangent(x) if self.linearised else self._network(x)
-        with plain_attention():
-            if not self._one_by_one:
-                try:
-                    return torch.vmap(one)(deviations)
-                except RuntimeError:  # an operation without a rule for vmap
-                    self._one_by_one = True
-            count = next(iter(deviations.values())).shape[0]
-            return torch.stack([one({name: d[s] for name, d in deviations.items()}) for s in range(count)])
+        if not self._one_by_one:
+            try:
+                return torch.vmap(one)(deviations)
+            except RuntimeError:  # an operation without a rule for vmap
+                self._one_by_one = True
+        count = next(iter(deviations.values())).shape[0]
+        return torch.stack([one({name: d[s] for name, d in deviations.items()}) for s in range(count)])
 
     def _network(self, x: Any) -> Callable[[Deviations], Tensor]:
         mean = self.function.posterior.mean
@@ -100,7 +99,7 @@ class WeightSamples:
                 result = values.new_empty(count, batch_size(self.x), *values.shape[2:])
             result[samples, inputs] = values
         assert result is not None
-        return result + self.function.at_mean(self.x) if self.linearised else result
+        return result + self.function.at_point(self.x) if self.linearised else result
 
 
 @dataclass
@@ -206,7 +205,7 @@ def summarise_linearised(
     runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None, probs: bool
 ) -> SampleSummary:
     """Mean squares of `J (theta_s - theta*)`, not centred because their mean is 0; averaged probabilities if asked."""
-    mean = runner.function.at_mean(runner.x)
+    mean = runner.function.at_point(runner.x)
     squares = torch.zeros_like(mean)
     parts: dict[int, Averages] = {}
     for _, inputs, values in runner.chunks(count, generator):

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError
-from marquis.functional.call import Model, split_batch
+from marquis.functional.call import Model
+from marquis.functional.jacobian import jacobian
 from marquis.likelihoods import Likelihood
+from marquis.loaders import split_batch
 from marquis.posterior import Posterior
 from marquis.predictive.dispatch import predict
-from marquis.predictive.function import NetworkFunction
-from marquis.predictive.jacobian import jacobian
+from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import COVARIANCE_OUTPUTS
 from marquis.predictive.prediction import Prediction
 
@@ -48,7 +49,7 @@ class ValidationScore:
         self, model: Model, posterior: Posterior, loader: Iterable[Any], memory_limit: int | None = None
     ) -> None:
         self._model = model
-        function = NetworkFunction(model, posterior)
+        function = PosteriorFunction(model, posterior)
         left = KEPT if memory_limit is None else memory_limit
         device = next(iter(posterior.mean.values())).device
         self._batches: list[_Batch] = []
@@ -56,7 +57,7 @@ class ValidationScore:
             x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
             if y is None:
                 raise DataError("validation data need labels: the loader has to yield (x, y).")
-            mean = function.at_mean(x)
+            mean = function.at_point(x)
             size = mean.numel() * posterior.layout.total * mean.element_size()
             if mean[0].numel() <= COVARIANCE_OUTPUTS and size <= left:
                 left -= size

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import parameters_of, select
+from marquis.functional.selection import parameters_of, select
 from marquis.laplace import CheckReport, Laplace
 from marquis.likelihoods import Likelihood
 from marquis.predictive import Prediction

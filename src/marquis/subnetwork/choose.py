@@ -16,7 +16,8 @@ from torch import Tensor
 
 from marquis.curvature.accumulate import accumulate
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, parameters_of, select
+from marquis.functional.call import Model
+from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 from marquis.structures import Layout

@@ -13,8 +13,11 @@ from marquis.curvature.accumulate import accumulate
 from marquis.curvature.ggn import ggn
 from marquis.distributed import group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, batch_size, parameters_of, split_batch
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size
+from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood
+from marquis.loaders import split_batch
 from marquis.progress import ProgressBar
 from marquis.structures import Block, Diagonal, Full, LowRank, Structure
 from marquis.subnetwork.choose import Chosen

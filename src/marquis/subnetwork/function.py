@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from marquis.functional.call import Model, buffers_of, call, parameters_of
+from marquis.functional.call import Model, buffers_of, call
+from marquis.functional.selection import parameters_of
 from marquis.structures import Layout
 
 Function = Callable[[dict[str, Tensor], Any], Tensor]

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.functional.call import Model, batch_size, split_batch
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
+from marquis.loaders import split_batch
 
 MINIMUM = 1e-30
 """Lower limit of the variances (methods.md 2.9)."""

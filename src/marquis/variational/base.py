@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe, parameters_of, split_batch
+from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
+from marquis.loaders import split_batch
 from marquis.variational.objective import Terms
 from marquis.variational.prior_scale import PriorScale, prior_scales
 

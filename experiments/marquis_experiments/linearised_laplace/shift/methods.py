@@ -14,10 +14,11 @@ from torch.optim.swa_utils import update_bn
 
 from marquis.evidence import tune
 from marquis.evidence.problem import EvidenceProblem, Statistics
+from marquis.functional.jacobian import jacobian
 from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical
 from marquis.posterior import Posterior
-from marquis.predictive import NetworkFunction, jacobian
+from marquis.predictive.function import PosteriorFunction
 from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Full, Layout, Structure
 from marquis.subnetwork import Subnetwork, swag_moments
@@ -166,7 +167,7 @@ def logit_variances(
     """Return variances of the logits `[n, C]`, by name and for each posterior; one Jacobian serves all of them."""
     mean = {name: parameter.detach() for name, parameter in network.named_parameters()}
     layout = Layout.of(mean)
-    function = NetworkFunction(network, Posterior(layout, mean, Diagonal(layout, torch.ones(layout.total))))
+    function = PosteriorFunction(network, Posterior(layout, mean, Diagonal(layout, torch.ones(layout.total))))
     pieces: dict[str, list[list[Tensor]]] = {name: [[] for _ in options] for name, options in wanted.items()}
     for part in x.split(INPUTS):
         rows = jacobian(function, part)

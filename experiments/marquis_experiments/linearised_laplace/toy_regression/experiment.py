@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.functional.jacobian import jacobian
 from marquis.laplace import Laplace
 from marquis.likelihoods import Gaussian
-from marquis.predictive import NetworkFunction, jacobian
+from marquis.predictive.function import PosteriorFunction
 from marquis.priors import Prior
 from marquis.subnetwork import Subnetwork, swag_variance
 from marquis_experiments.common.metrics import rank_correlation
@@ -251,7 +252,7 @@ def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings
 
 def squared_jacobian(laplace: Laplace, x: Tensor) -> Tensor:
     """Return each random weight's sum of squared derivatives of the outputs at these inputs, `[K]`."""
-    return jacobian(NetworkFunction(laplace.model, laplace.posterior), x).square().sum((0, 1))
+    return jacobian(PosteriorFunction(laplace.model, laplace.posterior), x).square().sum((0, 1))
 
 
 def points(x: Tensor, y: Tensor) -> dict[str, list[float]]:

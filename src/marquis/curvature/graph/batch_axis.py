@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.errors import UnsupportedOperationError
-from marquis.functional.call import batch_size
+from marquis.functional.checks import batch_size
 
 if TYPE_CHECKING:
     from marquis.curvature.graph.network import Network

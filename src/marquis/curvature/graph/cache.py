@@ -19,7 +19,8 @@ from marquis.curvature.graph.capture import capture
 from marquis.curvature.graph.fingerprint import Description, Fingerprint
 from marquis.curvature.graph.network import Network
 from marquis.curvature.graph.verify import check_separation
-from marquis.functional.call import Model, batch_size
+from marquis.functional.call import Model
+from marquis.functional.checks import batch_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,8 @@ from marquis.curvature.graph.batch_axis import SymbolicShape, batch_axes
 from marquis.curvature.graph.network import Network, Ref, Step, op_name, references, rename
 from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, batch_size, buffers_of, call, describe
+from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.checks import batch_size
 
 NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers that report what we report ourselves, as an error."""

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from marquis.curvature.graph.network import Network, Step
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, batch_size, buffers_of, call, describe
+from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.checks import batch_size
 
 RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
 BATCH_STATISTICS = {

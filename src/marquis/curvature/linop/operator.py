@@ -12,10 +12,15 @@ from torch import distributed as dist
 from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
-from marquis.curvature.linop.products import KINDS, FrozenNetwork, batch_product, refuse_coupled_data
+from marquis.curvature.linop.products import KINDS, batch_product
+from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.functional.call import Model, Selection, batch_size, check_finite, describe, split_batch
+from marquis.functional.call import Model, describe
+from marquis.functional.checks import batch_size, check_finite, is_close, samples_influence_each_other
+from marquis.functional.function import NetworkFunction
+from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
+from marquis.loaders import split_batch
 from marquis.structures.layout import Layout
 
 if TYPE_CHECKING:
@@ -66,7 +71,7 @@ def operator(
         UnsupportedOperationError: active batch statistics or dropout, or outputs that vary from call to call.
     """
     return CurvatureOperator(
-        FrozenNetwork.of(model, params=params, parameters=parameters, dtype=dtype),
+        NetworkFunction.copy_of(model, params=params, parameters=parameters, dtype=dtype),
         loader,
         as_likelihood(likelihood),
         kind,
@@ -89,7 +94,7 @@ class CurvatureOperator(LinearOperator):
 
     def __init__(
         self,
-        network: FrozenNetwork,
+        network: NetworkFunction,
         loader: Iterable[Any],
         likelihood: Likelihood,
         kind: str = "ggn",
@@ -111,12 +116,12 @@ class CurvatureOperator(LinearOperator):
                 "own; pass a list of batches or a DataLoader."
             )
         self.kind = kind
-        self.layout = Layout(network.shapes)
+        self.layout = Layout.of(network.point)
         self.dtype, self.device = network.dtype, network.device
         self.num_data = 0
         self._network, self._loader, self._likelihood = network, loader, likelihood
         self._data_dtype, self._vectors_per_pass, self._progress = dtype, vectors_per_pass, progress
-        self._distributed = distributed and dist.is_available() and dist.is_initialized()
+        self._distributed = distributed and group_is_up()
         # Labels are drawn anew for each product from seeds that stay: the matrix is fixed, and nothing is stored.
         where = generator.device if generator is not None else None
         self._seed = int(torch.randint(2**62, (), generator=generator, device=where)) if kind == "fisher" else 0
@@ -141,14 +146,10 @@ class CurvatureOperator(LinearOperator):
         except Exception as error:
             failure = error
         if self._distributed:
-            failed = torch.tensor(float(failure is not None), device=self.device)
-            dist.all_reduce(failed)
-            if failure is None and float(failed) > 0:
-                failure = DataError("another process failed on its share of the data; see its message.")
-        if failure is not None:
+            exchange(None, failure)
+            total = sum_tensor(total)
+        elif failure is not None:
             raise failure
-        if self._distributed:
-            dist.all_reduce(total)
         if not bool(torch.isfinite(total).all()):
             raise NumericalError(
                 f"a product with the {self.kind} is NaN or infinite though data and outputs are finite; compute in "
@@ -166,7 +167,7 @@ class CurvatureOperator(LinearOperator):
                 check_finite(y, "y")
             x, y = (self._network.prepare(part, self._data_dtype) for part in (x, y))
             if inspect and seen == 0:
-                refuse_coupled_data(self._network, x)
+                self._refuse_coupled_samples(x)
             seen += count
             product = batch_product(self._network, self._likelihood, self.kind, x, y, self._label_generator(index))
             for start in range(0, rows.shape[0], self._vectors_per_pass):
@@ -181,6 +182,17 @@ class CurvatureOperator(LinearOperator):
                 "same data whenever it is iterated."
             )
         self.num_data = seen
+
+    def _refuse_coupled_samples(self, x: Any) -> None:
+        network = self._network
+        outputs = network.at_point(x)
+        if not is_close(network.at_point(x), outputs):
+            return  # random: then two products will differ
+        if samples_influence_each_other(lambda inputs: network(network.point, inputs), x):
+            raise UnsupportedOperationError(
+                "the outputs for a sample depend on the rest of its batch, so there is no sum over the data; look for "
+                "batch statistics in the model."
+            )
 
     def _batches(self) -> Iterator[Any]:
         if not self._progress:
@@ -202,7 +214,7 @@ class CurvatureOperator(LinearOperator):
     def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
         drawn = super()._probes(probes, generator)
         if self._distributed and not isinstance(probes, Tensor):
-            dist.broadcast(drawn, src=0)
+            return from_first_process(drawn)
         return drawn
 
     def _untouched_rng(self) -> Any:

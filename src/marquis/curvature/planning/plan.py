@@ -23,7 +23,9 @@ from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_by
 from marquis.curvature.planning.rehearsal import Rehearsal
 from marquis.curvature.squared.mixed import CHUNK
 from marquis.errors import MarquisError, UnsupportedOperationError
-from marquis.functional.call import Model, Selection, batch_size, describe, parameters_of, select
+from marquis.functional.call import Model, describe
+from marquis.functional.checks import batch_size
+from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import Layout
 

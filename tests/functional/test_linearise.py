@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
-from autoencoder_models import EXACT, NoTangent, data, generator
 from torch import nn
 from torch.func import functional_call, jacrev, linearize
 from torch.utils.checkpoint import checkpoint
 
+from helpers.autoencoder_models import EXACT, NoTangent, data, generator
 from marquis.autoencoders import ModelSpec, fit_posthoc, linearised
-from marquis.autoencoders.tangent import WORTH_TRACING, Tangent
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.linearise import WORTH_TRACING, Linearisation
 
 
 def network() -> nn.Sequential:
@@ -40,7 +40,7 @@ class TestTracing:
     def test_the_same_map(self):
         model = network()
         at = {name: value.detach() for name, value in model.named_parameters()}
-        function, x, traced, plain = function_of(model), data(4), Tangent(at, WORTH_TRACING), Tangent(at, 1)
+        function, x, traced, plain = function_of(model), data(4), Linearisation(at, WORTH_TRACING), Linearisation(at, 1)
         for step in steps(at, 3):
             torch.testing.assert_close(traced.along(function, x, step), plain.along(function, x, step), **EXACT)
         assert traced._traced is not None and plain._traced is None
@@ -57,7 +57,7 @@ class TestTracing:
             return y if float(y.sum()) > 0 else 2 * y  # looks at a value, which no trace can keep
 
         at = {"w": torch.ones(16, 2, dtype=torch.float64)}
-        tangent, x = Tangent(at, WORTH_TRACING), data(3)
+        tangent, x = Linearisation(at, WORTH_TRACING), data(3)
         for step in steps(at, 2):
             torch.testing.assert_close(tangent.along(bent, x, step), x.flatten(1) @ (at["w"] + step["w"]), **EXACT)
         assert not tangent._tracing
@@ -68,9 +68,9 @@ class TestTracing:
             value, linear = linearize(whole, at)
             return value, lambda step: kept * linear(step)
 
-        monkeypatch.setattr(sys.modules[Tangent.__module__], "linearize", lossy)
+        monkeypatch.setattr(sys.modules[Linearisation.__module__], "linearize", lossy)
         at = {"w": torch.ones(16, 2, dtype=torch.float64)}
-        tangent, x = Tangent(at, WORTH_TRACING), data(3)
+        tangent, x = Linearisation(at, WORTH_TRACING), data(3)
         for step in steps(at, 3):
             expected = x.flatten(1) @ (at["w"] + step["w"])
             torch.testing.assert_close(tangent.along(dense, x, step), expected, **EXACT)
@@ -86,7 +86,7 @@ class TestTracing:
 
         y = x.flatten(1) @ at["w"]
         change = x.flatten(1) @ step["w"]
-        for tangent in (Tangent(at, 1), Tangent(at, WORTH_TRACING)):
+        for tangent in (Linearisation(at, 1), Linearisation(at, WORTH_TRACING)):
             found = tangent.along(two, x, step)
             torch.testing.assert_close(found, (y + change, y.square() + 2 * y * change), **EXACT)
 
@@ -137,7 +137,7 @@ def test_every_step_of_a_network_that_writes_in_place(made, traced):
     torch.manual_seed(0)
     model = made().double().eval()
     at = {name: value.detach() for name, value in model.named_parameters()}
-    tangent, x, function = Tangent(at, WORTH_TRACING), data(3), function_of(model)
+    tangent, x, function = Linearisation(at, WORTH_TRACING), data(3), function_of(model)
     mean, jacobian = function(at, x), jacrev(lambda weights: function(weights, x))(at)
     for step in steps(at, 5):
         moved = sum((j.flatten(mean.dim()) @ step[name].flatten() for name, j in jacobian.items()))
@@ -150,14 +150,14 @@ def test_noise_of_the_network_itself_is_not_frozen():
     model, x = Noisy(16, 5).double(), data(3)
     at = {name: value.detach() for name, value in model.named_parameters()}
     still = {name: torch.zeros_like(value) for name, value in at.items()}
-    tangent = Tangent(at, WORTH_TRACING)
+    tangent = Linearisation(at, WORTH_TRACING)
     first, second = (tangent.along(function_of(model), x, still) for _ in range(2))
     assert not torch.equal(first, second)
 
 
 def test_the_traced_function_is_asked_for_not_only_its_input():
     at, x = {"w": torch.ones(16, 2, dtype=torch.float64)}, data(3)
-    tangent, (step,) = Tangent(at, WORTH_TRACING), steps(at, 1)
+    tangent, (step,) = Linearisation(at, WORTH_TRACING), steps(at, 1)
     plain = x.flatten(1) @ (at["w"] + step["w"])
     torch.testing.assert_close(tangent.along(dense, x, step), plain, **EXACT)
     assert tangent._traced is not None
@@ -187,4 +187,4 @@ def test_refused_with_many_draws_as_with_few():
     for layer in (NoTangent.apply, outside_of_torch, of_the_old_style):  # the latter two a trace takes for constant
         for count in (1, WORTH_TRACING):
             with pytest.raises(UnsupportedOperationError, match="forward-mode derivative"):
-                Tangent(at, count).along(lambda w, x, layer=layer: layer(dense(w, x)), data(3), at)
+                Linearisation(at, count).along(lambda w, x, layer=layer: layer(dense(w, x)), data(3), at)

@@ -1,0 +1,180 @@
+"""A network as a function of some of its parameters, all others held fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import (
+    Model,
+    buffers_of,
+    call,
+    copied_buffers,
+    describe,
+    plain_attention,
+    without_inference,
+)
+from marquis.functional.checks import all_finite, batch_size, refuse_training_mode
+from marquis.functional.selection import Selection, parameters_of, select
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkFunction:
+    """The function `(params, x) -> outputs` of a network, and the point at which it is differentiated.
+
+    Attributes:
+        model: A module in evaluation mode, or a function `(params, x) -> outputs`.
+        point: The parameters that it is a function of, by name, in the model's order.
+        fixed: All other parameters.
+        buffers: The module's buffers; None takes those that it has when it is called.
+        at: Path of the module whose output is wanted instead of the network's (`"encoder.4"`).
+    """
+
+    model: Model
+    point: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor] | None = None
+    at: str | None = None
+
+    @classmethod
+    def copy_of(
+        cls,
+        model: Model,
+        *,
+        params: Mapping[str, Tensor] | None = None,
+        parameters: Selection = None,
+        dtype: torch.dtype | None = None,
+    ) -> NetworkFunction:
+        """Return the function at a copy of the present parameters and buffers, so that training on does not change it.
+
+        Args:
+            model: As above.
+            params: The parameters of a function, or other values for a module's.
+            parameters: Which of them it is a function of, as in `select`.
+            dtype: Converts all floating tensors.
+        """
+        values = parameters_of(model, params)
+        # Which parameters are frozen is the module's say, also where other values are put in their place.
+        names = select(parameters_of(model) if isinstance(model, nn.Module) else values, parameters)
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(dtype=dtype if tensor.is_floating_point() else None, copy=True)
+
+        with torch.inference_mode(False):  # a copy made in inference mode could never be differentiated
+            copies = {name: copy(tensor) for name, tensor in values.items()}
+            buffers = {name: copy(tensor) for name, tensor in buffers_of(model).items()}
+        point = {name: copies.pop(name) for name in names}
+        return cls(model, point, copies, buffers)
+
+    def __post_init__(self) -> None:
+        """Refuse a model whose output is random or coupled, and a module path that it does not have."""
+        refuse_training_mode(self.model)
+        if self.at is not None:
+            if not isinstance(self.model, nn.Module):
+                raise UnsupportedOperationError("at= names a module, but the model is a function; it has no modules.")
+            known = dict(self.model.named_modules())
+            if self.at not in known:
+                raise UnsupportedOperationError(
+                    f"at={self.at!r} names no module of {describe(self.model)}; it has {[n for n in known if n][:12]}."
+                )
+
+    def __call__(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
+        """Return the outputs `[B, *rest]` at these values of the parameters, with differentiable attention."""
+        everything = {**self.fixed, **params}
+        buffers = (
+            copied_buffers(self.model) if self.buffers is None else {n: b.clone() for n, b in self.buffers.items()}
+        )
+        with plain_attention():
+            if self.at is None:
+                return self._one_tensor(call(self.model, everything, buffers, x))
+            assert isinstance(self.model, nn.Module)
+            seen: list[Any] = []
+            watched = self.model.get_submodule(self.at)
+            call(self.model, everything, buffers, x, {watched: lambda _, output: seen.append(output)})
+        if len(seen) != 1:
+            raise UnsupportedOperationError(
+                f"module {self.at!r} runs {len(seen)} times in one forward pass; at= needs a module that runs once."
+            )
+        return self._one_tensor(seen[0])
+
+    def _one_tensor(self, output: Any) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise UnsupportedOperationError(
+                f"{self.where} returns a {type(output).__name__}; one tensor of outputs is needed. Pass a function "
+                "(params, x) -> tensor that picks the output."
+            )
+        return output
+
+    @property
+    def where(self) -> str:
+        """What is computed, for messages."""
+        return describe(self.model) if self.at is None else f"module {self.at!r}"
+
+    @torch.no_grad()
+    def at_point(self, x: Any) -> Tensor:
+        """Return the outputs at the point, after checking that they are finite and have the batch first."""
+        return self.checked(self(self.point, x), x)
+
+    def checked(self, output: Tensor, x: Any) -> Tensor:
+        """Return the output if it is finite and has the batch as dimension 0."""
+        if output.dim() == 0 or output.shape[0] != batch_size(x):
+            raise DataError(
+                f"{self.where} gives shape {list(output.shape)} for a batch of {batch_size(x)}; dimension 0 has to be "
+                "the batch."
+            )
+        if not all_finite(output):
+            raise DataError(f"{self.where} gives NaN or infinite outputs; check its weights and the inputs.")
+        return output
+
+    def flatten(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return one row `[..., P]` from tensors `[..., *shape]` by parameter name."""
+        rows = [
+            gradients[name].flatten(-t.dim()) if t.dim() else gradients[name][..., None]
+            for name, t in self.point.items()
+        ]
+        return torch.cat(rows, dim=-1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters that it is a function of."""
+        return tuple(self.point)
+
+    @property
+    def size(self) -> int:
+        """The number of weights that it is a function of."""
+        return sum(tensor.numel() for tensor in self.point.values())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next(iter(self.point.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type among the parameters."""
+        dtype = next(iter(self.point.values())).dtype
+        for tensor in self.point.values():
+            dtype = torch.promote_types(dtype, tensor.dtype)
+        return dtype
+
+    def prepare(self, data: Any, dtype: torch.dtype | None = None) -> Any:
+        """Return a pytree of data on the network's device, floating tensors in `dtype` if one is named."""
+
+        def move(leaf: Tensor) -> Tensor:
+            return leaf.to(device=self.device, dtype=dtype if leaf.is_floating_point() else None)
+
+        return without_inference(pytree.tree_map_only(Tensor, move, data))
+
+    def leaves(self) -> list[Tensor]:
+        """Return fresh differentiable handles on the parameters (no copy)."""
+        return [tensor.detach().requires_grad_() for tensor in self.point.values()]
+
+    def outputs(self, leaves: Sequence[Tensor], x: Any) -> Tensor:
+        """Return the outputs with the parameters replaced by `leaves`, in the order of `names`."""
+        return self(dict(zip(self.point, leaves, strict=True)), x)

@@ -1,0 +1,158 @@
+"""The linearised network `f(mu) + J (theta - mu)`: products with J and its transpose, and steps along the tangent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functionalize, jvp, linearize
+from torch.utils._pytree import tree_leaves, tree_map
+
+from marquis.errors import UnsupportedOperationError
+from marquis.functional.call import plain_attention
+from marquis.functional.function import NetworkFunction
+
+Weights = dict[str, Tensor]
+
+WORTH_TRACING = 20
+"""Steps from which on the linear part is traced once per input, which costs as much as ten and halves the others."""
+
+AGREEMENT = 1e-3
+"""Of a traced change with the differentiated one, relative to the largest: rounding is far below, an error above."""
+
+
+class BatchJacobian:
+    """Products with the Jacobian J of one batch, and with its transpose; the network runs once.
+
+    J v is the derivative of `J^T u` in u, so whatever autograd differentiates twice works: no rules, no forward mode.
+
+    Args:
+        function: The network at its point.
+        x: Inputs of the batch.
+
+    Attributes:
+        outputs: Its outputs f, with their graph to `leaves`.
+        leaves: The parameters, as leaves of the graph.
+    """
+
+    def __init__(self, function: NetworkFunction, x: Any) -> None:
+        with torch.enable_grad():
+            self.leaves = function.leaves()
+            self.outputs = function.outputs(self.leaves, x)
+            self._u = torch.zeros_like(self.outputs, requires_grad=True)
+            self._transposed = torch.autograd.grad(
+                self.outputs, self.leaves, self._u, create_graph=True, allow_unused=True
+            )
+
+    def times(self, rows: Sequence[Tensor], *, batched: bool = True) -> Tensor:
+        """Return J v, `[k, *f.shape]`, for `k` vectors, each one tensor `[k, *shape]` per parameter.
+
+        Cost: one backward pass per vector, all of them at once under `vmap` if `batched`.
+        """
+        return vector_jacobian_products(self._transposed, [self._u], rows, batched=batched)[0]
+
+    def transposed_times(self, cotangents: Tensor, *, batched: bool = True) -> list[Tensor]:
+        """Return J^T u, one tensor `[k, *shape]` per parameter, for cotangents `[k, *f.shape]`; cost as `times`."""
+        return vector_jacobian_products([self.outputs], self.leaves, [cotangents], batched=batched)
+
+
+def vector_jacobian_products(
+    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], rows: Sequence[Tensor], *, batched: bool = True
+) -> list[Tensor]:
+    """Return the gradients of `sum rows * outputs` in the inputs, for each of k rows; zeros where there is no path.
+
+    Args:
+        outputs: Tensors with their graph; None for one that depends on nothing.
+        inputs: What to differentiate in.
+        rows: Weights `[k, *shape]` of each output.
+        batched: All rows under `vmap`; otherwise one after the other, with less memory and for any operation.
+    """
+    count = rows[0].shape[0]
+    used = [(o, r.to(o.dtype)) for o, r in zip(outputs, rows, strict=True) if o is not None and o.requires_grad]
+    if not used:
+        return [i.new_zeros((count, *i.shape)) for i in inputs]
+    tensors = [o for o, _ in used]
+    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+    if batched and count > 1:
+        grads = torch.autograd.grad(tensors, inputs, [r for _, r in used], is_grads_batched=True, **options)
+        return [i.new_zeros((count, *i.shape)) if g is None else g.detach() for i, g in zip(inputs, grads, strict=True)]
+    singles = [torch.autograd.grad(tensors, inputs, [r[k] for _, r in used], **options) for k in range(count)]
+    return [
+        torch.stack([torch.zeros_like(i) if g is None else g.detach() for g in each])
+        for i, each in zip(inputs, zip(*singles, strict=True), strict=True)
+    ]
+
+
+class Linearisation:
+    """Functions of the weights and of an input to first order around a point, for many steps from it.
+
+    Args:
+        point: The weights μ.
+        steps: How many steps are expected for the same input.
+    """
+
+    def __init__(self, point: Weights, steps: int) -> None:
+        self.point, self._tracing = point, steps >= WORTH_TRACING
+        self._traced: tuple[Any, Tensor, Any, Callable[[Weights], Any]] | None = None
+
+    def along(self, function: Callable[[Weights, Tensor], Any], x: Tensor, step: Weights) -> Any:
+        """Return `f(μ) + J (θ - μ)`, in the form in which `function` returns it: a tensor or several.
+
+        Args:
+            function: Of weights and input; traced anew when it or the input changes.
+            x: Input.
+            step: `θ - μ`.
+
+        Raises:
+            UnsupportedOperationError: The function has an operation without a forward-mode derivative.
+        """
+        with plain_attention():
+            known = self._traced
+            if known is not None and known[0] == function and known[1] is x:
+                value, change = known[2], known[3](step)
+            else:
+                value, change = self._by_differentiation(function, x, step)
+                if self._tracing:
+                    self._trace(function, x, step, (value, change))
+        return tree_map(torch.add, value, change)
+
+    def _trace(self, function: Callable[[Weights, Tensor], Any], x: Tensor, step: Weights, expected: Any) -> None:
+        """Keep value and linear map for the next steps, if torch can trace them and they agree with this one.
+
+        A trace takes for constant what it cannot see (what went through NumPy, a custom function of the old style, the
+        network's own noise), and reports nothing about it. One of a network that writes in place would change its own
+        constants whenever it is used: hence `functionalize`, and a second use, for what writes below that.
+        """
+        self._traced = None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's folding of constants talks about its own nodes
+                value, linear = linearize(functionalize(lambda weights: function(weights, x)), self.point)
+                linear(step)
+                pairs = zip(tree_leaves((value, linear(step))), tree_leaves(expected), strict=True)
+        except Exception:  # whatever tracing does not like is differentiated, as the first step was
+            self._tracing = False
+            return
+        if all(bool(((traced - true).abs() <= AGREEMENT * true.abs().max()).all()) for traced, true in pairs):
+            self._traced = (function, x, value, linear)
+        else:
+            self._tracing = False
+
+    def _by_differentiation(
+        self, function: Callable[[Weights, Tensor], Any], x: Tensor, step: Weights
+    ) -> tuple[Any, Any]:
+        try:
+            value, change, *_ = jvp(lambda weights: function(weights, x), (self.point,), (step,))
+        except torch.OutOfMemoryError:
+            raise
+        except (NotImplementedError, RuntimeError) as error:
+            function(self.point, x)  # what the network refuses on its own has nothing to do with its derivative
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise UnsupportedOperationError(
+                f"the network has an operation without a forward-mode derivative: {reason}. "
+                "Use sampled weights (`linearised=False`)."
+            ) from error
+        return value, change

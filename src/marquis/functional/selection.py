@@ -1,0 +1,110 @@
+"""Name the parameters of a network and choose among them."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor, nn
+
+from marquis.errors import MarquisError
+from marquis.functional.call import Model, describe
+
+Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
+
+
+class SelectionError(MarquisError, ValueError):
+    """Parameters were asked for that the model does not have, or none at all were selected."""
+
+
+def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The model's parameters by name, each tensor once, in the order of `named_parameters()`.
+
+    Args:
+        model: a module, or a function `(params, x) -> outputs`.
+        params: the parameters at which a function is differentiated; required for a function. For a module it
+            replaces the values of the module's own parameters and must have the same names and shapes.
+    """
+    if not isinstance(model, nn.Module):
+        if params is None:
+            raise MarquisError(
+                f"{describe(model)} is a function, so its parameters are not known; "
+                "pass params={name: tensor}, the first argument it is called with."
+            )
+        return dict(params)
+    own: dict[str, Tensor] = dict(model.named_parameters())
+    if params is None:
+        return own
+    differing = [name for name in own if name not in params or params[name].shape != own[name].shape]
+    differing += [name for name in params if name not in own]
+    if differing:
+        raise SelectionError(
+            f"params does not fit {describe(model)}: names or shapes differ at {sorted(set(differing))}; "
+            "pass one tensor for each of model.named_parameters()."
+        )
+    return {name: params[name] for name in own}
+
+
+def select(
+    tensors: Mapping[str, Tensor], parameters: Selection = None, *, skip_frozen: bool | None = None
+) -> dict[str, Tensor]:
+    """Choose parameters by name, pattern or predicate, in the order of `tensors`.
+
+    Frozen parameters (`nn.Parameter` with `requires_grad=False`) are left out of `None`, `"all"`, patterns
+    and predicates; naming one in an iterable selects it, because then it was asked for.
+
+    Args:
+        tensors: all parameters by name.
+        parameters: `None` or `"all"`; a shell pattern such as `"encoder.*"`; a predicate
+            `(name, tensor) -> bool`; or an iterable of names.
+        skip_frozen: whether frozen parameters are left out; by default they are where they are
+            `nn.Parameter`s (a module's), while the plain tensors handed to a function all count.
+
+    Raises:
+        SelectionError: a name is unknown, or nothing is left; the message lists close matches.
+    """
+
+    def is_trainable(tensor: Tensor) -> bool:
+        skip = isinstance(tensor, nn.Parameter) if skip_frozen is None else skip_frozen
+        return tensor.requires_grad or not skip
+
+    trainable = {name: tensor for name, tensor in tensors.items() if is_trainable(tensor)}
+    if parameters is None or (isinstance(parameters, str) and parameters == "all"):
+        chosen, asked = trainable, "every parameter that requires a gradient"
+    elif isinstance(parameters, str):
+        chosen = {name: t for name, t in trainable.items() if fnmatch.fnmatchcase(name, parameters)}
+        asked = f"the pattern {parameters!r}"
+    elif callable(parameters):
+        chosen = {name: t for name, t in trainable.items() if parameters(name, t)}
+        asked = "the given predicate"
+    else:
+        names = list(parameters)
+        unknown = [name for name in names if name not in tensors]
+        if unknown:
+            raise SelectionError(f"the model has no parameter named {_with_matches(unknown, tensors)}.")
+        wanted = set(names)
+        chosen = {name: t for name, t in tensors.items() if name in wanted}
+        asked = "an empty list of names"
+    if chosen:
+        return chosen
+    hint = ""
+    if isinstance(parameters, str) and tensors:
+        matching = [name for name in tensors if fnmatch.fnmatchcase(name, parameters)]
+        hint = f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"
+    elif tensors and not trainable:
+        hint = "; all of them are frozen (requires_grad=False)"
+    raise SelectionError(f"{asked} selects none of the model's {len(tensors)} parameters{hint}.")
+
+
+def _with_matches(names: list[str], known: Iterable[str]) -> str:
+    known = list(known)
+    parts = []
+    for name in names:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        parts.append(f"{name!r} (did you mean {', '.join(map(repr, close))}?)" if close else f"{name!r}")
+    text = ", ".join(parts)
+    if "did you mean" not in text:
+        shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
+        text += f"; it has {shown}"
+    return text
