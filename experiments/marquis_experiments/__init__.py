@@ -21,7 +21,6 @@ EXPERIMENTS = {
         "marquis_experiments.fashion_classification",
         "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
     ),
-    "claims": ("marquis_experiments.claims", "Laplacian autoencoders: the default's ablation, claims without a table"),
     "ood": ("marquis_experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
     "tabular": ("marquis_experiments.tabular", "Outliers and missing values of tables, against scikit-learn"),
     "few-labels": ("marquis_experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),

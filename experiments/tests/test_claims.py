@@ -1,4 +1,4 @@
-"""`claims`, `vae-variance` and `scaling` at their quick size, and the arithmetic behind their tables."""
+"""The study `claims` at its quick size, and the arithmetic behind its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import torch
 from marquis.autoencoders import LaplacianAutoencoder, for_data
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import NEW_NAMES, OnlineSettings
-from marquis_experiments import claims, claims_cells, claims_report, claims_tables, find
+from marquis_experiments.laplacian_autoencoder.claims import page as claims_page
+from marquis_experiments.laplacian_autoencoder.claims import study as claims
+from marquis_experiments.laplacian_autoencoder.claims import training
+from marquis_experiments.laplacian_autoencoder.claims.study import STUDY
 
 
 def pictures_exist(page: Path) -> None:
@@ -24,36 +27,22 @@ def pictures_exist(page: Path) -> None:
         assert (page.parent / name).stat().st_size > 5_000
 
 
-def test_registered_by_name():
-    for name, module in {"claims": claims}.items():
-        assert find(name) is module
-
-
-# claims
-
-
 def test_claims_runs_all_parts_on_the_digits_and_goes_on_where_it_stopped(tmp_path: Path):
     said: list[str] = []
-    page = claims.run("quick", tmp_path, say=said.append)
+    page = STUDY.run("quick", tmp_path, say=said.append)
     pictures_exist(page)
     rows = json.loads((page.parent / "results.json").read_text())["rows"]
     assert {row["part"] for row in rows} == set(claims.PARTS) - {"fashion"}
     assert len(said) == len(rows)
     assert not [row for row in rows if "failed" in row]
-    text = page.read_text()
-    assert "nan" not in text.lower().replace("laplacian", "")
-    for heading in ("ablation", "over-parametrisation", "Forgetting", "One network", "Backprop"):
-        assert re.search(rf"^## .*{heading}", text, re.MULTILINE)
     # Parts share cells: fewer files than rows, and the same numbers under both names.
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "quick/cells").iterdir()}
     assert len(files) < len(rows)
     default = [
-        r
-        for r in rows
-        if (r["part"], r["label"]) in {("ablation", claims_tables.DEFAULT), ("width", "default, width 1")}
+        r for r in rows if (r["part"], r["label"]) in {("ablation", claims_page.DEFAULT), ("width", "default, width 1")}
     ]
     assert len(default) == 2 and default[0]["error"] == default[1]["error"]
-    claims.run("quick", tmp_path, say=lambda _: None)
+    STUDY.run("quick", tmp_path, say=lambda _: None)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "quick/cells").iterdir()} == files
 
 
@@ -61,7 +50,7 @@ def test_the_ablation_is_the_whole_grid_and_its_bold_line_is_the_librarys_defaul
     rows = claims.ablation((1.0, 0.01))
     assert len(rows) == 1 + 2 * 2 * 2 + 2
     labels = {label: options for label, _, options in rows}
-    assert labels[claims_tables.DEFAULT] == claims.DEFAULT
+    assert labels[claims_page.DEFAULT] == claims.DEFAULT
     own = OnlineSettings()
     assert {name: getattr(own, NEW_NAMES.get(name, name)) for name in claims.DEFAULT} == claims.DEFAULT
     one_away = claims.ablation((1.0, 0.01), main=True)
@@ -69,31 +58,27 @@ def test_the_ablation_is_the_whole_grid_and_its_bold_line_is_the_librarys_defaul
 
 
 def test_the_matched_temperature_gives_the_same_stationary_precision():
-    settings = claims.SETTINGS["default"]
+    settings = STUDY.settings("default")
     by_label = {label: options for label, _, options in claims.forgetting(settings)}
     matched, usual = by_label["learning rate, T matched"], by_label["B/N, T = 0.01"]
-    share = claims_cells.BATCH / claims_cells.number_of_training_images(settings)
-    # H settles at (B/N)/α times the data's curvature (methods.md 6.3); the precision is H/T.
+    share = training.BATCH / training.number_of_training_images(settings)
+    # H settles at (B/N)/α times the data's curvature (docs/method/online.md); the precision is H/T.
     assert share / matched["forgetting"] / matched["temperature"] == pytest.approx(1 / usual["temperature"], rel=5e-3)
 
 
 def test_a_training_that_fails_is_a_row_with_a_reason(tmp_path: Path):
-    job = claims_cells.Job("ablation", "x", "laplacian", 0, 2, 2e-3, options={"forgetting": 0.999, "preset": "paper"})
-    settings = replace(claims.SETTINGS["quick"], train=640)
-    row = claims_cells.evaluate(replace(job, epochs=8), settings, claims_cells.read(job, settings, None))
+    job = training.Job("ablation", "x", "laplacian", 0, 2, 2e-3, options={"forgetting": 0.999, "preset": "paper"})
+    settings = STUDY.settings("quick").replace(train=640)
+    row = training.evaluate(replace(job, epochs=8), settings, training.read(job, settings, None))
     assert "precision" in row["failed"]
-    good = {**row, "part": "ablation", "label": "good", "seed": 0}
-    del good["failed"]
-    broken = {**row, "part": "ablation", "label": "x", "seed": 0}
-    assert claims_tables.of([broken, good], "x") == []
-    assert claims_tables.failures([broken, good]) == [f"Failed: *x*: {row['failed']}"]
+    assert claims_page.of([{**row, "label": "x"}], "x") == []
 
 
 def test_outliers_keep_grey_levels_and_splits_do_not_overlap():
-    job = claims_cells.Job("ablation", "x", "plain", 3, 1, 1e-3)
-    images = claims_cells.read(job, claims.SETTINGS["default"], None)
-    other = claims_cells.read(replace(job, seed=4), claims.SETTINGS["default"], None)
-    assert len(images.train) == claims_cells.number_of_training_images(claims.SETTINGS["default"])
+    job = training.Job("ablation", "x", "plain", 3, 1, 1e-3)
+    images = training.read(job, STUDY.settings("default"), None)
+    other = training.read(replace(job, seed=4), STUDY.settings("default"), None)
+    assert len(images.train) == training.number_of_training_images(STUDY.settings("default"))
     assert len(images.train) + len(images.test) == 1797
     assert not torch.equal(images.test, other.test)
     for outside in images.outside.values():
@@ -106,7 +91,7 @@ def test_scores_are_those_of_the_library_and_refitting_changes_only_the_noise():
     model = LaplacianAutoencoder(encoder, decoder, num_data=50, generator=torch.Generator().manual_seed(0)).double()
     x = torch.rand(50, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     model.loss(x, None).backward()
-    said = claims_cells.judged(model, x, 7, batch=20)
+    said = training.scored(model, x, 7, batch=20)
     whole = model.reconstruct(x, 7, generator=torch.Generator().manual_seed(0), keep=True)
     assert whole.samples is not None
     torch.testing.assert_close(said.log_prob, whole.log_prob, rtol=1e-10, atol=0)
@@ -118,23 +103,16 @@ def test_scores_are_those_of_the_library_and_refitting_changes_only_the_noise():
         precision = 64 / float(train.mean())
         densities = torch.stack([Gaussian(precision).log_prob(sample, x) for sample in whole.samples])
         expected = densities.logsumexp(0) - math.log(7)
-        torch.testing.assert_close(claims_cells.log_mixture(errors, 64, train), expected, rtol=1e-10, atol=1e-10)
-    best = claims_cells.log_mixture(errors[:1], 64, errors[:1]).mean()
+        torch.testing.assert_close(training.log_mixture(errors, 64, train), expected, rtol=1e-10, atol=1e-10)
+    best = training.log_mixture(errors[:1], 64, errors[:1]).mean()
     for factor in (0.5, 2.0):
-        assert claims_cells.log_mixture(errors[:1], 64, factor * errors[:1]).mean() < best
+        assert training.log_mixture(errors[:1], 64, factor * errors[:1]).mean() < best
 
 
 def test_differences_are_paired_by_seed():
-    def row(label: str, seed: int, value: float) -> claims_tables.Row:
-        return {"label": label, "seed": seed, "log_prob": value}
+    def row(label: str, seed: int, value: float) -> claims_page.Row:
+        return {"label": label, "seed": seed, "refitted_log_prob": value}
 
     rows = [row("a", 0, 5.0), row("a", 1, 105.0), row("b", 1, 100.0), row("b", 0, 2.0), row("a", 2, 7.0)]
-    gap, error = claims_tables.difference(rows, "a", "b", claims_tables.log_prob)
+    gap, error = claims_page.difference(rows, "a", "b")
     assert (gap, error) == (4.0, pytest.approx(1.0))
-    assert claims_tables.shown([1.0, 3.0], ".1f") == "2.0 ± 1.4"
-    assert claims_tables.shown([math.nan], ".1f") == "–"
-
-
-@pytest.mark.parametrize(("lost", "word"), [(0, "not confirmed"), (10, "confirmed"), (4, "depends")])
-def test_the_word_brittle_follows_the_counts(lost: int, word: str):
-    assert word in claims_report.brittle(lost, 10)

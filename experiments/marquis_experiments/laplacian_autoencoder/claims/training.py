@@ -18,33 +18,16 @@ from marquis.errors import MarquisError
 from marquis.likelihoods import Gaussian
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
+from marquis_experiments.common.study import Settings
 
 LATENT, BATCH, LEVEL = 2, 64, 0.9
 QUIET, LIVELY = 0.1, 0.3
-"""Standard deviations over the training data below and above which a pixel is called so."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How large the experiment is. Epochs of Fashion-MNIST are passes over `fashion` images."""
-
-    seeds: int = 2
-    epochs: int = 40
-    lr: float = 2e-3
-    train: int | None = None
-    fashion: int = 5000
-    fashion_epochs: int = 12
-    fashion_seeds: int = 1
-    test: int = 1000
-    temperatures: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)
-    widths: tuple[float, ...] = (1 / 16, 1 / 4, 1.0, 2.0)
-    samples_epochs: int = 20
-    draws: int = 50
+"""Standard deviations over the training data below which a pixel hardly varies and above which it varies most."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One row of one part; everything but `part` and `label` is the cell's identity."""
+    """One row of one part; everything but `part` and `label` identifies its cell."""
 
     part: str
     label: str
@@ -59,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Images:
-    """What a cell is trained on and judged by; `outside` maps a name to outliers."""
+    """Training and test images of a cell; `outside` maps a name to outliers."""
 
     train: Tensor
     test: Tensor
@@ -67,15 +50,15 @@ class Images:
 
 
 def number_of_training_images(settings: Settings) -> int:
-    """Of the digits: four in five."""
+    """Return the number of training digits: four in five."""
     return settings.train or len(load("digits", "all").x) * 4 // 5
 
 
 def read(job: Job, settings: Settings, data_dir: str | Path | None) -> Images:
-    """Digits, split anew for every seed, with two kinds of outliers; or Fashion-MNIST with MNIST.
+    """Load digits, split anew for every seed, with two kinds of outliers; or Fashion-MNIST with MNIST.
 
-    `shuffled`: rows and columns of each held-out image in random order, so that grey levels alone tell nothing.
-    `mirrored`: each held-out image the other way round; some digits do not change, so nobody can reach 1.
+    `shuffled`: rows and columns of each held-out image in random order, which keeps its grey levels.
+    `mirrored`: each held-out image flipped; some digits do not change, so that an AUROC of 1 is out of reach.
     """
     generator = torch.Generator().manual_seed(job.seed)
     if job.data != "digits":
@@ -99,7 +82,7 @@ def read(job: Job, settings: Settings, data_dir: str | Path | None) -> Images:
 
 
 def build(job: Job, images: Images) -> BaseAutoencoder:
-    """An untrained model; the networks' start depends on the seed alone, so that models are compared in pairs."""
+    """Return an untrained model; its initial weights depend on the seed alone, so that models compare in pairs."""
     encoder, decoder = for_data(images.train.shape[1:], LATENT, job.width, kind="dense", seed=job.seed)
     generator = torch.Generator().manual_seed(1000 + job.seed)
     number, options = len(images.train), dict(job.options)
@@ -114,7 +97,7 @@ def build(job: Job, images: Images) -> BaseAutoencoder:
 
 
 def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
-    """Train one model and judge it; a training that fails says why, it does not stop the experiment."""
+    """Train one model and score it; a training that fails is a row with the reason."""
     model = build(job, images)
     optimiser = adam(model.parameter_groups(), job.lr)
     order = torch.Generator().manual_seed(2000 + job.seed)
@@ -126,7 +109,7 @@ def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
                 optimiser.zero_grad()
                 model.loss(images.train[rows], None).backward()
                 optimiser.step()
-            curve.append(float(judged(model, images.test, 5).sampled_errors.mean()))
+            curve.append(float(scored(model, images.test, 5).sampled_errors.mean()))
         seconds = time.thread_time() - started
         result = {**scores(model, images, settings.draws), "curve": curve, "cpu_seconds": seconds}
     except MarquisError as error:
@@ -141,8 +124,8 @@ def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a model says about some images, per image but for `sampled_errors [draws, n]` and `covered`."""
+class Scored:
+    """Scores of some images under a model, per image except for `sampled_errors [draws, n]` and `covered`."""
 
     sampled_errors: Tensor
     error: Tensor
@@ -153,72 +136,72 @@ class Judged:
     covered: Tensor
 
 
-def judged(model: BaseAutoencoder, x: Tensor, draws: int, batch: int = 500) -> Judged:
-    """In batches that all meet the same draws; `sampled_errors` are squared errors of the single networks."""
+def scored(model: BaseAutoencoder, x: Tensor, draws: int, batch: int = 500) -> Scored:
+    """Score images in batches that all use the same posterior samples."""
     parts: list[tuple[Tensor, ...]] = []
     for part in x.split(batch):
-        said = model.reconstruct(part, draws, generator=torch.Generator().manual_seed(0), keep=True)
-        assert said.samples is not None
-        inside = coverage(said.mean, said.total_variance, part, (LEVEL,))[LEVEL]
+        outputs = model.reconstruct(part, draws, generator=torch.Generator().manual_seed(0), keep=True)
+        assert outputs.samples is not None
+        inside = coverage(outputs.mean, outputs.total_variance, part, (LEVEL,))[LEVEL]
         parts.append(
             (
-                (said.samples - part).square().flatten(2).sum(2).T,
-                (said.mean - part).square().flatten(1).sum(1),
-                said.log_prob,
-                said.expected_log_prob,
-                said.variance.flatten(1).sum(1),
-                said.latent.variance.flatten(1).sum(1),
+                (outputs.samples - part).square().flatten(2).sum(2).T,
+                (outputs.mean - part).square().flatten(1).sum(1),
+                outputs.log_prob,
+                outputs.expected_log_prob,
+                outputs.variance.flatten(1).sum(1),
+                outputs.latent.variance.flatten(1).sum(1),
                 torch.full((len(part),), inside),
             )
         )
     joined = [torch.cat(values) for values in zip(*parts, strict=True)]
-    return Judged(joined[0].T, *joined[1:])
+    return Scored(joined[0].T, *joined[1:])
 
 
 def scores(model: BaseAutoencoder, images: Images, draws: int) -> dict[str, Any]:
-    """Held-out scores with the same draws for all data.
+    """Compute held-out scores with the same posterior samples for all data.
 
-    `log_prob` is with the model's own noise. `refitted_log_prob` is with the noise that suits the drawn networks'
-    errors on training data, for every model alike: what a fixed noise of 1 costs is then left out.
+    `log_prob` uses the model's noise. `refitted_log_prob` uses, for every model alike, the noise that fits the sampled
+    networks' errors on training data: what a noise fixed at 1 costs is then left out.
     """
-    said = judged(model, images.test, draws)
-    seen = judged(model, images.train[: len(images.test)], draws)
+    held_out = scored(model, images.test, draws)
+    train = scored(model, images.train[: len(images.test)], draws)
     pixels = images.test[0].numel()
     result: dict[str, Any] = {
-        "error": float(said.error.mean()),
-        "log_prob": float(said.log_prob.mean()),
-        "expected_log_prob": float(said.expected_log_prob.mean()),
-        "refitted_log_prob": float(log_mixture(said.sampled_errors, pixels, seen.sampled_errors).mean()),
-        "coverage": float(said.covered.mean()),
+        "error": float(held_out.error.mean()),
+        "log_prob": float(held_out.log_prob.mean()),
+        "expected_log_prob": float(held_out.expected_log_prob.mean()),
+        "refitted_log_prob": float(log_mixture(held_out.sampled_errors, pixels, train.sampled_errors).mean()),
+        "coverage": float(held_out.covered.mean()),
         "pixel_coverage": pixel_coverage(model, images, draws),
-        "output_variance": float(said.output_variance.mean()),
-        "latent_variance": float(said.latent_variance.mean()),
+        "output_variance": float(held_out.output_variance.mean()),
+        "latent_variance": float(held_out.latent_variance.mean()),
         "mean_image_error": float((images.train.mean(0) - images.test).square().flatten(1).sum(1).mean()),
         "auroc": {},
     }
     for name, x in images.outside.items():
-        other = judged(model, x, draws)
+        other = scored(model, x, draws)
         result["auroc"][name] = {
-            "nll": auroc(-said.log_prob, -other.log_prob),
-            "output": auroc(said.output_variance, other.output_variance),
-            "latent": auroc(said.latent_variance, other.latent_variance),
+            "nll": auroc(-held_out.log_prob, -other.log_prob),
+            "output": auroc(held_out.output_variance, other.output_variance),
+            "latent": auroc(held_out.latent_variance, other.latent_variance),
         }
     return result
 
 
 def pixel_coverage(model: BaseAutoencoder, images: Images, draws: int) -> dict[str, float]:
-    """Coverage by itself for pixels that hardly vary over the training data, and for those that vary most."""
+    """Compute the coverage of pixels that hardly vary over the training data, and of those that vary most."""
     x, spread = images.test[:1000], images.train.std(0)
-    said = model.reconstruct(x, draws, generator=torch.Generator().manual_seed(0))
+    outputs = model.reconstruct(x, draws, generator=torch.Generator().manual_seed(0))
     places = {"quiet": spread < QUIET, "lively": spread > LIVELY}
     return {
-        name: coverage(said.mean[:, where], said.total_variance[:, where], x[:, where], (LEVEL,))[LEVEL]
+        name: coverage(outputs.mean[:, where], outputs.total_variance[:, where], x[:, where], (LEVEL,))[LEVEL]
         for name, where in places.items()
     }
 
 
 def log_mixture(errors: Tensor, pixels: int, train_errors: Tensor) -> Tensor:
-    """`log (1/S) Σ_s N(x; f_s, I/β)` per image, from squared errors `[S, n]`, with `β` from those of training data."""
+    """Compute `log (1/S) Σ_s N(x; f_s, I/β)` per image from squared errors `[S, n]`, β from those of training data."""
     precision = pixels / float(train_errors.mean())
     constant = 0.5 * pixels * math.log(precision / (2 * math.pi)) - math.log(len(errors))
     return (-0.5 * precision * errors).logsumexp(0) + constant
