@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import marquis as mq
-from marquis_experiments import find, tabular, tabular_methods
-from marquis_experiments.tabular_data import (
+from marquis_experiments.tables.data import (
     HiddenTable,
     OutlierTable,
     columns,
@@ -20,23 +19,23 @@ from marquis_experiments.tabular_data import (
     random_source,
     split,
 )
-from marquis_experiments.tabular_methods import imputation_scores, interval_scores, outlier_scores
-from marquis_experiments.tabular_numbers import compared
+from marquis_experiments.tables.methods import DETECTORS, IMPUTERS, imputation_scores, interval_scores, outlier_scores
+from marquis_experiments.tables.page import compared
+from marquis_experiments.tables.study import STUDY
 
 
 def test_quick_run_end_to_end(tmp_path: Path):
-    assert find("tabular") is tabular
-    page = tabular.run("quick", tmp_path, say=lambda line: None)
+    page = STUDY.run("quick", tmp_path, say=lambda line: None)
     written = page.read_text()
     for picture in ("tabular-outliers.png", "tabular-rmse.png", "tabular-intervals.png"):
         assert (page.parent / picture).stat().st_size > 5000 and picture in written
     results = json.loads((page.parent / "results.json").read_text())
-    assert {row["method"] for row in results["outliers"]} == set(tabular_methods.DETECTORS)
+    assert {row["method"] for row in results["outliers"]} == set(DETECTORS)
     assert all(0 <= row["auroc"] <= 1 for row in results["outliers"])
-    assert {row["method"] for row in results["imputation"]} == set(tabular_methods.IMPUTERS)
+    assert {row["method"] for row in results["imputation"]} == set(IMPUTERS)
     assert all(0 < row["rmse"] < 2 and row["pattern"] == "30 %" for row in results["imputation"])
     times = {path: path.stat().st_mtime_ns for path in (page.parent / "cells").iterdir()}
-    tabular.run("quick", tmp_path, say=lambda line: None)  # from the cells
+    STUDY.run("quick", tmp_path, say=lambda line: None)  # from the cells
     assert times == {path: path.stat().st_mtime_ns for path in (page.parent / "cells").iterdir()}
     assert page.read_text() == written
 
@@ -127,8 +126,7 @@ def test_methods_see_what_is_there():
 
 
 def test_paired_differences():
-    assert compared([0.9, 0.8, 0.7], [0.8, 0.7, 0.61], larger_is_better=True)[0] == 1
-    assert compared([0.9, 0.8, 0.7], [0.8, 0.7, 0.61], larger_is_better=False)[0] == -1
-    assert compared([0.9, 0.8, 0.7], [0.8, 0.9, 0.7], larger_is_better=True)[0] == 0
-    assert compared([0.9], [0.1], larger_is_better=True)[0] == 0  # one split says nothing
-    assert compared([1.0, 2.0], [0.0, 2.0], True)[1:] == (0.5, 0.5)
+    assert compared([0.9, 0.8, 0.7], [0.8, 0.7, 0.61], larger_is_better=True) == 1
+    assert compared([0.9, 0.8, 0.7], [0.8, 0.7, 0.61], larger_is_better=False) == -1
+    assert compared([0.9, 0.8, 0.7], [0.8, 0.9, 0.7], larger_is_better=True) == 0
+    assert compared([0.9], [0.1], larger_is_better=True) == 0  # one split decides nothing

@@ -1,4 +1,4 @@
-"""Tables of the experiment `tabular`: rows for training and for testing, holes by a rule, outliers by a rule."""
+"""Tables of the study `tabular`: training and test rows, patterns of missing values, kinds of outliers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATTERNS = {
     "50 %": "half, completely at random",
     "large": "45 % of the entries above their column's median and 15 % of the others: not at random",
 }
-"""Which entries of a table are hidden."""
+"""Which entries of a table are missing."""
 IN_SCIKIT_LEARN = ("wine", "breast cancer", "diabetes", "iris", "digits")
 MEANS = "breast cancer, means"
 """The first ten columns of breast cancer: means of cell nuclei, without their errors and extremes."""
@@ -25,11 +25,11 @@ MEANS = "breast cancer, means"
 
 @dataclass(frozen=True, eq=False)
 class HiddenTable:
-    """A table of which some entries are hidden.
+    """A table of which some entries are missing.
 
     Attributes:
-        holes: `[N, d]`, NaN where hidden.
-        truth: `[N, d]`, as it is.
+        holes: `[N, d]`, NaN where an entry is missing.
+        truth: `[N, d]`, all entries.
     """
 
     holes: np.ndarray
@@ -38,7 +38,7 @@ class HiddenTable:
 
 @dataclass(frozen=True, eq=False)
 class OutlierTable:
-    """Ordinary rows for training; ordinary and strange ones for testing; standardised by the former."""
+    """Training rows, and in-distribution and outlying test rows, standardised by the training rows."""
 
     train: np.ndarray
     inside: np.ndarray
@@ -46,16 +46,16 @@ class OutlierTable:
 
 
 def random_source(*words: str | int) -> np.random.Generator:
-    """The same numbers for the same words, on every machine."""
+    """Return a generator with the same numbers for the same words on every machine."""
     return np.random.default_rng([zlib.crc32(str(word).encode()) for word in words])
 
 
 def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """All rows `[N, d]` of a table, without constant columns, and their classes `[N]` (zeros if there are none).
+    """Return all rows `[N, d]` of a table, without constant columns, and their classes `[N]` (zeros if none).
 
     Args:
-        name: Of `IN_SCIKIT_LEARN`, `MEANS`, or "uci/NAME", whose features are the columns.
-        data_dir: Where the UCI sets lie.
+        name: One of `IN_SCIKIT_LEARN`, `MEANS`, or "uci/NAME", whose features are the columns.
+        data_dir: Folder of the UCI sets.
     """
     if name.startswith("uci/"):
         parts = [load(name, split, data_dir, fold=0).x.double().numpy() for split in ("train", "test")]
@@ -75,10 +75,10 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
 def hidden_table(
     name: str, pattern: str, repetition: int, max_rows: int, data_dir: str | Path | None = None
 ) -> HiddenTable:
-    """Rows drawn at random, with fresh holes.
+    """Return random rows with fresh missing values.
 
-    The unit of a column is its deviation over these rows before anything was hidden, so that an error means the same
-    whatever was hidden; all methods see columns in that unit.
+    The unit of a column is its standard deviation over these rows before anything was removed, so that an error means
+    the same whatever is missing; all methods see columns in that unit.
     """
     x, _ = columns(name, data_dir)
     source = random_source("holes", name, pattern, repetition)
@@ -88,18 +88,18 @@ def hidden_table(
 
 
 def in_units_of(rows: np.ndarray, *tables: np.ndarray) -> list[np.ndarray]:
-    """Tables whose columns are standardised by those of `rows`."""
+    """Return tables whose columns are standardised by those of `rows`."""
     return [(table - rows.mean(0)) / rows.std(0) for table in tables]
 
 
 def hide(x: np.ndarray, pattern: str, middle: np.ndarray, source: np.random.Generator) -> np.ndarray:
-    """True where an entry is to be hidden; every row keeps one entry at least.
+    """Return True where an entry is removed; every row keeps at least one entry.
 
     Args:
         x: `[N, d]`.
-        pattern: Of `PATTERNS`.
-        middle: `[d]`, the columns' medians.
-        source: Of the randomness.
+        pattern: One of `PATTERNS`.
+        middle: Medians of the columns, `[d]`.
+        source: Random generator.
     """
     if pattern not in PATTERNS:
         raise DataError(f"no pattern is called {pattern!r}; there are {', '.join(PATTERNS)}.")
@@ -113,9 +113,9 @@ def hide(x: np.ndarray, pattern: str, middle: np.ndarray, source: np.random.Gene
 def outlier_table(
     name: str, outliers: int | str, repetition: int, max_train: int, max_test: int, data_dir: str | Path | None = None
 ) -> OutlierTable:
-    """A fresh split; outliers are a class of the table, or made of other rows ("permuted").
+    """Return a fresh split; outliers are a class of the table, or made of other rows ("permuted").
 
-    Then each column is shuffled on its own: that keeps the columns, and destroys what they have to do with each other.
+    Permuted rows have every column shuffled on its own, which keeps the columns and destroys their dependence.
     """
     x, y = columns(name, data_dir)
     source = random_source("outliers", name, outliers, repetition)
@@ -130,14 +130,14 @@ def outlier_table(
 
 
 def split(x: np.ndarray, source: np.random.Generator, max_train: int, max_test: int) -> tuple[np.ndarray, np.ndarray]:
-    """70 % of the rows and the rest, shuffled, and no more than the caps."""
+    """Return 70 % of the rows and the rest, shuffled, and no more than the caps."""
     count = round(0.7 * len(x))
     train, order = drawn(x, source, min(count, max_train))
     return train, x[order[count:][:max_test]]
 
 
 def drawn(x: np.ndarray, source: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """So many rows at random, and the order of all of which they are the first.
+    """Return `count` random rows, and the order of all rows that begins with them.
 
     A column that is constant in these rows would have no unit: the shuffle is repeated until none is.
     """

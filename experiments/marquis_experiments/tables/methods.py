@@ -1,6 +1,7 @@
-"""Who fills holes and who finds outliers in the experiment `tabular`, all with their default settings.
+"""Imputers and outlier detectors of the study `tabular`, all with their default settings.
 
-Everybody sees standardised columns, which scikit-learn's distances and ridges need; errors and widths are in that unit.
+All methods see standardised columns, which scikit-learn's distances and ridges need; errors and widths are in that
+unit.
 """
 
 from __future__ import annotations
@@ -11,26 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from marquis_experiments.tabular_data import HiddenTable, OutlierTable
+from marquis_experiments.tables.data import HiddenTable, OutlierTable
 
 NORMAL_QUANTILE = 1.6448536269514722
-"""95 % of the normal distribution: a 90 % interval is a mean plus and minus so many deviations."""
+"""The 95 % quantile of the normal distribution: half the width of a 90 % interval in standard deviations."""
 DRAWS = 50
-"""Complete tables drawn by `IterativeImputer` for its intervals."""
+"""Imputations of `IterativeImputer` for its intervals."""
 OURS, OURS_HALF = "Laplacian autoencoder", "the same, longer code"
 IMPUTER, ITERATIVE, MEAN = "LaplacianImputer", "IterativeImputer", "column mean"
 EXPLAINED = 0.9
 """Share of the variance that the principal components have to explain."""
 
 Filled = tuple[np.ndarray, np.ndarray | None]
-"""Middles and half widths of the intervals of all entries; no widths from those who have none."""
-
-
-# --- missing values --------------------------------------------------------------------------------------
+"""Centres and half widths of the intervals of all entries; None for methods without intervals."""
 
 
 def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, float]:
-    """RMSE over the hidden entries; coverage, width and score of the 90 % intervals, if any."""
+    """Compute the RMSE over the missing entries, and coverage, width and score of the 90 % intervals, if any."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\\[IterativeImputer\\] Early stopping")
         middle, half = IMPUTERS[method](table.holes, seed)
@@ -41,14 +39,14 @@ def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, f
 
 
 def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
-    """Share of the errors within their interval, mean width, and interval score (Gneiting and Raftery 2007, 6.2).
+    """Compute coverage, mean width and interval score (Gneiting and Raftery 2007, 6.2).
 
-    The score is the width and a fine of `2 / 0.1` times the distance by which the interval misses: least, in
-    expectation, for the interval between the true 5 % and 95 % quantiles.
+    The score is the width plus `2 / 0.1` times the distance by which the interval misses: least, in expectation, for
+    the interval between the true 5 % and 95 % quantiles.
 
     Args:
-        away: Truth minus middle of the interval.
-        half: Half its width.
+        away: Truth minus the interval's centre.
+        half: Half the interval's width.
     """
     missed = np.maximum(np.abs(away) - half, 0)
     return {
@@ -59,7 +57,7 @@ def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
 
 
 def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
-    """`SimpleImputer`, with the column's deviation as that of a missing value."""
+    """Impute by `SimpleImputer`, with the column's standard deviation as that of a missing value."""
     from sklearn.impute import SimpleImputer
 
     filled: Any = SimpleImputer().fit_transform(holes)
@@ -67,7 +65,7 @@ def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
 
 
 def neighbours(holes: np.ndarray, seed: int) -> Filled:
-    """`KNNImputer`; it has no deviations."""
+    """Impute by `KNNImputer`, which has no intervals."""
     from sklearn.impute import KNNImputer
 
     filled: Any = KNNImputer().fit_transform(holes)
@@ -75,9 +73,9 @@ def neighbours(holes: np.ndarray, seed: int) -> Filled:
 
 
 def in_turns(holes: np.ndarray, seed: int) -> Filled:
-    """`IterativeImputer`: means of its default, deviations over `DRAWS` of one with `sample_posterior`.
+    """Impute by `IterativeImputer`; standard deviations are over `DRAWS` imputations with `sample_posterior`.
 
-    Rows are drawn independently, so the draws are made at once, of a table with `DRAWS` copies of each row.
+    Rows are sampled independently, so all imputations are made at once, of a table with copies of each row.
     """
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from sklearn.impute import IterativeImputer
@@ -89,7 +87,7 @@ def in_turns(holes: np.ndarray, seed: int) -> Filled:
 
 
 def autoencoder(holes: np.ndarray, seed: int) -> Filled:
-    """`LaplacianImputer`."""
+    """Impute by `LaplacianImputer`."""
     from marquis.sklearn import LaplacianImputer
 
     model = LaplacianImputer(random_state=seed).fit(holes)
@@ -104,27 +102,24 @@ IMPUTERS: dict[str, Callable[[np.ndarray, int], Filled]] = {
 }
 
 
-# --- outliers --------------------------------------------------------------------------------------------
-
-
 def outlier_scores(method: str, table: OutlierTable, seed: int) -> dict[str, float]:
-    """AUROC: how often a strange row is found stranger than an ordinary one."""
+    """Compute the AUROC of a detector's outlier scores."""
     from sklearn.metrics import roc_auc_score
 
-    strange = DETECTORS[method](table.train, np.concatenate([table.inside, table.outside]), seed)
+    scores = DETECTORS[method](table.train, np.concatenate([table.inside, table.outside]), seed)
     labels = np.repeat([0, 1], [len(table.inside), len(table.outside)])
-    return {"auroc": float(roc_auc_score(labels, strange))}
+    return {"auroc": float(roc_auc_score(labels, scores))}
 
 
 def by_autoencoder(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """`LaplacianAutoencoder`: minus the likelihood."""
+    """Score by `LaplacianAutoencoder`: minus the log-likelihood."""
     from marquis.sklearn import LaplacianAutoencoder
 
     return -LaplacianAutoencoder(random_state=seed).fit(train).score_samples(test)
 
 
 def by_longer_code(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """The same with the code that `LaplacianImputer` takes."""
+    """Score by `LaplacianAutoencoder` with a code as long as that of `LaplacianImputer`."""
     from marquis.sklearn import LaplacianAutoencoder
 
     code = min(max(2, train.shape[1] // 2), 10)
@@ -132,21 +127,21 @@ def by_longer_code(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray
 
 
 def by_isolation(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """`IsolationForest`."""
+    """Score by `IsolationForest`."""
     from sklearn.ensemble import IsolationForest
 
     return -IsolationForest(random_state=seed).fit(train).score_samples(test)
 
 
 def by_local_density(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """`LocalOutlierFactor`."""
+    """Score by `LocalOutlierFactor`."""
     from sklearn.neighbors import LocalOutlierFactor
 
     return -LocalOutlierFactor(novelty=True).fit(train).score_samples(test)
 
 
 def by_components(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Squared distance to the principal components that explain `EXPLAINED` of the variance."""
+    """Score by the squared distance to the principal components that explain `EXPLAINED` of the variance."""
     from sklearn.decomposition import PCA
 
     model = PCA(EXPLAINED, svd_solver="full").fit(train)

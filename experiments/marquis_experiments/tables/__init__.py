@@ -1,0 +1,1 @@
+"""Outliers and missing values of tables, against the estimators of scikit-learn."""

@@ -1,0 +1,119 @@
+"""The study `tabular`: outliers and missing values of real tables, against scikit-learn's estimators.
+
+All methods are fitted to the same rows with default settings, so that differences are paired.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marquis_experiments.common.study import Run, Study
+from marquis_experiments.tables.data import MEANS, PATTERNS, hidden_table, outlier_table
+from marquis_experiments.tables.methods import DETECTORS, IMPUTERS, imputation_scores, outlier_scores
+from marquis_experiments.tables.page import draw, values
+
+CLASSES = (("breast cancer", 0), ("wine", 0), ("wine", 1), ("wine", 2))
+"""Tables with the class whose rows are the outliers."""
+
+
+def permuted(*tables: str) -> tuple[tuple[str, str], ...]:
+    """Return tables whose outliers are test rows with every column permuted."""
+    return tuple((name, "permuted") for name in tables)
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Score all methods, split by split over all tables."""
+    settings = run.settings
+    results: dict[str, Any] = {"settings": settings.plain(), "outliers": [], "imputation": []}
+    for repetition in range(settings.repetitions):
+        for name, outliers in settings.outliers:
+            results["outliers"] += detected(run, name, outliers, repetition)
+            run.say(f"split {repetition}: outliers of {name} ({outliers})")
+        for name in settings.imputed:
+            for pattern in settings.patterns:
+                results["imputation"] += filled(run, name, pattern, repetition)
+                run.say(f"split {repetition}: missing values of {name} ({pattern})")
+    return results
+
+
+def detected(run: Run, name: str, outliers: int | str, repetition: int) -> list[dict[str, Any]]:
+    """Return a row for each detector on one split of one table."""
+    caps = run.settings.only("max_train", "max_test")
+    where = {"table": name, "strange": outliers, "repetition": repetition, **caps}
+    table = outlier_table(name, outliers, repetition, **caps, data_dir=run.data_dir)
+    size = {"rows": [len(table.train), len(table.inside), len(table.outside)], "columns": table.train.shape[1]}
+    return [
+        run.cell(
+            _file(f"outliers-{name}-{outliers}-{method}-r{repetition}"),
+            {**where, "method": method, **_defaults(method)},
+            lambda method=method: {**outlier_scores(method, table, repetition), **size},
+        )
+        for method in DETECTORS
+    ]
+
+
+def filled(run: Run, name: str, pattern: str, repetition: int) -> list[dict[str, Any]]:
+    """Return a row for each imputer on one choice of rows of one table with one pattern of missing values."""
+    cap = run.settings.only("max_rows")
+    where = {"table": name, "pattern": pattern, "repetition": repetition, **cap}
+    table = hidden_table(name, pattern, repetition, **cap, data_dir=run.data_dir)
+    size = {"rows": len(table.truth), "columns": table.truth.shape[1]}
+    return [
+        run.cell(
+            _file(f"holes-{name}-{pattern}-{method}-r{repetition}"),
+            {**where, "method": method, **_defaults(method)},
+            lambda method=method: {**imputation_scores(method, table, repetition), **size},
+        )
+        for method in IMPUTERS
+    ]
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """Return the default settings of our estimators, so that cells with other defaults are computed again."""
+    if "Laplacian" not in method and "longer" not in method:
+        return {}
+    from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
+
+    estimators = [LaplacianAutoencoder(), LaplacianImputer()]
+    return {"defaults": [{key: repr(value) for key, value in made.get_params().items()} for made in estimators]}
+
+
+def _file(key: str) -> str:
+    """Return a file name in which only letters and digits are left as they are."""
+    return "".join(letter if letter.isalnum() else "-" for letter in key)
+
+
+STUDY = Study(
+    "tabular",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    draw,
+    default={
+        "outliers": (*CLASSES, *permuted("uci/concrete", "uci/wine", "diabetes", "uci/protein")),
+        "imputed": ("diabetes", MEANS, "uci/concrete", "wine", "uci/wine", "uci/protein"),
+        "patterns": tuple(PATTERNS),
+        "repetitions": 5,
+        "max_train": 250,
+        "max_test": 150,
+        "max_rows": 150,
+    },
+    quick={
+        "outliers": (("wine", 1),),
+        "imputed": ("wine",),
+        "patterns": ("30 %",),
+        "repetitions": 1,
+        "max_train": 60,
+        "max_test": 40,
+        "max_rows": 80,
+    },
+    full={
+        "outliers": (*CLASSES, *permuted("uci/concrete", "uci/energy", "uci/protein", "uci/wine")),
+        "imputed": ("wine", "diabetes", "breast cancer", "uci/concrete", "uci/energy", "uci/protein", "uci/wine"),
+        "repetitions": 20,
+        "max_train": 5000,
+        "max_test": 1000,
+        "max_rows": 5000,
+    },
+)
