@@ -68,9 +68,9 @@ def test_online_keys_are_what_they_say(key, tmp_path, images):
     elif key.endswith("-paper"):
         assert settings.prior_precision == 0 and settings.curvature_at == "mean" and settings.noise_precision == 1
     else:
-        said = {"noise_precision": "learnt", "prior_precision": 1.0, "temperature": 0.01}
+        said = {"noise_precision": "learnt", "prior_precision": 1.0, "posterior_temperature": 0.01}
         if "-temperature-" in key:
-            said["temperature"] = float(key.rpartition("-")[2])
+            said["posterior_temperature"] = float(key.rpartition("-")[2])
         elif key.endswith("-unit-noise"):
             said["noise_precision"] = 1.0
         elif key.endswith("-learnt-prior"):

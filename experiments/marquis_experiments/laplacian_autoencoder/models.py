@@ -26,6 +26,7 @@ from marquis.autoencoders.network import seeded
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError, NumericalError
+from marquis.online.settings import NEW_NAMES
 from marquis_experiments.common.cells import stored, write_json
 from marquis_experiments.common.parallel import run_in_processes
 
@@ -60,7 +61,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "online-kronecker": ("lae", KRONECKER),
     "online-kronecker-temperature-0.1": ("lae", {**KRONECKER, "temperature": 0.1}),
 }
-"""Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed."""
+"""Key to kind of autoencoder and its options. Post-hoc models are made of the model "ae" of the same seed.
+
+Names of options are those of the first cached models, since files are named by a digest of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -166,8 +170,9 @@ def _identity(key: str, seed: int, recipe: Recipe, images: Images) -> tuple[Mode
         raise DataError(f"no autoencoder of the experiments is called {key!r}; there are: {', '.join(MODELS)}.")
     kind, options = MODELS[key]
     shape = images.train.shape[1:]
-    spec = ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=options)
-    settings = {"key": key, "kind": spec.kind, "options": dict(spec.options), "seed": seed, **recipe.described()}
+    renamed = {NEW_NAMES.get(name, name): value for name, value in options.items()}
+    spec = ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=renamed)
+    settings = {"key": key, "kind": kind, "options": options, "seed": seed, **recipe.described()}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return spec, settings, f"{recipe.data}-{key}-s{seed}-{digest}"
 

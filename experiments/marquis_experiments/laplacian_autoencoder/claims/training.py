@@ -16,6 +16,7 @@ from marquis.autoencoders.base import adam
 from marquis.data import load
 from marquis.errors import MarquisError
 from marquis.likelihoods import Gaussian
+from marquis.online.settings import NEW_NAMES
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 from marquis_experiments.common.study import Settings
@@ -85,7 +86,7 @@ def build(job: Job, images: Images) -> BaseAutoencoder:
     """Return an untrained model; its initial weights depend on the seed alone, so that models compare in pairs."""
     encoder, decoder = for_data(images.train.shape[1:], LATENT, job.width, kind="dense", seed=job.seed)
     generator = torch.Generator().manual_seed(1000 + job.seed)
-    number, options = len(images.train), dict(job.options)
+    number, options = len(images.train), {NEW_NAMES.get(name, name): value for name, value in job.options.items()}
     if job.model == "plain":
         return Autoencoder(encoder, decoder, lr=job.lr)
     if job.model == "mean-field":
