@@ -16,16 +16,10 @@ from marquis.errors import DataError
 SIZES = ("quick", "default", "full")
 
 EXPERIMENTS = {
-    "vl": ("marquis_experiments.variational", "Variational Laplace against VI and MAP on Fashion-MNIST"),
-    "fashion-classification": (
-        "marquis_experiments.fashion_classification",
-        "Fashion-MNIST: MAP, sampled and linearised Laplace; MNIST as outliers",
-    ),
     "ood": ("marquis_experiments.ood", "Fashion-MNIST or MNIST inside, others outside: who notices"),
     "few-labels": ("marquis_experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),
     "celeba": ("marquis_experiments.celeba", "Forty attributes of faces from ten labelled images"),
     "imputation": ("marquis_experiments.imputation", "The upper half of a digit from the lower one, and from nothing"),
-    "evidence-training": ("marquis_experiments.evidence_training", "Weight decay by validation against evidence"),
 }
 """Name to module and summary; modules are imported when they are run."""
 

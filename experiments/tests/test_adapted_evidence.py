@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from marquis.normalised import normalised_groups
-from marquis_experiments.linearised_laplace.adapted_evidence import experiment
-from marquis_experiments.linearised_laplace.adapted_evidence.experiment import STUDY, Stopped, mean_variance
+from marquis_experiments.linearised_laplace.adapted_evidence import study
 from marquis_experiments.linearised_laplace.adapted_evidence.networks import NETWORKS, SmallCNN, build, scaled
 from marquis_experiments.linearised_laplace.adapted_evidence.page import clear
+from marquis_experiments.linearised_laplace.adapted_evidence.study import STUDY, Stopped, mean_variance
 from marquis_experiments.linearised_laplace.classifiers import Recipe
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "nothing"))
     # Smaller still than the quick size: this file has seconds.
     small = {"train": 40, "test": 60, "epochs": (3,)}
-    monkeypatch.setattr(experiment, "ACCURACY", {"tolerance": 0.05, "theta_tolerance": 0.05})
+    monkeypatch.setattr(study, "ACCURACY", {"tolerance": 0.05, "theta_tolerance": 0.05})
     page = STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, small)
     results = json.loads((page.parent / "results.json").read_text())
     for name in ("adapted-evidence-training.png", "adapted-evidence-scale.png"):

@@ -10,21 +10,20 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from marquis.laplace import Laplace
 from marquis.predictive import predict
-from marquis_experiments.classifiers import Labelled
-from marquis_experiments.dense_prior import (
+from marquis_experiments.common.images import Labelled
+from marquis_experiments.common.networks import image_cnn
+from marquis_experiments.linearised_laplace.fashion_classification.dense_prior import (
     Parts,
     averaged,
     chosen,
     dense_laplace,
     dense_names,
     frontier,
-    judged,
+    nll_and_auroc,
     parts_of,
-    sure,
+    without_variance,
 )
-from marquis_experiments.fashion_frontier_report import both_sentences, seeds_sentence
-from marquis_experiments.image_networks import cnn
-from marquis_experiments.stack_covariance import StackCovariance
+from marquis_experiments.linearised_laplace.stack_covariance import StackCovariance
 
 GRID = (0.5, 4.0, 60.0)
 
@@ -32,7 +31,7 @@ GRID = (0.5, 4.0, 60.0)
 @pytest.fixture(scope="module")
 def small():
     torch.manual_seed(0)
-    network = cnn((2, 3, 4), (5, 6), seed=1).double()
+    network = image_cnn((2, 3, 4), (5, 6), seed=1).double()
     data = Labelled(torch.randn(12, 1, 28, 28, dtype=torch.float64), torch.arange(12) % 10)
     return network, data, dense_laplace(network, data)
 
@@ -98,27 +97,6 @@ def test_the_choice_keeps_to_the_limit_and_is_the_best_that_does():
     assert [point["precision"] for point in line] == list(GRID)
     assert line[1]["auroc"] == pytest.approx(scores[1, 2][1], rel=1e-10)
     # The last place of the grid has no variance here: there the mixture is that of the networks themselves.
-    assert judged(sure(inside), sure(outside), labels) == judged(
+    assert nll_and_auroc(without_variance(inside), without_variance(outside), labels) == nll_and_auroc(
         averaged(inside, (2, 2)), averaged(outside, (2, 2)), labels
     )
-
-
-def test_both_aims_have_to_be_met_in_one_row():
-    labels = {"a": "first", "b": "second", "dense-ensemble": "third"}
-
-    def rows(**pairs: tuple[float, float]) -> dict[str, dict[str, float]]:
-        named = {key.replace("_", "-"): value for key, value in pairs.items()}
-        return {key: {"nll": nll, "auroc": area, "auroc_entropy": 0.97} for key, (nll, area) in named.items()}
-
-    by_sure, by_entropy = both_sentences(rows(a=(0.243, 0.90), b=(0.25, 0.96)), labels, ("a", "b"))
-    assert (
-        "not reached" in by_sure and "second (0.2500, 0.9600)" in by_sure
-    )  # short by 0.43 of a gap, the first by 0.60
-    assert "entropy: reached by first (0.2430, 0.9700)" in by_entropy and "single" not in by_entropy
-    by_sure, _ = both_sentences(rows(a=(0.244, 0.955), b=(0.25, 0.96)), labels, ("a", "b"))
-    assert "reached by first (0.2440, 0.9550)." in by_sure and "not reached" not in by_sure
-    mixed = rows(a=(0.243, 0.90), dense_ensemble=(0.24, 0.96))
-    by_sure, _ = both_sentences(mixed, labels, ("a", "dense-ensemble"))
-    assert "reached by third" in by_sure and "By a single network: **not reached**; nearest: first" in by_sure
-    alone = [{"nll": value, "auroc": 0.9, "auroc_entropy": 0.9} for value in (0.1, 0.2, 0.3)]
-    assert "test NLL 0.2000 ± 0.0577" in seeds_sentence(alone)

@@ -15,7 +15,7 @@ from marquis.laplace import Laplace
 from marquis.subnetwork import Subnetwork
 from marquis_experiments.common.images import Labelled
 from marquis_experiments.common.study import Settings
-from marquis_experiments.linearised_laplace.shift import experiment as shift
+from marquis_experiments.linearised_laplace.shift import study as shift
 from marquis_experiments.linearised_laplace.shift.methods import (
     Digits,
     Moments,

@@ -29,7 +29,7 @@ RESULTS = CHECKOUT / "experiments" / "results"
 PAGES = CHECKOUT / "docs" / "experiments"
 """Committed pages and their pictures."""
 
-_SECTION = re.compile(r"\{\{([#^])([\w.-]+)\}\}\n?(.*?)\{\{/\2\}\}\n?", re.DOTALL)
+_SECTION = re.compile(r"\{\{([#^])([\w.-]+)\}\}(\n?)(.*?)\{\{/\2\}\}(\n?)", re.DOTALL)
 _VALUE = re.compile(r"\{\{([\w.-]+)(?::([^}]*))?\}\}")
 
 
@@ -51,7 +51,8 @@ def fill(template: Path, values: Mapping[str, Any]) -> str:
 
     def section(match: re.Match[str]) -> str:
         kept = bool(look_up(match[2])) == (match[1] == "#")
-        return _SECTION.sub(section, match[3]) if kept else ""
+        after = "" if match[3] else match[5]  # tags on lines of their own take their line breaks with them
+        return (_SECTION.sub(section, match[4]) if kept else "") + after
 
     text = _SECTION.sub(section, template.read_text(encoding="utf-8"))
     return _VALUE.sub(lambda match: format(look_up(match[1]), match[2] or ""), text)

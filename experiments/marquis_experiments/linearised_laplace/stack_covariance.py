@@ -2,8 +2,8 @@
 
 `mq.Laplace.predict` forms the Jacobian of any network and rotates it into the eigenbasis of the Kronecker factors. In a
 stack of convolutions and dense layers the Jacobian of a weight is itself a product of what enters the layer and what
-flows back to it, so that only those are rotated: the same numbers, some ten times sooner, and further priors over the
-same curvature cost next to nothing. Tests compare it with `predict`.
+the gradient that leaves it, so that only those are rotated: the same numbers, about ten times faster, and further
+priors over the same curvature cost next to nothing. Tests compare it with `predict`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class StackCovariance:
     posteriors.
 
     Args:
-        model: layers one after the other; uncertain weights only in `Linear` and ungrouped `Conv2d`.
-        posteriors: over all weights, or over those of some layers; they differ in the prior precisions alone.
+        model: Layers one after the other; uncertain weights only in `Linear` and ungrouped `Conv2d`.
+        posteriors: Posteriors over all weights or over those of some layers, with different prior precisions.
 
     Attributes:
-        layers: names of the layers with uncertain weights.
+        layers: Names of the layers with uncertain weights.
     """
 
     def __init__(self, model: nn.Sequential, posteriors: Sequence[Posterior]) -> None:
         self._model = model
         self._weights: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._biases: dict[str, Tensor] = {}
-        found = [_kronecker(posterior).by_parameter() for posterior in posteriors]
-        for name, first in found[0].items():
-            blocks = [each[name] for each in found]
+        factors = [_kronecker(posterior).by_parameter() for posterior in posteriors]
+        for name, first in factors[0].items():
+            blocks = [each[name] for each in factors]
             if isinstance(first, KroneckerFactors):
                 self._weights[name] = _eigen(blocks, name)
             else:
@@ -51,19 +51,19 @@ class StackCovariance:
         self._layers = {
             name: layer
             for name, layer in model.named_modules()
-            if any(f"{name}.{own}" in found[0] for own, _ in layer.named_parameters(recurse=False))
+            if any(f"{name}.{key}" in factors[0] for key, _ in layer.named_parameters(recurse=False))
         }
         for name, layer in self._layers.items():
             _require_plain(name, layer)
         self.layers = tuple(self._layers)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits `[n, c]` and covariances `[p, n, c, c]`. Cost: c backward passes, and `c r s l` per convolution."""
+        """Return logits `[n, c]` and covariances `[p, n, c, c]`. Cost: c backward passes, `c r s l` per convolution."""
         mean, parts = self.by_layer(x)
         return mean, torch.stack(list(parts.values())).sum(0)
 
     def by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits, and what every layer adds to the covariances, `[p, n, c, c]`.
+        """Return logits, and what every layer adds to the covariances, `[p, n, c, c]`.
 
         Layers are independent under a Kronecker posterior, so that parts of different priors may be combined.
         """
@@ -89,7 +89,7 @@ class StackCovariance:
         return value.detach(), parts
 
     def _rotated(self, name: str, a: Tensor) -> Tensor:
-        """What enters the weight, `[n, l, s]`, in the eigenbasis of its right factor."""
+        """Return what enters the weight, `[n, l, s]`, in the eigenbasis of its right factor."""
         layer = self._layers[name]
         if isinstance(layer, nn.Conv2d):
             a = F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride).mT  # pyright: ignore
@@ -98,7 +98,7 @@ class StackCovariance:
         return a @ self._weights[f"{name}.weight"][1]
 
     def _parts(self, name: str, g: Tensor, a: Tensor) -> Iterator[Tensor]:
-        """Covariances `[p, n, c, c]` from one layer's weight and bias, for what flows back `[n, c, r, l]`."""
+        """Yield covariances `[p, n, c, c]` from one layer's weight and bias, for the gradient `g [n, c, r, l]`."""
         basis, _, inverse = self._weights[f"{name}.weight"]
         rotated = basis.mT @ g
         if a.shape[1] == 1:  # one position: the sum over s of a product's squares is taken once for all classes
@@ -129,7 +129,7 @@ def _require_plain(name: str, layer: nn.Module) -> None:
 
 
 def _eigen(blocks: Sequence[Tensor | KroneckerFactors], name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Both eigenbases, and one over the eigenvalues with each prior, `[p, r, s]`."""
+    """Return both eigenbases, and one over the eigenvalues with each prior, `[p, r, s]`."""
     first = blocks[0]
     assert isinstance(first, KroneckerFactors)
     if first.left.shape[0] != 1:
@@ -143,7 +143,7 @@ def _eigen(blocks: Sequence[Tensor | KroneckerFactors], name: str) -> tuple[Tens
 
 
 def _root_of_inverse(block: Tensor | KroneckerFactors) -> Tensor:
-    """M with `M M^T` the inverse of a block, `[r, r]`, or of a diagonal."""
+    """Return M with `M M^T` the inverse of a block, `[r, r]`, or of a diagonal."""
     assert isinstance(block, Tensor)
     if block.dim() == 1:
         return torch.diag(block.rsqrt())

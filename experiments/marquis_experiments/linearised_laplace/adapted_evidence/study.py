@@ -126,7 +126,7 @@ class Cells:
     def network(self, name: str, seed: int, epochs: int | None = None) -> nn.Module:
         """Return a trained network; the learning rate follows the whole schedule wherever training stops."""
         s = self.run.settings
-        epochs = s.recipe.epochs if epochs is None else epochs
+        stopped: int = s.recipe.epochs if epochs is None else epochs
         described = {
             "network": name,
             "data": self.data.name,
@@ -134,10 +134,10 @@ class Cells:
             "seed": seed,
             "decay": s.decay,
             **asdict(s.recipe),
-            "stopped": epochs,
+            "stopped": stopped,
         }
-        label = f"{name.lower().replace(' ', '-')}-s{seed}-e{epochs}"
-        recipe = Stopped(s.recipe, epochs)
+        label = f"{name.lower().replace(' ', '-')}-s{seed}-e{stopped}"
+        recipe = Stopped(s.recipe, stopped)
         return self.run.network(
             label,
             described,

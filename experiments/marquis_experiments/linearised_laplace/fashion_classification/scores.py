@@ -1,4 +1,4 @@
-"""Probabilities and scores of `fashion-classification`: links, priors times a number, outliers, AUROC."""
+"""Probabilities and scores of `fashion-classification`: links, multiples of the prior, outliers, AUROC."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from marquis.laplace import Laplace
 from marquis.posterior import Posterior
 from marquis.tasks.calibration import reliability
 from marquis.tasks.ranking import auroc, roc_curve
-from marquis_experiments.classifiers import ImageData, entropy
-from marquis_experiments.metrics import classification_scores
+from marquis_experiments.common.images import ImageData, entropy
+from marquis_experiments.common.metrics import classification_scores
 
 LINKS = PROBIT, MONTE_CARLO = "probit", "mc"
 
 
 def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
-    """Class probabilities from Gaussian logits: probit with variances alone, and averages over draws.
+    """Return class probabilities of Gaussian logits: probit with variances alone, and Monte-Carlo averages.
 
     Args:
-        mean: `[n, C]`.
-        covariance: `[n, C, C]`.
-        draws: of the logits; the same standard normal numbers for every image.
+        mean: Logits `[n, C]`.
+        covariance: Covariances `[n, C, C]`.
+        draws: Number of samples of the logits; the same standard normal numbers for every image.
     """
     variance = covariance.diagonal(dim1=1, dim2=2)
     probit = (mean / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
@@ -38,7 +38,7 @@ def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
 
 
 def with_multiple(laplace: Laplace, multiple: float) -> Posterior:
-    """The posterior with prior precisions times a number; the curvature stays."""
+    """Return the posterior with prior precisions times a number and the same curvature."""
     if multiple == 1.0:
         return laplace.posterior
     prior = laplace.problem().grouped_prior
@@ -51,14 +51,14 @@ def with_multiple(laplace: Laplace, multiple: float) -> Posterior:
 def outliers(
     data: ImageData, name: str, count: int, data_dir: str | Path | None, or_negatives: Tensor | None
 ) -> tuple[Tensor, str]:
-    """Test images of another set in the units of the training images, and what they are.
+    """Return test images of another data set in the units of the training images, and their name.
 
     Args:
-        data: the images inside.
-        name: of the other set.
-        count: how many.
-        data_dir: where the data lies.
-        or_negatives: make do with the negatives of these images if the set is not at hand, and do not download it.
+        data: In-distribution images.
+        name: Name of the other data set.
+        count: Number of images.
+        data_dir: First folder to look in for data.
+        or_negatives: Fall back on the negatives of these images if the set is not there, and do not download it.
     """
     try:
         return data.standardised(load(name, "test", data_dir, download=or_negatives is None)[:count].x), name
@@ -69,9 +69,9 @@ def outliers(
 
 
 def scored(inside: Tensor, outside: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Scores, and the curves of the pictures.
+    """Return scores, and the curves of the figures.
 
-    Larger means outside: `1 - max_k p_k`, and the entropy.
+    The outlier scores are `1 - max_k p_k` and the entropy.
     """
     sure, surely = inside.double().max(1).values, outside.double().max(1).values
     right = inside.gather(1, labels.unsqueeze(1)).squeeze(1).double()

@@ -1,0 +1,191 @@
+"""`evidence-training`: weight decay by validation against prior precisions by the evidence while training.
+
+An MLP and a CNN on MNIST and Fashion-MNIST (Immer et al. 2021, as the tutorial quotes it). Cross-validation trains one
+network per weight decay and keeps the best on validation rows; `mq.evidence.train` trains one network and updates one
+precision per layer from training rows alone. Temperature scaling and a deep ensemble of the validated network beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
+from marquis_experiments.common.images import ensemble_probs, fitted_temperature, logits
+from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.study import Run, Study
+from marquis_experiments.linearised_laplace.weight_decay import Case, cases, ensemble, validated, with_evidence
+
+LABELS = {
+    "validated": "weight decay by validation",
+    "evidence": "precisions by evidence",
+    "temperature": "weight decay by validation, temperature-scaled",
+    "ensemble": "deep ensemble of the first",
+}
+PAPER = {
+    "mnist-mlp": {"validated": (98.22, -0.061), "evidence": (98.38, -0.053)},
+    "mnist-cnn": {"validated": (99.40, -0.017), "evidence": (99.46, -0.016)},
+    "fashion-mnist-mlp": {"validated": (88.09, -0.347), "evidence": (89.83, -0.305)},
+    "fashion-mnist-cnn": {"validated": (91.39, -0.258), "evidence": (92.06, -0.233)},
+}
+"""The tutorial's table: accuracy in percent and log-likelihood per test row."""
+TITLES = {
+    "mnist-mlp": "MNIST, MLP",
+    "mnist-cnn": "MNIST, CNN",
+    "fashion-mnist-mlp": "Fashion-MNIST, MLP",
+    "fashion-mnist-cnn": "Fashion-MNIST, CNN",
+}
+CHOICES = (
+    "network",
+    "weights",
+    "epochs",
+    "updates from epoch (every)",
+    "validation NLL by precision",
+    "chosen",
+    "precisions by evidence",
+    "their validation NLL",
+    "temperature",
+)
+COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8a5aa8", "#b8912f")
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Train and score every case; networks are shared with other studies."""
+    made = cases(run.size)
+    return {"planned": list(made), "studies": {name: one_case(run, case) for name, case in made.items()}}
+
+
+def one_case(run: Run, case: Case) -> dict[str, Any]:
+    """Return all rows of one network on one data set."""
+    data = case.load(run.data_dir, or_digits=run.size == "quick")
+    test, held_out = data.test, data.validation
+    chosen = validated(run.shared, data, case, run.say)
+    network, history = with_evidence(run.shared, data, case)
+    members = ensemble(run.shared, data, case, chosen.precision, run.say)
+    outputs = logits(chosen.network, test.x)
+    temperature = fitted_temperature(logits(chosen.network, held_out.x), held_out.y)
+    rows = {
+        "validated": scored(outputs.softmax(1), test.y),
+        "evidence": scored(logits(network, test.x).softmax(1), test.y),
+        "temperature": scored((outputs / temperature).softmax(1), test.y),
+        "ensemble": scored(ensemble_probs(members, test.x), test.y),
+    }
+    run.say(f"{case.name}: log-likelihood {-rows['validated']['nll']:.4f} -> {-rows['evidence']['nll']:.4f}")
+    return {
+        "study": asdict(case),
+        "data": data.name,
+        "weights": sum(weight.numel() for weight in network.parameters()),
+        "grid": chosen.grid,
+        "precision": chosen.precision,
+        "temperature": temperature,
+        "evidence_validation": scored(logits(network, held_out.x).softmax(1), held_out.y),
+        "history": {key: history[key] for key in ("epoch", "groups", "precision", "epochs")},
+        "rows": rows,
+    }
+
+
+def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return scores, with the standard error of the NLL over rows."""
+    chosen = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    losses = -chosen.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return {**classification_scores(probs, labels), "nll_error": float(losses.std() / len(losses) ** 0.5)}
+
+
+# --- page --------------------------------------------------------------------------------------------------
+
+
+def values(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the page's tables; evidence must be better than validation and reach the tutorial's figures."""
+    done = results["studies"]
+    gains = {name: part["rows"]["validated"]["nll"] - part["rows"]["evidence"]["nll"] for name, part in done.items()}
+    errors = {name: max(part["rows"][m]["nll_error"] for m in ("validated", "evidence")) for name, part in done.items()}
+    reached = [name for name, part in done.items() if reaches(part["rows"]["evidence"], PAPER[name]["evidence"])]
+    first = next(iter(done.values()))["study"]
+    return {
+        "main": table(
+            ["network: method", "accuracy, %", "log-likelihood", "ECE", "tutorial: acc / logLik"],
+            [
+                [f"{TITLES[name]}: {label}", *cells_of(part["rows"][method]), beside(name, method)]
+                for name, part in done.items()
+                for method, label in LABELS.items()
+            ],
+        ),
+        "gains": ", ".join(f"{TITLES[name]} {gain:+.4f}" for name, gain in gains.items()),
+        "better": sum(gain > 0 for gain in gains.values()),
+        "within": sum(abs(gains[name]) < errors[name] for name in gains),
+        "reached": len(reached),
+        "networks": len(done),
+        "members": first["members"],
+        "digits": any(part["data"] == "digits" for part in done.values()),
+        "choices": table(
+            CHOICES,
+            [[TITLES[name], *choice(part)] for name, part in done.items()],
+        ),
+        "verdict": verdict(all(gain > 0 for gain in gains.values()), len(reached) == len(done)),
+    }
+
+
+def reaches(row: dict[str, float], paper: tuple[float, float]) -> bool:
+    """Return whether accuracy and log-likelihood are at least the tutorial's."""
+    return 100 * row["accuracy"] >= paper[0] and -row["nll"] >= paper[1]
+
+
+def cells_of(row: dict[str, float]) -> list[str]:
+    """Return cells of the main table."""
+    return [f"{100 * row['accuracy']:.2f}", f"{-row['nll']:.4f} ± {row['nll_error']:.4f}", f"{row['ece']:.4f}"]
+
+
+def beside(name: str, method: str) -> str:
+    """Return the tutorial's scores of a row, where it has them."""
+    return "{:.2f} / {:.3f}".format(*PAPER[name][method]) if method in PAPER[name] else ""
+
+
+def choice(part: dict[str, Any]) -> list[str]:
+    """Return cells of the table of what was chosen."""
+    case, history = part["study"], part["history"]
+    return [
+        f"{part['weights']:,}",
+        f"{history['epoch']} of {case['recipe']['epochs']}",
+        f"{case['burn_in']} ({case['every']})",
+        ", ".join(f"{row['precision']:g}: {row['nll']:.4f}" for row in part["grid"]),
+        f"{part['precision']:g}",
+        ", ".join(f"{value:.3g}" for value in history["precision"]),
+        f"{part['evidence_validation']['nll']:.4f}",
+        f"{part['temperature']:.3f}",
+    ]
+
+
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw log evidence (above) and precisions (below) along the epochs, one column per network."""
+    from matplotlib.ticker import MaxNLocator
+
+    done = results["studies"]
+    columns = len(done)
+    figure = Figure(2 * columns, columns, width=3.3, height=2.6)
+    for column, (name, part) in enumerate(done.items()):
+        above, below = figure.axes[column], figure.axes[columns + column]
+        history, rows = part["history"], part["study"]["train"]
+        updates = [(k, e) for k, e in enumerate(history["epochs"], 1) if e["log_evidence"] is not None]
+        above.plot([k for k, _ in updates], [e["log_evidence"] / rows for _, e in updates], "o-", color=BLUE, ms=4)
+        above.set(title=TITLES[name], xlim=(0.5, len(history["epochs"]) + 0.5))
+        for layer in range(len(history["precision"])):
+            values = [epoch["precision"][layer] for epoch in history["epochs"]]
+            label = f"layer {layer + 1}"
+            below.plot(range(1, len(values) + 1), values, color=COLOURS[layer % len(COLOURS)], lw=1.4, label=label)
+        below.axhline(part["precision"], color="black", ls="--", lw=1)
+        below.set(xlabel="epoch", yscale="log", xlim=(0.5, len(history["epochs"]) + 0.5))
+        below.legend(fontsize=6, frameon=False, ncols=2, loc="best")
+        for axis in (above, below):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if column == 0:
+            above.set_ylabel("log evidence per row")
+            below.set_ylabel("prior precision")
+    figure.save(folder / "evidence-training.png", dpi=110)
+
+
+STUDY = Study("evidence-training", Path(__file__).with_suffix(".md"), measure, values, draw)

@@ -1,0 +1,1 @@
+"""Fashion-MNIST classification with MNIST as outliers: MAP, sampled and linearised Laplace."""

@@ -1,0 +1,199 @@
+"""Tables and figures of `fashion-classification`, from its results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
+from marquis_experiments.common.page import formatted, table, verdict, with_error
+
+Row = dict[str, Any]
+LABELS = {
+    "map": "MAP",
+    "temperature": "MAP, temperature-scaled",
+    "ensemble": "deep ensemble",
+    "sampled": "sampled networks, prior by evidence",
+    "sampled-grid": "sampled networks, prior by validation",
+    "linearised": "linearised, prior by evidence, probit",
+    "linearised-mc": "linearised, prior by evidence, Monte-Carlo",
+    "linearised-grid": "linearised, prior and link by validation",
+    "evidence-map": "trained with evidence: MAP",
+    "evidence-linearised": "trained with evidence: linearised, probit",
+    "evidence-linearised-mc": "trained with evidence: linearised, Monte-Carlo",
+    "dense": "linearised, dense layers only, prior by validation and proxy outliers",
+    "dense-evidence": "trained with evidence: linearised, dense layers only, same prior choice",
+    "dense-ensemble": "deep ensemble: linearised, dense layers only, same prior choice",
+}
+PAPER = {
+    "map": (91.39, 0.258, 0.017, 0.864),
+    "sampled-grid": (84.42, 0.942, 0.411, 0.945),
+    "linearised-grid": (92.25, 0.244, 0.012, 0.955),
+}
+"""The tutorial's table (its prior was tuned on validation data): accuracy in percent, NLL, ECE, AUROC."""
+NLL, AUROC = 0.244, 0.955
+"""The tutorial's linearised network."""
+SCORES = {"auroc": "AUROC, max. prob.", "auroc_entropy": "AUROC, entropy"}
+DRAWN = {
+    "map": ("MAP", GREY),
+    "sampled": ("sampled, evidence", ORANGE),
+    "linearised": ("linearised, evidence, probit", BLUE),
+    "linearised-grid": ("linearised, validation", "#7fb2dd"),
+    "ensemble": ("ensemble", GREEN),
+    "dense": ("linearised, dense layers", "#8a5aa8"),
+}
+DENSE = {
+    "dense": ("weight decay by validation", BLUE, "o-"),
+    "dense-evidence": ("trained with evidence", GREEN, "s-"),
+    "dense-ensemble": ("mixture over seeds", ORANGE, "D-"),
+}
+
+
+def values(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the page's tables and whether the tutorial's comparisons and figures are reached."""
+    rows: dict[str, Row] = results["rows"]
+    single = [name for name in rows if "linearised" in name or name in ("dense", "dense-evidence")]
+    both = {key: [name for name in single if rows[name]["nll"] <= NLL and rows[name][key] >= AUROC] for key in SCORES}
+    point, sampled, linearised = rows["map"], rows["sampled-grid"], rows["linearised-grid"]
+    grid = [row["precision"] for row in results["grid"]]
+    return {
+        "main": table(
+            ["method", "accuracy, %", "NLL", "ECE", *SCORES.values(), "tutorial: acc / NLL / ECE / AUC"],
+            [[label, *scores_of(rows[name]), beside(name)] for name, label in LABELS.items()],
+        ),
+        "map": point,
+        "sampled": sampled,
+        "sampled_by_evidence": rows["sampled"],
+        "linearised": linearised,
+        "by_maximum": ", ".join(LABELS[name] for name in both["auroc"]) or "none",
+        "by_entropy": ", ".join(LABELS[name] for name in both["auroc_entropy"]) or "none",
+        "differences": table(
+            ["minus MAP", "NLL", "AUROC, max. prob."],
+            [
+                [label, *(f"{rows[name][key] - point[key]:+.4f}" for key in ("nll", "auroc"))]
+                for name, label in LABELS.items()
+                if name != "map"
+            ],
+        ),
+        "dense_table": table(
+            ["network", "precisions", "validation NLL", "AUROC, proxies", "test NLL", "AUROC, test"],
+            [[label, *dense_cells(rows[name])] for name, (label, *_) in DENSE.items()],
+        ),
+        "seeds": {
+            key: with_error([row[key] for row in rows["dense-ensemble"]["alone"]], 4) for key in ("nll", *SCORES)
+        },
+        "weight_decay": ", ".join(f"{row['precision']:g}: {row['nll']:.4f}" for row in results["grid"]),
+        "edge": results["precision"] in (min(grid), max(grid)),
+        "temperature": rows["temperature"]["temperature"],
+        "multiples": {
+            "probit": listed(linearised["validation"]["probit"]),
+            "mc": listed(linearised["validation"]["mc"]),
+            "sampled": listed(rows["sampled-grid"]["validation"]),
+        },
+        "substitutes": results["data"] != "fashion-mnist" or results["outside_data"] != "mnist",
+        "verdict": verdict(
+            linearised["nll"] < point["nll"],
+            sampled["nll"] > point["nll"],
+            linearised["auroc"] > point["auroc"],
+            linearised["nll"] <= NLL and linearised["auroc_entropy"] >= AUROC,
+        ),
+    }
+
+
+def scores_of(row: Row) -> list[str]:
+    """Return cells of the main table."""
+    nll = f"{row['nll']:.4f} ± {row['nll_error']:.4f}"
+    return [f"{100 * row['accuracy']:.2f}", nll, *formatted(row, "ece:.4f", "auroc:.4f", "auroc_entropy:.4f")]
+
+
+def beside(name: str) -> str:
+    """Return the tutorial's scores of a row, where it has them."""
+    return "{:.2f} / {:.3f} / {:.3f} / {:.3f}".format(*PAPER[name]) if name in PAPER else ""
+
+
+def dense_cells(row: Row) -> list[str]:
+    """Return cells of the table of the dense layers: what was chosen, and scores before and after."""
+    choice = row["choice"]
+    return [
+        ", ".join(f"{value:g}" for value in choice["precision"]),
+        f"{choice['map']['nll']:.4f} → {choice['nll']:.4f}",
+        f"{choice['map']['auroc']:.4f} → {choice['auroc']:.4f}",
+        *formatted(row, "nll:.4f", "auroc:.4f"),
+    ]
+
+
+def listed(scores: dict[str, float]) -> str:
+    """Return validation NLL by multiple of the prior precisions."""
+    return ", ".join(f"x{multiple}: {nll:.4f}" for multiple, nll in scores.items())
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw both figures."""
+    draw_scores(folder / "fashion-classification.png", results["rows"])
+    draw_frontier(folder / "fashion-classification-frontier.png", results["rows"])
+
+
+def draw_scores(path: Path, rows: dict[str, Row]) -> None:
+    """Draw reliability, ROC curves, and the confidence of MAP and the linearised network in and out of distribution."""
+    figure = Figure(3, 3, width=4.0, height=3.5)
+    calibration, roc, confidence = figure.axes
+    calibration.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+    roc.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+    for name, (label, colour) in DRAWN.items():
+        bins = rows[name]["reliability"]
+        calibration.plot([b[0] for b in bins], [b[1] for b in bins], "o-", color=colour, ms=3, lw=1.3, label=label)
+        points = rows[name]["roc"]
+        at = [k / (len(points) - 1) for k in range(len(points))]
+        roc.plot(at, points, color=colour, lw=1.5, label=f"{label}: {rows[name]['auroc']:.3f}")
+        if name in ("map", "linearised"):
+            for where, style in (("inside", "-"), ("outside", "--")):
+                counts = rows[name][f"histogram_{where}"]
+                shares = [100 * count / sum(counts) for count in counts]
+                edges = [k / len(counts) for k in range(len(counts) + 1)]
+                data = "Fashion" if where == "inside" else "MNIST"
+                confidence.stairs(shares, edges, color=colour, ls=style, lw=1.4, label=f"{label.split(',')[0]}, {data}")
+    whole = {"xlim": (0, 1), "ylim": (0, 1.01)}
+    calibration.set(xlabel="confidence", ylabel="accuracy", title="Reliability, Fashion-MNIST", **whole)
+    roc.set(
+        xlabel="share of Fashion-MNIST flagged",
+        ylabel="share of MNIST flagged",
+        title="ROC by max. probability",
+        **whole,
+    )
+    confidence.set(
+        xlabel="maximum probability",
+        ylabel="% of images (log)",
+        title="Confidence",
+        yscale="log",
+        xlim=(0, 1),
+        ylim=(0.05, 900),
+    )
+    for axis, where in ((calibration, "lower right"), (roc, "lower right"), (confidence, "upper left")):
+        axis.legend(fontsize=7, loc=where, frameon=False)
+    figure.save(path, dpi=110)
+
+
+def draw_frontier(path: Path, rows: dict[str, Row]) -> None:
+    """Draw NLL against AUROC along the grid, on the data that choose and on the data of the table."""
+    figure = Figure(2, 2, width=4.6, height=3.8)
+    sides = (("chosen_on", "validation rows, proxy outliers"), ("tested_on", "test rows, outliers"))
+    for axis, (side, title) in zip(figure.axes, sides, strict=True):
+        for name, (label, colour, style) in DENSE.items():
+            frontiers = rows[name]["frontiers"]
+            points = frontiers[side]
+            axis.plot(
+                [p["auroc"] for p in points], [p["nll"] for p in points], style, color=colour, ms=4, lw=1.4, label=label
+            )
+            point = frontiers[f"map_{side}"]
+            axis.plot(point["auroc"], point["nll"], "x", color=colour, ms=7, mew=2)
+        low, high = axis.get_ylim()
+        axis.set(xlabel="AUROC by maximum probability", ylabel="NLL", title=title)
+        if side == "tested_on":
+            right = max(axis.get_xlim()[1], 1.0)
+            axis.fill_between([AUROC, right], low, NLL, color="#bbbbbb", alpha=0.45, lw=0)
+            axis.set(xlim=(axis.get_xlim()[0], right), ylim=(min(low, NLL), high))
+    figure.axes[0].legend(fontsize=7, frameon=False, loc=(0.02, 0.16))
+    figure.save(path, dpi=110)

@@ -1,0 +1,1 @@
+"""Variational Laplace for Bayesian neural networks (VL)."""

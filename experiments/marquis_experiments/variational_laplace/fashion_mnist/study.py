@@ -1,0 +1,286 @@
+"""`vl`: Variational Laplace, mean-field VI and MAP on Fashion-MNIST (VL Table 1, Table 2 and Figure 2).
+
+Four parts: a grid over the tempering with the CNN; the same where the CNN overfits (few images, many epochs); the
+learning-rate multiplier of log σ; and the narrow ResNet once per method at the tempering that validation chose. CIFAR
+and SVHN are not run: the data are not available here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marquis.data import load
+from marquis.errors import DataError, MarquisError
+from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, small_cnn
+from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, draw, values
+
+METHODS = {"vl": VariationalLaplace, "vi": MeanFieldVI, "map": MAP}
+VARIANTS = {"vl": "VL", "vi": "VI (mean)", "map": "MAP"}
+SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and labels of one split."""
+
+    x: Tensor
+    y: Tensor
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Train and score every cell of the four parts."""
+    s, splits = load_splits(run)
+    few = s.overfitting
+
+    def one(*what: Any, overfit: bool = False) -> dict[str, Any]:
+        row = trained_cell(run, s, splits, *what, overfit=overfit)
+        score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
+        run.say(f"{'overfitting ' if overfit else ''}{' '.join(map(str, what))}: {score}")
+        return row
+
+    grid = [one("cnn", m, t, 10.0, seed) for seed, t, m in product(s.seeds, s.temperings, METHODS)]
+    choices = product(s.study_temperings, s.multipliers, ("vl", "vi"))
+    return {
+        "settings": s.plain(),
+        "grid": grid,
+        "multiplier": [one("cnn", method, t, multiplier, 0) for t, multiplier, method in choices],
+        "resnet": [one("resnet", method, best_tempering(grid, method), 10.0, 0) for method in METHODS],
+        "overfitting": [
+            one("cnn", method, t, 10.0, seed, overfit=True)
+            for seed, t, method in product(few["seeds"], few["temperings"], METHODS)
+        ],
+    }
+
+
+def best_tempering(grid: list[dict[str, Any]], method: str) -> float:
+    """Return the tempering with the smallest validation NLL of the mean network, averaged over seeds.
+
+    Raises:
+        DataError: Every run of the method diverged.
+    """
+    best = chosen_tempering(grid, VARIANTS[method])
+    if best is None:
+        raise DataError(f"every run of {method} diverged: lower the learning rate")
+    return best
+
+
+def load_splits(run: Run) -> tuple[Settings, dict[str, Split]]:
+    """Load training, validation and test images; the quick size falls back on scikit-learn's digits."""
+    s, quick = run.settings, run.size == "quick"
+    try:
+        train, test = (load(s.data, part, run.data_dir, download=not quick) for part in ("train", "test"))
+    except DataError:
+        if not quick:
+            raise
+        s = s.replace(data="digits")
+        train, test = load("digits", "train"), load("digits", "test")
+    rows = {
+        "train": train[: s.train],
+        "validation": train[s.train : s.train + s.validation],
+        "test": test[: s.test],
+    }
+    centre, spread = rows["train"].x.mean(), rows["train"].x.std()
+    splits = {}
+    for name, part in rows.items():
+        assert part.y is not None
+        splits[name] = Split((part.x - centre) / spread, part.y)
+    return s, splits
+
+
+def trained_cell(
+    run: Run,
+    s: Settings,
+    splits: dict[str, Split],
+    architecture: str,
+    method: str,
+    tempering: float,
+    multiplier: float,
+    seed: int,
+    *,
+    overfit: bool = False,
+) -> dict[str, Any]:
+    """Return one cell: a network trained and scored."""
+    cnn = architecture == "cnn"
+    described = {
+        "architecture": architecture,
+        "method": method,
+        "tempering": tempering,
+        "multiplier": multiplier,
+        "seed": seed,
+        "epochs": s.epochs if cnn else s.resnet_epochs,
+        "width": s.width if cnn else s.resnet_width,
+        "data": s.data,
+        "train": len(splits["train"].x),
+        "test": len(splits["test"].x),
+        "batch": s.batch,
+        "lr": s.lr,
+    }
+    name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
+    if overfit:
+        few = s.overfitting
+        train = Split(splits["train"].x[: few["train"]], splits["train"].y[: few["train"]])
+        splits = {**splits, "train": train}
+        described |= {"train": len(train.x), "epochs": few["epochs"], "batch": few["batch"], "lr": few["lr"]}
+        described["watch_every"] = few["watch_every"]  # only here: cells of the other parts keep their settings
+        name = f"overfit-{name}"
+    return run.cell(name, described, lambda: _train(splits, described))
+
+
+def _train(splits: dict[str, Split], cell_settings: dict[str, Any]) -> dict[str, Any]:
+    s = cell_settings
+    torch.manual_seed(s["seed"])
+    network = _network(s["architecture"], s["width"], splits["train"].x)
+    generator = torch.Generator().manual_seed(1000 + s["seed"])
+    options: dict[str, Any] = {} if s["method"] == "map" else {"multiplier": s["multiplier"]}
+    method = METHODS[s["method"]](
+        network, "categorical", num_data=s["train"], tempering=s["tempering"], generator=generator, **options
+    )
+    method.train()
+    started = time.thread_time()
+    try:
+        curve, watched = _fit(method, splits, s)
+    except MarquisError as error:  # outputs or gradients that are no longer numbers
+        return {"diverged": True, "reason": str(error)}
+    seconds = (time.thread_time() - started) / s["epochs"]
+    result: dict[str, Any] = {"diverged": False, "curve": curve, "cpu_seconds_per_epoch": seconds}
+    if watched:
+        result["watched"] = watched
+        result["training"] = _score(method, splits["train"], 0)
+    result["validation"] = _score(method, splits["validation"], 0)
+    result["mean"] = _score(method, splits["test"], 0)
+    if not isinstance(method, MAP):
+        result["sampled"] = _score(method, splits["test"], SAMPLES)
+        loader = list(zip(splits["train"].x.split(500), splits["train"].y.split(500), strict=True))
+        per_example = 1 / s["train"]
+        result["elbo"] = method.elbo(loader) * per_example
+        penalty = s["tempering"] * float(method.kl().detach())
+        result["elbo_by_draws"] = (method.log_likelihood(loader, samples=5) - penalty) * per_example
+        ratios = [w / p for w, p in zip(method.sigmas, method.prior_scales, strict=True)]
+        result["median_sigma_over_prior"] = float(torch.cat([r.detach().flatten() for r in ratios]).median())
+    return result
+
+
+def _network(architecture: str, width: float, images: Tensor) -> nn.Module:
+    channels, edge = images.shape[1], images.shape[-1]
+    if architecture == "resnet":
+        return PreactResNet18(channels, 10, width)
+    return small_cnn(channels, 10, int(width), edge)
+
+
+def _fit(
+    method: VariationalLaplace | MeanFieldVI | MAP, splits: dict[str, Split], s: dict[str, Any]
+) -> tuple[list[float], list[list[float]]]:
+    """Train by Adam; learning rates are divided by ten after half and three quarters of the epochs, as in the paper.
+
+    Returns:
+        The objective per example, averaged over each epoch; and pairs of epoch and validation NLL, where wanted.
+    """
+    data, every = splits["train"], s.get("watch_every")
+    optimiser = torch.optim.Adam(method.parameter_groups(s["lr"]))
+    milestones = [max(1, s["epochs"] // 2), max(1, 3 * s["epochs"] // 4)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
+    shuffle = torch.Generator().manual_seed(2000 + s["seed"])
+    curve, watched = [], []
+    for epoch in range(1, s["epochs"] + 1):
+        order = torch.randperm(len(data.x), generator=shuffle)
+        total = 0.0
+        for rows in order.split(s["batch"]):
+            loss = method.step(data.x[rows], data.y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total -= float(loss.detach()) * len(rows)
+        schedule.step()
+        curve.append(total / len(data.x))
+        if every and epoch % every == 0:
+            watched.append([epoch, _score(method, splits["validation"], 0)["nll"]])
+    return curve, watched
+
+
+def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, samples: int) -> dict[str, float]:
+    probs = []
+    for x in data.x.split(500):
+        predicted = method.predict(x, samples=samples).probs
+        assert predicted is not None
+        probs.append(predicted)
+    return classification_scores(torch.cat(probs), data.y)
+
+
+OVERFITTING = {
+    "train": 1_000,
+    "epochs": 80,
+    "batch": 64,
+    "lr": 3e-3,
+    "temperings": (0.01, 0.1, 0.3),
+    "seeds": (0, 1, 2),
+    "watch_every": 4,
+}
+"""The part in which the CNN sees few images for many epochs; validation NLL is recorded every `watch_every` epochs."""
+
+STUDY = Study(
+    "vl",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    draw,
+    default={
+        "data": "fashion-mnist",
+        "train": 10_000,
+        "validation": 2_000,
+        "test": 10_000,
+        "batch": 64,
+        "lr": 3e-3,
+        "width": 8,
+        "epochs": 12,
+        "temperings": (0.01, 0.03, 0.1, 1.0),
+        "seeds": (0, 1),
+        "multipliers": (1.0, 3.0, 10.0, 30.0),
+        "study_temperings": (1.0, 0.1),
+        "resnet_width": 1 / 8,
+        "resnet_epochs": 4,
+        "overfitting": OVERFITTING,
+    },
+    quick={
+        "train": 128,
+        "validation": 64,
+        "test": 128,
+        "width": 2,
+        "epochs": 2,
+        "temperings": (0.1, 1.0),
+        "seeds": (0,),
+        "multipliers": (1.0, 10.0),
+        "study_temperings": (1.0,),
+        "resnet_width": 1 / 32,
+        "resnet_epochs": 1,
+        "overfitting": {
+            **OVERFITTING,
+            "train": 64,
+            "epochs": 4,
+            "temperings": (0.01, 0.1),
+            "seeds": (0,),
+            "watch_every": 2,
+        },
+    },
+    full={
+        "train": 55_000,
+        "validation": 5_000,
+        "batch": 128,
+        "lr": 1e-4,
+        "width": 16,
+        "epochs": 200,
+        "temperings": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        "seeds": (0, 1, 2),
+        "resnet_width": 1 / 4,
+        "resnet_epochs": 200,
+        "overfitting": {**OVERFITTING, "epochs": 200, "temperings": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+    },
+)
