@@ -59,9 +59,8 @@ def test_page_answers_first(name: str):
 
 def test_placeholders(tmp_path: Path):
     template = tmp_path / "page.md"
-    template.write_text(
-        "# T\n{{a.b:.2f}} {{rows.1}}\n{{#yes}}\nshown {{a.b}}\n{{/yes}}\n{{^yes}}\nhidden\n{{/yes}}\nend{{#yes}}!{{/yes}}\n"
-    )
+    block = "{{#yes}}\nshown {{a.b}}\n{{/yes}}\n{{^yes}}\nhidden\n{{/yes}}\n"
+    template.write_text("# T\n{{a.b:.2f}} {{rows.1}}\n" + block + "end{{#yes}}!{{/yes}}\n")
     values = {"a": {"b": 0.5}, "rows": [1, 2], "yes": True}
     assert fill(template, values) == "# T\n0.50 2\nshown 0.5\nend!\n"
     assert fill(template, {**values, "yes": False}) == "# T\n0.50 2\nhidden\nend\n"
