@@ -199,7 +199,7 @@ def test_wrong_shapes_from_the_object_are_named():
             return mean
 
     f = torch.zeros(3, 2)
-    with pytest.raises(DataError, match="one number per datum"):
+    with pytest.raises(DataError, match="one number per sample"):
         as_likelihood(Mean()).log_prob(f, f)
     with pytest.raises(DataError, match="columns first"):
         as_likelihood(Mean()).hessian_sqrt(f)

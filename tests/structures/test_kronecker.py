@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
-from marquis.structures import (
-    DensePiece,
-    DiagonalPiece,
-    Full,
-    Kronecker,
-    KroneckerFactors,
-    KroneckerPiece,
-    Layout,
-    Piece,
-    Structure,
-)
+from marquis.structures import Full, Kronecker, Layout, Structure
+from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 from marquis.testing import LAYOUTS, StructureConformance, close, normal, random_psd
 
 F64 = torch.float64

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from marquis.structures import DensePiece, Kronecker, KroneckerPiece, Layout
+from marquis.structures import Kronecker, Layout
+from marquis.structures.pieces import DensePiece, KroneckerPiece
 
 
 def test_widening_accepts_the_rounding_of_the_narrower_dtype() -> None:

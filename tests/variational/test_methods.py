@@ -14,7 +14,7 @@ import marquis as mq
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.posterior import Posterior
 from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, mlp, small_cnn
-from marquis.variational.regulariser import WAYS
+from marquis.variational.regulariser import GRADIENTS
 
 METHODS = [VariationalLaplace, MeanFieldVI, MAP]
 
@@ -95,7 +95,7 @@ def test_prior_scale_may_be_given():
         ({"tempering": -1.0}, DataError, "tempering"),
         ({"gradient": "central difference"}, UnsupportedOperationError, "'one-sided', 'central'"),
         ({"curvature": "ggn"}, UnsupportedOperationError, "'fisher', 'hessian'"),
-        ({"curvature": "hessian", "score_correction": True}, UnsupportedOperationError, "draws no labels"),
+        ({"curvature": "hessian", "score_correction": True}, UnsupportedOperationError, "samples no labels"),
         ({"regulariser_batch": 0}, DataError, "regulariser_batch"),
         ({"multiplier": 0.0}, DataError, "multiplier"),
         ({"epsilon": 0.0}, DataError, "epsilon"),
@@ -163,7 +163,7 @@ def test_nothing_changes_except_through_the_optimiser(kind):
     assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", GRADIENTS)
 @pytest.mark.parametrize("few", [None, 3])
 def test_auxiliary_passes_leave_running_statistics_alone(way, few):
     x, y = images()
@@ -176,7 +176,7 @@ def test_auxiliary_passes_leave_running_statistics_alone(way, few):
     assert int(method.network[1].num_batches_tracked) == 1
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "double-backward"])
+@pytest.mark.parametrize("way", [w for w in GRADIENTS if w != "double-backward"])
 def test_ways_agree_under_batch_statistics_and_dropout(way):
     x, y = images()
     net = nn.Sequential(*list(normalised())[:3], nn.Dropout(0.4), nn.Flatten(), nn.Linear(12, 3)).double().train()
@@ -272,7 +272,7 @@ def test_unused_and_tied_parameters():
     torch.manual_seed(0)
     x = torch.randn(5, 3)
     found = []
-    for way in WAYS:
+    for way in GRADIENTS:
         method = VariationalLaplace(Tied(), "gaussian", num_data=5, gradient=way)
         torch.manual_seed(1)
         with torch.no_grad():
@@ -357,7 +357,7 @@ def test_any_likelihood(kind, likelihood):
     y = torch.arange(6.0, dtype=torch.float64).unsqueeze(1)
     y = y if isinstance(likelihood, mq.Heteroscedastic) else y.repeat(1, 2)
     found = []
-    for way in WAYS if kind is VariationalLaplace else (None,):
+    for way in GRADIENTS if kind is VariationalLaplace else (None,):
         options = {} if way is None else {"gradient": way, "initial_offset": -1.0}
         generator = torch.Generator().manual_seed(0)
         method = kind(net, likelihood, num_data=6, prior_scale=1.0, generator=generator, **options)
@@ -366,7 +366,7 @@ def test_any_likelihood(kind, likelihood):
         assert method.predict(x).mean.shape[0] == 6
         if kind is not MAP:
             assert math.isfinite(method.elbo([(x, y)]))
-    for way, other in zip(WAYS, found, strict=False):
+    for way, other in zip(GRADIENTS, found, strict=False):
         tolerance = 2e-5 if way == "one-sided" else 1e-7
         assert float((other - found[-1]).norm() / found[-1].norm()) < tolerance
 

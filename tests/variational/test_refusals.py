@@ -157,7 +157,7 @@ def test_only_in_training_mode():
     method = VariationalLaplace(Sly().eval(), "gaussian", num_data=4)
     x, y = torch.randn(4, 3), torch.zeros(4, 2)
     method.step(x, y)
-    with pytest.raises(UnsupportedOperationError, match="own forward"):
+    with pytest.raises(UnsupportedOperationError, match="the model's forward"):
         method.train().step(x, y)
 
 

@@ -36,11 +36,11 @@ NAMES: dict[str, type[Likelihood]] = {
 
 
 def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
-    """The likelihood that a name or an object stands for.
+    """Return the likelihood that a name or an object stands for.
 
     Args:
         spec: "gaussian", "bernoulli", "categorical" or "heteroscedastic" with default settings; a `Likelihood`, which
-            is returned as it is; or an object of one's own with `log_prob(f, y)`, `hessian_sqrt(f)`,
+            is returned as it is; or any object with `log_prob(f, y)`, `hessian_sqrt(f)`,
             `sample(f, generator=None)` and `predictive(mean, variance)`.
 
     Raises:

@@ -1,7 +1,7 @@
 """What every likelihood p(y|f) offers to the rest of Marquis.
 
-Letters: `B` data in the batch, `O` outputs per datum (flattened), `C` columns of a square root, `k` probes.
-`f` has shape `[B, *rest]`; `l = -log p(y|f)` is a sum over the outputs of one datum, never a mean.
+Letters: `B` samples in the batch, `O` outputs per sample (flattened), `C` columns of a square root, `k` probes.
+`f` has shape `[B, *rest]`; `l = -log p(y|f)` is a sum over the outputs of one sample, never a mean.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Predictive:
 
     @property
     def total_variance(self) -> Tensor:
-        """Variance of a new observation: `variance` plus `noise_variance` where there is one."""
+        """Return the variance of a new observation: `variance` plus `noise_variance` where there is one."""
         return self.variance if self.noise_variance is None else self.variance + self.noise_variance
 
 
 class Likelihood:
     """Base class, and at once the protocol, of all likelihoods.
 
-    One's own subclass writes `log_prob`, `sample`, `predictive`, and `hessian_sqrt` (or `root_shape` with
+    A subclass writes `log_prob`, `sample`, `predictive`, and `hessian_sqrt` (or `root_shape` with
     `apply_sqrt` where forming the root is too expensive). All else follows from those, exactly.
 
     Attributes:
@@ -53,7 +53,7 @@ class Likelihood:
             where L couples only the entries along it; "all" where L may be full.
         constant_hessian: Whether L is the same for all `f` (as long as there is no mask).
         label_independent: Whether the Hessian of `-log p(y|f)` in `f` is free of `y`, so that it *is* L. Where it is
-            not, L is the Fisher information, the mean of that Hessian over labels drawn from the model.
+            not, L is the Fisher information, the mean of that Hessian over labels sampled from the model.
     """
 
     kind: ClassVar[str] = ""
@@ -64,7 +64,7 @@ class Likelihood:
     _kinds: ClassVar[dict[str, type[Likelihood]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Remember the class by its kind, so that a saved one can be found again."""
+        """Register the class by its kind, so that a saved likelihood can be loaded."""
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("kind"):
             Likelihood._kinds[cls.kind] = cls
@@ -72,7 +72,7 @@ class Likelihood:
     # What a likelihood has to say
 
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalised log p(y|f), summed over outputs.
+        """Return the normalised log p(y|f), summed over outputs.
 
         Args:
             f: Outputs of the network, `[B, *rest]`.
@@ -81,20 +81,20 @@ class Likelihood:
                 under 0 may be anything, NaN included.
 
         Returns:
-            One number per datum, `[B]`.
+            One number per sample, `[B]`.
         """
         raise self._missing("log_prob")
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Labels drawn from p(.|f); no gradient flows to `f`."""
+        """Sample labels from p(.|f); no gradient flows to `f`."""
         raise self._missing("sample")
 
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Prediction when the outputs are Gaussian with this mean and marginal variance, both shaped like `f`."""
+        """Return the prediction for Gaussian outputs with this mean and marginal variance, both shaped like `f`."""
         raise self._missing("predictive")
 
     def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.
+        """Return the square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.
 
         Cost: `C * B * O` numbers with `C` the size of `root_shape(f)`; `apply_sqrt` needs no such memory.
 
@@ -111,13 +111,13 @@ class Likelihood:
     # What follows from it
 
     def root_shape(self, f: Tensor) -> torch.Size:
-        """Shape of one datum's coordinates in the square root: `S` maps `[*root_shape]` to `f.shape[1:]`."""
+        """Return the shape of a sample's coordinates in the root: `S` maps `[*root_shape]` to `f.shape[1:]`."""
         if self._only_columns():
             return self.hessian_sqrt(f).shape[:1]
         return f.shape[1:]
 
     def apply_sqrt(self, f: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`S v` for `k` coefficient vectors, linear in `v`: if `E[v v^T] = I`, then `E[(S v)(S v)^T] = L`.
+        """Return `S v` for `k` coefficient vectors, linear in `v`: if `E[v v^T] = I`, then `E[(S v)(S v)^T] = L`.
 
         Args:
             f: Outputs, `[B, *rest]`.
@@ -133,11 +133,11 @@ class Likelihood:
         return torch.einsum("cn...,knc->kn...", self.hessian_sqrt(f, mask), v)
 
     def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`r = d(-log p(y|f))/df`, shaped like `f`; by automatic differentiation unless there is a closed form."""
+        """Return `r = d(-log p(y|f))/df`, shaped like `f`; by autograd unless there is a closed form."""
         return torch.func.grad(lambda out: -self.log_prob(out, y, mask).sum())(f)
 
     def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Exact output Hessian L (the Fisher information where `label_independent` is False).
+        """Return the exact output Hessian L (the Fisher information where `label_independent` is False).
 
         Cost: `B * O * O` numbers, so for small outputs only.
 
@@ -151,24 +151,24 @@ class Likelihood:
         return torch.einsum("cni,cnj->nij", root, root)
 
     def hessian_diagonal(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Diagonal of L, shaped like `f`."""
+        """Return the diagonal of L, shaped like `f`."""
         return self.hessian_sqrt(f, mask).square().sum(0)
 
     def fisher_column(self, f: Tensor, generator: torch.Generator | None = None, mask: Tensor | None = None) -> Tensor:
-        """Gradient at a label drawn from the model: mean 0, `E[r r^T] = L`; shaped like `f`."""
+        """Return the gradient at a label sampled from the model: mean 0, `E[r r^T] = L`; shaped like `f`."""
         return self.gradient(f, self.sample(f, generator), mask)
 
     def target_shape(self, f: Tensor) -> torch.Size:
-        """Shape of the labels that belong to outputs `f`."""
+        """Return the shape of the labels that belong to outputs `f`."""
         return f.shape
 
     def observed(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Number of observed scalar labels per datum, `[B]`: what replaces `O` in every `N * O`."""
+        """Return the number of observed scalar labels per sample, `[B]`, which replaces `O` in every `N * O`."""
         seen = torch.ones_like(y, dtype=torch.bool) if mask is None else as_mask(mask, y.shape)
         return sum_outputs(seen.long())
 
     def resolve(self, f: Tensor) -> Likelihood:
-        """The same likelihood with dimensions counted from the front, now that the number of dimensions is known."""
+        """Return the likelihood with dimensions counted from the front, for outputs of this many dimensions."""
         del f
         return self
 
@@ -239,40 +239,40 @@ class Likelihood:
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and JSON scalars from which `from_state_dict` builds the likelihood again."""
+        """Return tensors and JSON scalars from which `from_state_dict` builds the likelihood again."""
         return {"kind": self.kind or type(self).__qualname__}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Likelihood:
-        """Inverse of `state_dict`, for whichever class the state names.
+        """Build the likelihood that `state_dict` described, of whichever class the state names.
 
         Raises:
             ModelMismatchError: The state is of a class that is not known here, or not of the class it is called on.
         """
-        found = Likelihood._kinds.get(state.get("kind", ""))
-        if found is None or not issubclass(found, cls):
+        kind = Likelihood._kinds.get(state.get("kind", ""))
+        if kind is None or not issubclass(kind, cls):
             raise ModelMismatchError(
                 f"a saved likelihood of kind {state.get('kind')!r} cannot be loaded as {cls.__name__}; known kinds: "
                 f"{', '.join(sorted(Likelihood._kinds))}. For a likelihood of your own, pass the object itself."
             )
-        return found._from_state({key: value for key, value in state.items() if key != "kind"})
+        return kind._from_state({key: value for key, value in state.items() if key != "kind"})
 
     @classmethod
     def _from_state(cls, state: Mapping[str, Any]) -> Likelihood:
         return cls(**state)
 
     def __repr__(self) -> str:
-        """Name and arguments."""
+        """Show name and arguments."""
         return f"{type(self).__name__}()"
 
     def _only_columns(self) -> bool:
-        """Whether the class writes `hessian_sqrt` only, for an L that is not diagonal."""
-        own = type(self)
-        writes_columns = own.hessian_sqrt is not Likelihood.hessian_sqrt
-        return self.coupling is not None and writes_columns and own.apply_sqrt is Likelihood.apply_sqrt
+        """Return whether the class writes `hessian_sqrt` only, for an L that is not diagonal."""
+        cls = type(self)
+        writes_columns = cls.hessian_sqrt is not Likelihood.hessian_sqrt
+        return self.coupling is not None and writes_columns and cls.apply_sqrt is Likelihood.apply_sqrt
 
     def _missing(self, method: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"{type(self).__name__} has no {method}. A likelihood of one's own writes log_prob, sample, predictive and "
+            f"{type(self).__name__} has no {method}. A subclass has to write log_prob, sample, predictive and "
             "hessian_sqrt (or apply_sqrt)."
         )

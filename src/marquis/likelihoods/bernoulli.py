@@ -15,9 +15,9 @@ from marquis.likelihoods.tools import probit_scale
 class Bernoulli(PointwiseLikelihood):
     """`y ~ Bernoulli(sigmoid(f))`, independently per output: `l = softplus(f) - y f`, `L = diag(p (1 - p))`.
 
-    Source: methods.md 1.2. Cost: one pass over the outputs. Labels are 0 or 1, of any dtype. Grey values between 0
-    and 1 are accepted as well, as is usual for images: `log_prob` is then the cross entropy, which is not normalised
-    over grey values; gradient and curvature are still its exact derivatives.
+    Source: docs/method/likelihoods.md#table-of-likelihoods. Cost: one pass over the outputs. Labels are 0 or 1, of any
+    dtype. Grey values between 0 and 1 are accepted as well, as is usual for images: `log_prob` is then the cross
+    entropy, which is not normalised over grey values; gradient and curvature are still its exact derivatives.
     """
 
     kind = "bernoulli"
@@ -30,7 +30,7 @@ class Bernoulli(PointwiseLikelihood):
         return (uniform < f.detach().sigmoid()).to(f.dtype)
 
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Logits' moments and `probs = sigmoid(m / sqrt(1 + pi v / 8))` (MacKay 1992; methods.md 4.1).
+        """Return the logits' moments and `probs = sigmoid(m / sqrt(1 + pi v / 8))` (MacKay 1992).
 
         Exact for v = 0 and for m = 0, else within 0.015 of the true average.
         """

@@ -16,9 +16,9 @@ from marquis.likelihoods.tools import describe, probit_scale
 class Categorical(PointwiseLikelihood):
     """`y ~ Categorical(softmax(f))` at every position: `l = logsumexp(f) - f_y`, `L = diag(p) - p p^T`.
 
-    Source: methods.md 1.2. Outputs are logits `[B, C]`, or `[B, C, H, W]` for one label per pixel; labels are
-    integers of the same shape without the class dimension. `apply_sqrt` costs one pass over the outputs;
-    `hessian_sqrt` has `positions * (C - 1)` columns, so for images use the former.
+    Source: docs/method/likelihoods.md#table-of-likelihoods. Outputs are logits `[B, C]`, or `[B, C, H, W]` for one
+    label per pixel; labels are integers of the same shape without the class dimension. `apply_sqrt` costs one pass over
+    the outputs; `hessian_sqrt` has `positions * (C - 1)` columns, so for images use the former.
 
     Args:
         dim: Dimension of `f` that holds the classes, counted with the batch; may be negative.
@@ -34,15 +34,15 @@ class Categorical(PointwiseLikelihood):
 
     @property
     def dim(self) -> int:
-        """Class dimension, as given."""
+        """Return the class dimension as the user wrote it."""
         return self._dim
 
     @property
     def coupling(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Class dimension, counted from the front.
+        """Return the class dimension, counted from the front.
 
         Raises:
-            UnsupportedOperationError: It was given from the back, and only `resolve(f)` knows where the front is.
+            UnsupportedOperationError: It counts from the back, and only `resolve(f)` knows where the front is.
         """
         if self._dim < 0:
             raise UnsupportedOperationError(f"{self}.coupling needs the number of dimensions: use resolve(f).coupling.")
@@ -57,18 +57,18 @@ class Categorical(PointwiseLikelihood):
         return torch.Size(shape)
 
     def root_shape(self, f: Tensor) -> torch.Size:
-        """One coordinate less than there are classes, as L has the null vector of equal shifts."""
+        """Return one coordinate less than there are classes, as L has the null vector of equal shifts."""
         shape = list(f.shape)
         shape[self._dim] -= 1
         return torch.Size(shape[1:])
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         probs = f.detach().movedim(self._class_dim(f), -1).softmax(-1)
-        drawn = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
-        return drawn.reshape(probs.shape[:-1])
+        labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+        return labels.reshape(probs.shape[:-1])
 
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Logits' moments and `probs = softmax(m_c / sqrt(1 + pi v_c / 8))` (methods.md 4.1).
+        """Return the logits' moments and `probs = softmax(m_c / sqrt(1 + pi v_c / 8))`.
 
         Drops the correlations between logits: only marginal variances enter.
         """
@@ -107,7 +107,7 @@ class Categorical(PointwiseLikelihood):
         return probs * others
 
     def _apply_sqrt(self, f: Tensor, v: Tensor) -> Tensor:
-        """`diag(u) Q v` with `u = sqrt p` and the columns of Q an orthonormal basis of the complement of u.
+        """Return `diag(u) Q v` with `u = sqrt p` and the columns of Q an orthonormal basis of the complement of u.
 
         Q consists of the columns, but the one of the likeliest class j, of the Householder reflection
         `I - w w^T / (1 + u_j)`, `w = u + e_j`, which takes u to -e_j. As `1 + u_j >= 1` nothing is ever divided by a
@@ -126,7 +126,7 @@ class Categorical(PointwiseLikelihood):
         return root * (spread - (root + is_pivot) * share)
 
     def _probabilities(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`p`, `1 - p` without cancellation for the likeliest class, and where that class is."""
+        """Return `p`, `1 - p` without cancellation for the likeliest class, and where that class is."""
         dim = self._class_dim(f)
         probs = f.softmax(dim)
         is_pivot = self._classes(f) == f.argmax(dim, keepdim=True)
@@ -134,7 +134,7 @@ class Categorical(PointwiseLikelihood):
         return probs, torch.where(is_pivot, others, 1 - probs), is_pivot
 
     def _classes(self, f: Tensor) -> Tensor:
-        """Class numbers, along the class dimension of `f`."""
+        """Return class numbers along the class dimension of `f`."""
         dim = self._class_dim(f)
         shape = [1] * f.ndim
         shape[dim] = f.shape[dim]
@@ -169,5 +169,5 @@ class Categorical(PointwiseLikelihood):
         return {"kind": self.kind, "dim": self._dim}
 
     def __repr__(self) -> str:
-        """Name and class dimension."""
+        """Show name and class dimension."""
         return f"Categorical(dim={self._dim})"

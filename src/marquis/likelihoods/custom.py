@@ -17,7 +17,7 @@ REQUIRED = ("log_prob", "hessian_sqrt", "sample", "predictive")
 
 
 class CustomLikelihood(Likelihood):
-    """A user's own object behind the full interface; what it does not offer is derived from what it does.
+    """A user's object with the full interface; methods that it does not have are derived from those it has.
 
     The object provides `log_prob(f, y)`, `hessian_sqrt(f)`, `sample(f, generator=None)`, `predictive(mean, variance)`.
     It may provide any other method or attribute of `Likelihood`, which is then used. A `mask` is passed on, as booleans
@@ -44,7 +44,7 @@ class CustomLikelihood(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         value = self._call("log_prob", f, y, mask=mask)
-        return self._shaped("log_prob", value, f.shape[:1], "one number per datum, [B]")
+        return self._shaped("log_prob", value, f.shape[:1], "one number per sample, [B]")
 
     def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         root = self._call("hessian_sqrt", f, mask=mask)
@@ -56,7 +56,7 @@ class CustomLikelihood(Likelihood):
             return method(f)
         if not _takes(method, "generator"):
             raise UnsupportedOperationError(
-                f"{type(self.user).__name__}.sample takes no generator, so draws could not be repeated; "
+                f"{type(self.user).__name__}.sample takes no generator, so samples could not be repeated; "
                 "give it the signature sample(f, generator=None)."
             )
         return method(f, generator=generator)
@@ -116,7 +116,7 @@ class CustomLikelihood(Likelihood):
         )
 
     def __repr__(self) -> str:
-        """The object's class."""
+        """Show the object's class."""
         return f"CustomLikelihood({type(self.user).__name__})"
 
     def _has_own_root(self) -> bool:

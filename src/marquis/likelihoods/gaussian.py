@@ -19,8 +19,9 @@ from marquis.likelihoods.tools import describe, flatten_outputs
 class Gaussian(PointwiseLikelihood):
     """`y ~ N(f, noise)` with fixed noise: `l = 1/2 (y-f)^T B (y-f) - 1/2 log det(B / 2 pi)`, `L = B`.
 
-    Source: methods.md 1.2; MacKay (1992) for the noise precision as a quantity to learn. Immutable: `with_noise`
-    returns a new object. Cost: one pass over the outputs, or `B * O * O` with a full matrix.
+    Source: docs/method/likelihoods.md#table-of-likelihoods; MacKay (1992) for the noise precision as a quantity to
+    learn. Immutable: `with_noise` returns a new object. Cost: one pass over the outputs, or `B * O * O` with a full
+    matrix.
 
     Warning:
         With a full matrix, masks are refused: the likelihood of the observed entries alone has the inverse of a
@@ -59,21 +60,21 @@ class Gaussian(PointwiseLikelihood):
 
     @property
     def noise_precision(self) -> Tensor | None:
-        """Number (as a tensor without dimensions) or one per output; None with a full matrix."""
+        """Return a number (as a tensor without dimensions) or one per output; None with a full matrix."""
         return self._noise.precision if isinstance(self._noise, _EntrywiseNoise) else None
 
     @property
     def precision_matrix(self) -> Tensor | None:
-        """The full matrix, if that is what was given."""
+        """Return the full matrix; None without one."""
         return self._noise.matrix if isinstance(self._noise, _MatrixNoise) else None
 
     @property
     def learnt(self) -> bool:
-        """Whether fitting may replace the noise precision."""
+        """Return whether fitting may replace the noise precision."""
         return self._learnt
 
     def with_noise(self, noise_precision: float | Tensor) -> Gaussian:
-        """The same likelihood with another noise precision, number or per output.
+        """Return the same likelihood with another noise precision, number or per output.
 
         Gradients flow back to a tensor that requires them.
         """
@@ -93,7 +94,7 @@ class Gaussian(PointwiseLikelihood):
     def fisher_column(  # noqa: D102
         self, f: Tensor, generator: torch.Generator | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        # B (f - y) at y = f + S^-T eps is -S eps; said directly, no digits are lost in the difference.
+        # B (f - y) at y = f + S^-T eps is -S eps; written directly, no digits are lost in the difference.
         self._check_outputs(f)
         return -self._masked(self._noise.root(_normal_like(f, generator)), f, mask)
 
@@ -109,7 +110,7 @@ class Gaussian(PointwiseLikelihood):
         return constant - 0.5 * precision * torch.linalg.vecdot(error, error)
 
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Mean and variance as they are, and the noise next to them (exact; methods.md 4.1)."""
+        """Return mean and variance unchanged, and the noise variance (exact)."""
         self._check_moments(mean, variance)
         return Predictive(mean, variance, noise_variance=self._noise.variance(mean).expand_as(mean))
 
@@ -167,7 +168,7 @@ class Gaussian(PointwiseLikelihood):
         return new
 
     def __repr__(self) -> str:
-        """Noise as a number, else its shape."""
+        """Show the noise as a number, else its shape."""
         if isinstance(self._noise, _MatrixNoise):
             return f"Gaussian(precision_matrix={list(self._noise.matrix.shape)})"
         precision = self._noise.precision
@@ -176,12 +177,12 @@ class Gaussian(PointwiseLikelihood):
 
 
 class _EntrywiseNoise:
-    """Diagonal precision: a number or a tensor that broadcasts to one datum's outputs."""
+    """Diagonal precision: a number or a tensor that broadcasts to one sample's outputs."""
 
     def __init__(self, precision: float | Tensor) -> None:
         # float64 for numbers: a float32 copy would already be wrong in the eighth digit for float64 networks.
-        given = precision.clone() if isinstance(precision, Tensor) else torch.tensor(precision, dtype=torch.float64)
-        self.precision = given if given.is_floating_point() else given.double()
+        values = precision.clone() if isinstance(precision, Tensor) else torch.tensor(precision, dtype=torch.float64)
+        self.precision = values if values.is_floating_point() else values.double()
         if not bool((self.precision.isfinite() & (self.precision > 0)).all()):
             raise DataError(f"noise precision must be positive and finite (1 / variance), got {precision}.")
 
@@ -191,7 +192,7 @@ class _EntrywiseNoise:
         except RuntimeError:
             raise DataError(
                 f"Gaussian: a noise precision of shape {list(self.precision.shape)} does not broadcast to the outputs "
-                f"of one datum, {list(f.shape[1:])}. Full matrices are given as precision_matrix=."
+                f"of one sample, {list(f.shape[1:])}. Pass a full matrix as precision_matrix=."
             ) from None
 
     def diagonal(self, f: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class _EntrywiseNoise:
         return t * self.diagonal(t).rsqrt()
 
     def log_det_share(self, f: Tensor) -> Tensor:
-        """Each entry's summand of `log det`."""
+        """Return each entry's summand of `log det`."""
         return self.diagonal(f).log()
 
     def variance(self, f: Tensor) -> Tensor:
@@ -216,7 +217,7 @@ class _EntrywiseNoise:
 
 
 class _MatrixNoise:
-    """Full precision `B = R R^T` over the flattened outputs of one datum."""
+    """Full precision `B = R R^T` over the flattened outputs of one sample."""
 
     def __init__(self, matrix: Tensor) -> None:
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():
@@ -236,7 +237,7 @@ class _MatrixNoise:
         if math.prod(f.shape[1:]) != self.matrix.shape[0]:
             raise DataError(
                 f"Gaussian: a precision matrix of shape {list(self.matrix.shape)} needs {self.matrix.shape[0]} outputs "
-                f"per datum, got outputs of shape {list(f.shape)}."
+                f"per sample, got outputs of shape {list(f.shape)}."
             )
 
     def matrix_like(self, f: Tensor) -> Tensor:
@@ -252,12 +253,12 @@ class _MatrixNoise:
         return (flatten_outputs(t) @ self.matrix_like(t)).reshape(t.shape)
 
     def root(self, v: Tensor, leading: int = 1) -> Tensor:
-        """`R v`, with `leading` dimensions before the outputs."""
+        """Return `R v`, with `leading` dimensions before the outputs."""
         flat = v.reshape(*v.shape[:leading], self.matrix.shape[0])
         return (flat @ self._factor_like(v).T).reshape(v.shape)
 
     def inverse_root_transposed(self, t: Tensor) -> Tensor:
-        """`R^-T t`, of covariance `B^-1` for white `t`."""
+        """Return `R^-T t`, of covariance `B^-1` for white `t`."""
         solved = torch.linalg.solve_triangular(self._factor_like(t).T, flatten_outputs(t).T, upper=True)
         return solved.T.reshape(t.shape)
 

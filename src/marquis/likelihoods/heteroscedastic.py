@@ -20,9 +20,9 @@ LOG_VARIANCE_LIMIT = 40.0
 class Heteroscedastic(PointwiseLikelihood):
     """`f = (mu, s)`, `y ~ N(mu, e^s)`: `l = 1/2 (s + (y - mu)^2 e^-s + log 2 pi)` per label.
 
-    The Hessian in `f` depends on `y` and is indefinite, so the curvature is the Fisher information
-    `L = diag(e^-s, 1/2)` (methods.md 1.2), and `label_independent` is False. Beyond |s| = 40 the density is that of
-    the clamped log variance, and gradient and Fisher in `s` are 0, as they are for that density.
+    The Hessian in `f` depends on `y` and is indefinite, so the curvature is the Fisher information `L = diag(e^-s,
+    1/2)` (docs/method/likelihoods.md#heteroscedastic-gaussian), and `label_independent` is False. Beyond |s| = 40 the
+    density is that of the clamped log variance, and gradient and Fisher in `s` are 0, as they are for that density.
 
     Args:
         dim: Dimension of `f` (counted with the batch) whose first half is the mean and second half the log variance.
@@ -39,7 +39,7 @@ class Heteroscedastic(PointwiseLikelihood):
 
     @property
     def dim(self) -> int:
-        """Dimension that holds mean, then log variance."""
+        """Return the dimension that holds mean, then log variance."""
         return self._dim
 
     def target_shape(self, f: Tensor) -> torch.Size:  # noqa: D102
@@ -62,7 +62,7 @@ class Heteroscedastic(PointwiseLikelihood):
         return self._masked(column, f, mask)
 
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Moments of the mean half; noise `E[e^s] = exp(E s + Var s / 2)`, exact for Gaussian `s` (methods.md 1.2)."""
+        """Return the mean half's moments; noise `E[e^s] = exp(E s + Var s / 2)`, exact for Gaussian `s`."""
         self._check_moments(mean, variance)
         self._check_outputs(mean)
         mean_of_mean, mean_of_log = mean.chunk(2, self._dim)
@@ -117,5 +117,5 @@ class Heteroscedastic(PointwiseLikelihood):
         return {"kind": self.kind, "dim": self._dim}
 
     def __repr__(self) -> str:
-        """Name and dimension."""
+        """Show name and dimension."""
         return f"Heteroscedastic(dim={self._dim})"

@@ -51,12 +51,12 @@ class PointwiseLikelihood(Likelihood):
         raise NotImplementedError
 
     def _spread_mask(self, f: Tensor, seen: Tensor) -> Tensor:
-        """From a mask over labels to one over the outputs that they depend on."""
+        """Turn a mask over labels into one over the outputs that they depend on."""
         del f
         return seen
 
     def _masked(self, value: Tensor, f: Tensor, mask: Tensor | None) -> Tensor:
-        """Zero where `value` (shaped like `f`, possibly with a leading axis) belongs to a missing label."""
+        """Set entries of `value` (shaped like `f`, possibly with a leading axis) to zero where the label is missing."""
         if mask is None:
             return value
         return value.masked_fill(~self._spread_mask(f, as_mask(mask, self.target_shape(f))), 0)

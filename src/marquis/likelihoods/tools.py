@@ -1,4 +1,4 @@
-"""Small tensor helpers that the likelihoods share: masks, sums per datum, the probit factor."""
+"""Small tensor helpers that the likelihoods share: masks, sums per sample, the probit factor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marquis.errors import DataError
 
 
 def as_mask(mask: Tensor, shape: torch.Size) -> Tensor:
-    """The mask as booleans of the labels' shape.
+    """Return the mask as booleans of the labels' shape.
 
     Raises:
         DataError: It does not broadcast to that shape.
@@ -32,15 +32,15 @@ def sum_outputs(t: Tensor) -> Tensor:
 
 
 def flatten_outputs(t: Tensor) -> Tensor:
-    """`[B, *rest]` as `[B, O]`, also for an empty batch and for no rest at all."""
+    """Reshape `[B, *rest]` to `[B, O]`, also for an empty batch and for no rest at all."""
     return t.reshape(t.shape[0], math.prod(t.shape[1:]))
 
 
 def probit_scale(variance: Tensor) -> Tensor:
-    """`1 / sqrt(1 + pi v / 8)`, by which MacKay's approximation shrinks a logit of variance `v`."""
+    """Return `1 / sqrt(1 + pi v / 8)`, by which MacKay's approximation shrinks a logit of variance `v`."""
     return torch.rsqrt(1 + math.pi / 8 * variance)
 
 
 def describe(t: Tensor) -> str:
-    """Shape and dtype, for messages."""
+    """Return shape and dtype for messages."""
     return f"shape {list(t.shape)}, {t.dtype}"

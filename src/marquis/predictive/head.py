@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from marquis.functional.call import Observer, call, copied_buffers, plain_attention
 from marquis.predictive.function import PosteriorFunction
-from marquis.structures import Diagonal, Kronecker, KroneckerPiece
+from marquis.structures import Diagonal, Kronecker
+from marquis.structures.pieces import KroneckerPiece
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from marquis.errors import DataError, MarquisError
+from marquis.lazy import lazy_names
 from marquis.structures.base import Structure
 from marquis.structures.block import Block
 from marquis.structures.diagonal import Diagonal
 from marquis.structures.full import Full
 from marquis.structures.kronecker import Kronecker
-from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.layout import Layout
 from marquis.structures.linalg import NumericalWarning
 from marquis.structures.lowrank import LowRank
-from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 from marquis.structures.state import unpack
 
 STRUCTURES: dict[str, type[Structure]] = {cls.kind: cls for cls in (Diagonal, Kronecker, Block, Full, LowRank)}
@@ -23,7 +23,7 @@ STRUCTURES: dict[str, type[Structure]] = {cls.kind: cls for cls in (Diagonal, Kr
 
 
 def from_state_dict(state: Mapping[str, Tensor]) -> Structure:
-    """The structure that `Structure.state_dict` described.
+    """Return the structure that `Structure.state_dict` described.
 
     Raises:
         DataError: When the state is not that of a structure, or incomplete.
@@ -44,19 +44,18 @@ def from_state_dict(state: Mapping[str, Tensor]) -> Structure:
 __all__ = [
     "STRUCTURES",
     "Block",
-    "DensePiece",
     "Diagonal",
-    "DiagonalLike",
-    "DiagonalPiece",
     "Full",
     "Kronecker",
-    "KroneckerFactors",
-    "KroneckerPiece",
     "Layout",
     "LowRank",
     "NumericalWarning",
-    "Piece",
-    "Scalar",
     "Structure",
     "from_state_dict",
 ]
+
+# Internals, which were public once.
+_INTERNALS = {"DiagonalLike": "layout", "Scalar": "layout"} | dict.fromkeys(
+    ("DensePiece", "DiagonalPiece", "KroneckerFactors", "KroneckerPiece", "Piece"), "pieces"
+)
+__getattr__ = lazy_names(__name__, _INTERNALS)

@@ -43,40 +43,40 @@ class Structure(ABC):
 
     @abstractmethod
     def _make_parts(self) -> Sequence[Part]:
-        """The matrix as a direct sum; every parameter in exactly one part. Asked for once."""
+        """Return the matrix as a direct sum with every parameter in exactly one part; called once per value."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """The accumulators. Where `reduction` is "sum", their sum over processes is the sum `+`."""
+        """Return the accumulators. Where `reduction` is "sum", their sum over processes is the sum `+`."""
 
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same kind of value with other accumulators, in the order of `tensors()`."""
+        """Return the same kind of value with other accumulators, in the order of `tensors()`."""
 
     @abstractmethod
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
-        """A + diag(d); d a scalar, a vector `[P]`, or a scalar or tensor per parameter name."""
+        """Return A + diag(d); d a scalar, a vector `[P]`, or a scalar or tensor per parameter name."""
 
     @abstractmethod
     def by_parameter(self) -> dict[str, Any]:
-        """Every parameter's own piece of the matrix."""
+        """Return the part of the matrix that belongs to each parameter."""
 
     @abstractmethod
     def _plus(self, other: Any) -> Self:
-        """The sum with a value of the same kind and layout, which `+` has checked."""
+        """Return the sum with a value of the same kind and layout, which `+` has checked."""
 
     @abstractmethod
     def _times(self, factor: Scalar) -> Self:
-        """The product with a checked scalar."""
+        """Return the product with a scalar that `*` has checked."""
 
     @abstractmethod
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What JSON can hold, and tensors."""
+        """Return a description that JSON can hold, and tensors."""
 
     @classmethod
     @abstractmethod
     def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """The inverse of `_state`."""
+        """Build the value that `_state` described."""
 
     # --- where and how big -------------------------------------------------------------------------
 
@@ -86,27 +86,27 @@ class Structure(ABC):
 
     @cached_property
     def _like(self) -> Tensor:
-        """A tensor of this value's dtype and device."""
+        """Return a tensor of this value's dtype and device."""
         tensors = self.tensors()
         return tensors[0] if tensors else torch.zeros(0)
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32 or float64."""
+        """Return the dtype of the accumulators, float32 or float64."""
         return self._like.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the accumulators are."""
+        """Return the device of the accumulators."""
         return self._like.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the accumulators, factorisations not counted."""
+        """Return the bytes of the accumulators, factorisations not counted."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """The same matrix in another dtype or on another device."""
+        """Return the same matrix in another dtype or on another device."""
         dtype = self.dtype if dtype is None else dtype
         device = self.device if device is None else device
         symmetric = self.reduction == "sum"  # else the accumulators are columns, not matrices
@@ -115,7 +115,7 @@ class Structure(ABC):
     # --- the matrix --------------------------------------------------------------------------------
 
     def to_dense(self) -> Tensor:
-        """The matrix `[P, P]`, written out."""
+        """Return the matrix `[P, P]`, written out."""
         dense = self._like.new_zeros(self.layout.total, self.layout.total)
         for names, operator in self._parts:
             index = self._index(names)
@@ -123,35 +123,35 @@ class Structure(ABC):
         return dense
 
     def diagonal(self) -> Tensor:
-        """The diagonal `[P]` of A."""
+        """Return the diagonal `[P]` of A."""
         return self._assemble(lambda operator: operator.diagonal())
 
     def trace(self) -> Tensor:
-        """The sum of the diagonal."""
+        """Return the sum of the diagonal."""
         return self.diagonal().sum()
 
     def matvec(self, v: Tensor) -> Tensor:
-        """A v for `v [..., P]`; also written `structure @ v`."""
+        """Return A v for `v [..., P]`; also written `structure @ v`."""
         return self._map(lambda operator, piece: operator.matvec(piece), self._prepared(v, "vector"))
 
     # --- its inverse -------------------------------------------------------------------------------
 
     def logdet(self) -> Tensor:
-        """The logarithm of det A."""
+        """Return the logarithm of det A."""
         terms = [operator.logdet() for _, operator in self._parts]
         return torch.stack(terms).sum() if terms else self._like.new_zeros(())
 
     def solve(self, v: Tensor) -> Tensor:
-        """A^-1 v for `v [..., P]`."""
+        """Return A^-1 v for `v [..., P]`."""
         return self._map(lambda operator, piece: operator.solve(piece), self._prepared(v, "vector"))
 
     @property
     def noise_dim(self) -> int:
-        """K, how many standard normal numbers one sample takes."""
+        """Return K, how many standard normal numbers one sample takes."""
         return sum(operator.noise_dim for _, operator in self._parts)
 
     def sample_from(self, z: Tensor) -> Tensor:
-        """The linear map behind `sample`: `z [..., K]` to `[..., P]`, with covariance A^-1 for normal z."""
+        """Map `z [..., K]` to `[..., P]` linearly, as `sample` does: covariance A^-1 for standard normal z."""
         z = self._cast(z, "noise")
         if z.dim() == 0 or z.shape[-1] != self.noise_dim:
             raise DataError(f"noise has shape {tuple(z.shape)}; its last axis has to have noise_dim = {self.noise_dim}")
@@ -159,13 +159,13 @@ class Structure(ABC):
         return self._assemble(lambda operator: operator.sample_from(next(pieces)), z.shape[:-1])
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """`n` draws `[n, P]` from N(0, A^-1): A is read as a precision."""
+        """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
         device = self.device if generator is None else generator.device
         z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
         return self.sample_from(z.to(self.device))
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool = False) -> Tensor:
-        """J A^-1 J^T `[..., O, O]` for `J [..., O, P]`; only its diagonal `[..., O]` on request.
+        """Return J A^-1 J^T `[..., O, O]` for `J [..., O, P]`; only its diagonal `[..., O]` on request.
 
         The diagonal is computed without the O x O matrix. Neither can be negative.
         """
@@ -179,14 +179,14 @@ class Structure(ABC):
         return total
 
     def inverse_diagonal(self) -> Tensor:
-        """diag(A^-1) `[P]`: the marginal variances."""
+        """Return diag(A^-1) `[P]`: the marginal variances."""
         return self._assemble(lambda operator: operator.inverse_diagonal())
 
     def effective_dimension(self, diagonal: DiagonalLike) -> Tensor:
-        """diag(A (A + D)^-1) = 1 - d diag((A + D)^-1), a vector `[P]` to be summed per group.
+        """Return diag(A (A + D)^-1) = 1 - d diag((A + D)^-1), a vector `[P]` to be summed per group.
 
-        `self` is the curvature *without* the prior and d the prior precision (methods.md 5.2). Every entry is
-        in [0, 1]; the sum is the number of effective parameters.
+        `self` is the curvature *without* the prior and d the prior precision (docs/method/evidence.md#mackay-updates).
+        Every entry is in [0, 1]; the sum is the number of effective parameters.
         """
         spread = self._spread(diagonal)
 
@@ -200,11 +200,11 @@ class Structure(ABC):
     # --- arithmetic --------------------------------------------------------------------------------
 
     def decay(self, factor: Scalar) -> Self:
-        """Forgetting: the same matrix, weighted by `factor` against what is added later."""
+        """Return the same matrix, weighted by `factor` against what is added later (forgetting)."""
         return self._times(check_factor(factor, "decay factor", self._like))
 
     def __add__(self, other: object) -> Self:
-        """The sum of two values of one kind; 0 is neutral, so that `sum()` works."""
+        """Return the sum of two values of one kind; 0 is neutral, so that `sum()` works."""
         if isinstance(other, (int, float)) and other == 0:
             return self
         if not isinstance(other, Structure):
@@ -220,7 +220,7 @@ class Structure(ABC):
     __radd__ = __add__
 
     def __mul__(self, factor: object) -> Self:
-        """The product with a non-negative scalar."""
+        """Return the product with a non-negative scalar."""
         if isinstance(factor, Structure):
             return NotImplemented
         return self._times(check_factor(factor, "scalar factor", self._like))
@@ -228,20 +228,20 @@ class Structure(ABC):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: object) -> Self:
-        """Division by a positive scalar, as for a temperature."""
+        """Divide by a positive scalar, such as a temperature."""
         scalar = check_factor(divisor, "divisor", self._like)
         if as_number(scalar) == 0:
             raise DataError("cannot divide a structure by 0")
         return self._times(1 / scalar)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """A v for `v [..., P]`."""
+        """Return A v for `v [..., P]`."""
         return self.matvec(v)
 
     # --- saving ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A flat dictionary of contiguous tensors (layout and kind among them), ready for safetensors."""
+        """Return A flat dictionary of contiguous tensors (layout and kind among them), ready for safetensors."""
         meta, tensors = self._state()
         return pack(self.kind, self.layout, meta, tensors)
 
@@ -249,11 +249,11 @@ class Structure(ABC):
         return ""
 
     def __repr__(self) -> str:
-        """Kind, size, dtype and device."""
+        """Show kind, size, dtype and device."""
         where = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
         extra = self._summary()
-        inside = f"P={self.layout.total} in {len(self.layout.names)} parameters"
-        return f"{type(self).__name__}({inside}{', ' + extra if extra else ''}, {where})"
+        size = f"P={self.layout.total} in {len(self.layout.names)} parameters"
+        return f"{type(self).__name__}({size}{', ' + extra if extra else ''}, {where})"
 
     # --- between the whole vector and its parts ------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Structure(ABC):
 
     @cached_property
     def _contiguous(self) -> bool:
-        """Whether the parts, one after the other, already are the flat vector."""
+        """Return whether the parts, one after the other, already are the flat vector."""
         return tuple(name for names, _ in self._parts for name in names) == self.layout.names
 
     def _index(self, names: Sequence[str]) -> Tensor:
@@ -276,7 +276,7 @@ class Structure(ABC):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
     def _assemble(self, make: Callable[[Operator], Tensor], batch: Sequence[int] = ()) -> Tensor:
-        """Concatenate what each part makes, `[..., n]`, in the order of the layout."""
+        """Concatenate the results `[..., n]` of all parts in the order of the layout."""
         made = [make(operator) for _, operator in self._parts]
         if not made:
             return self._like.new_zeros(*batch, 0)

@@ -1,4 +1,4 @@
-"""One dense block per module: weight and bias together, nothing between modules."""
+"""One dense block per module: weight and bias in one block, nothing between modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BlockEntry = tuple[tuple[str, ...], Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Block(Structure):
-    """Block diagonal: a dense matrix per group of parameters (methods.md 2.2, 3.1).
+    """Block diagonal: a dense matrix per group of parameters (docs/method/curvature.md#full-and-block).
 
     With blocks of n_b weights: memory sum n_b^2, factorisation sum n_b^3/3.
 
@@ -48,10 +48,10 @@ class Block(Structure):
                 f"every parameter belongs to exactly one block: without one {missing}, in several {repeated}"
             )
         for block, (names, matrix) in blocks.items():
-            own = self.layout.select(names)
-            if tuple(matrix.shape) != (own.total, own.total):
-                raise DataError(f"block {block!r} has shape {tuple(matrix.shape)}, expected ({own.total},) * 2")
-            own.check_finite(matrix, f"block {block!r}", axis=0)
+            part = self.layout.select(names)
+            if tuple(matrix.shape) != (part.total, part.total):
+                raise DataError(f"block {block!r} has shape {tuple(matrix.shape)}, expected ({part.total},) * 2")
+            part.check_finite(matrix, f"block {block!r}", axis=0)
             require_symmetric(matrix, f"block {block!r}")
 
     def _make_parts(self) -> Sequence[Part]:
@@ -64,26 +64,26 @@ class Block(Structure):
         return type(self)(self.layout, changed)
 
     def tensors(self) -> list[Tensor]:
-        """The blocks, in order."""
+        """Return the blocks, in order."""
         return [matrix for _, matrix in self.blocks.values()]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same blocks with other matrices."""
+        """Return the same blocks with other matrices."""
         matrices = dict(zip(self.blocks, tensors, strict=True))
         return self._replace(lambda block, names, matrix: matrices[block])
 
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
-        """A + diag(d)."""
+        """Return A + diag(d)."""
         spread = self._spread(diagonal)
         return self._replace(lambda block, names, matrix: matrix + torch.diag(self.layout.join(spread, names, matrix)))
 
     def by_parameter(self) -> dict[str, Tensor]:
-        """Name to the dense matrix `[size, size]` over that parameter alone."""
-        found: dict[str, Tensor] = {}
+        """Return for each name the dense matrix `[size, size]` over that parameter alone."""
+        blocks: dict[str, Tensor] = {}
         for names, matrix in self.blocks.values():
-            own = self.layout.select(names)
-            found.update({name: matrix[own.slice(name), own.slice(name)] for name in names})
-        return {name: found[name] for name in self.layout.names}
+            part = self.layout.select(names)
+            blocks.update({name: matrix[part.slice(name), part.slice(name)] for name in names})
+        return {name: blocks[name] for name in self.layout.names}
 
     def _plus(self, other: Any) -> Self:
         mine = {block: names for block, (names, _) in self.blocks.items()}

@@ -19,7 +19,7 @@ from marquis.structures.operators import DiagonalOperator, require_positive
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Structure):
-    """A = diag(values) (methods.md 2.5, 3.1). Everything costs O(P), `quadratic` O(O P) or O(O^2 P).
+    """A = diag(values) (docs/method/curvature.md). Everything costs O(P), `quadratic` O(O P) or O(O^2 P).
 
     Args:
         layout: Names and shapes of the parameters.
@@ -41,20 +41,20 @@ class Diagonal(Structure):
         return ((self.layout.names, _NamedDiagonal(self.values, "the diagonal", self.layout)),)
 
     def tensors(self) -> list[Tensor]:
-        """The values."""
+        """Return the values."""
         return [self.values]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same layout with other values."""
+        """Return the same layout with other values."""
         (values,) = tensors
         return type(self)(self.layout, values)
 
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
-        """diag(values + d), O(P)."""
+        """Return diag(values + d), O(P)."""
         return type(self)(self.layout, self.values + self.layout.vector(diagonal, self.values))
 
     def by_parameter(self) -> dict[str, Tensor]:
-        """Name to the diagonal in the shape of the parameter."""
+        """Return for each name the diagonal in the shape of the parameter."""
         return self.layout.unflatten(self.values)
 
     def _plus(self, other: Any) -> Self:
@@ -88,5 +88,5 @@ class _NamedDiagonal(DiagonalOperator):
         return values
 
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """The ratio values / (values + d)."""
+        """Return the ratio values / (values + d)."""
         return self.values / self._checked(self.values + d)

@@ -19,7 +19,7 @@ from marquis.structures.operators import DenseOperator
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Structure):
-    """A dense `[P, P]` (methods.md 2.2, 3.1). Memory P^2, one Cholesky factorisation P^3/3.
+    """A dense `[P, P]` (docs/method/curvature.md#full-and-block). Memory P^2, one Cholesky factorisation P^3/3.
 
     Args:
         layout: Names and shapes of the parameters.
@@ -42,20 +42,20 @@ class Full(Structure):
         return ((self.layout.names, DenseOperator(self.matrix, "the full matrix")),)
 
     def tensors(self) -> list[Tensor]:
-        """The matrix."""
+        """Return the matrix."""
         return [self.matrix]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same layout with another matrix."""
+        """Return the same layout with another matrix."""
         (matrix,) = tensors
         return type(self)(self.layout, matrix)
 
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
-        """A + diag(d), O(P^2) for the copy."""
+        """Return A + diag(d), O(P^2) for the copy."""
         return type(self)(self.layout, self.matrix + torch.diag(self.layout.vector(diagonal, self.matrix)))
 
     def by_parameter(self) -> dict[str, Tensor]:
-        """Name to the dense block `[size, size]` on the diagonal."""
+        """Return for each name the dense block `[size, size]` on the diagonal."""
         places = {name: self.layout.slice(name) for name in self.layout.names}
         return {name: self.matrix[place, place] for name, place in places.items()}
 

@@ -20,7 +20,7 @@ from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactor
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Kronecker(Structure):
-    """A = scale * direct sum of pieces + diagonal (methods.md 2.4, 3.1).
+    """A = scale * direct sum of pieces + diagonal (docs/method/kronecker.md#sums-and-forgetting).
 
     A layer's piece means `left (x) right / count`: with the sums over a data set of output curvatures and
     of input products, the classical Kronecker factors. Sides r and s: memory r^2 + s^2,
@@ -68,7 +68,7 @@ class Kronecker(Structure):
             object.__setattr__(self, "shift", self._spread(diagonal))
 
     def report(self) -> dict[str, str]:
-        """How each parameter is kept: "kronecker", "dense" or "diagonal"."""
+        """Return how each parameter is kept: "kronecker", "dense" or "diagonal"."""
         return {name: piece.kind for name, piece in self.pieces.items()}
 
     def _make_parts(self) -> Sequence[Part]:
@@ -79,7 +79,7 @@ class Kronecker(Structure):
         )
 
     def _matrices(self) -> list[Tensor]:
-        """The accumulators without the counts."""
+        """Return the accumulators without the counts."""
         return [tensor for piece in self.pieces.values() for tensor in piece.tensors() if tensor.dim() > 0]
 
     def _spread(self, diagonal: DiagonalLike) -> dict[str, Tensor]:
@@ -87,12 +87,12 @@ class Kronecker(Structure):
         return {name: piece.accept(name, spread[name]) for name, piece in self.pieces.items()}
 
     def tensors(self) -> list[Tensor]:
-        """left, right and count, or the one accumulator, of every parameter; then the diagonal if any."""
+        """Return left, right and count, or the one accumulator, of every parameter; then the diagonal if any."""
         accumulators = [tensor for piece in self.pieces.values() for tensor in piece.tensors()]
         return accumulators + list((self.shift or {}).values())
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same pieces and scale with other accumulators."""
+        """Return the same pieces and scale with other accumulators."""
         remaining: Iterator[Tensor] = iter(tensors)
         pieces = {
             name: piece.with_tensors(list(islice(remaining, len(piece.tensors()))))
@@ -102,7 +102,7 @@ class Kronecker(Structure):
         return type(self)(self.layout, pieces, self.scale, diagonal)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """The same matrix in another dtype or on another device; decompositions are computed afresh."""
+        """Return the same matrix in another dtype or on another device; decompositions are computed afresh."""
         dtype = self.dtype if dtype is None else dtype
         device = self.device if device is None else device
         pieces = {}
@@ -114,7 +114,7 @@ class Kronecker(Structure):
         return type(self)(self.layout, pieces, self.scale, self.shift)
 
     def add_diagonal(self, diagonal: DiagonalLike, *, damping: bool = False) -> Self:
-        """A + diag(d), d constant within each Kronecker-factored parameter.
+        """Return A + diag(d), d constant within each Kronecker-factored parameter.
 
         Args:
             diagonal: Scalar, vector `[P]`, or dictionary by parameter name.
@@ -145,21 +145,21 @@ class Kronecker(Structure):
         return type(self)(self.layout, pieces, 1.0, shift)
 
     def by_parameter(self) -> dict[str, Tensor | KroneckerFactors]:
-        """Name to `KroneckerFactors`, a dense block, or a diagonal in the parameter's shape, all included."""
-        found: dict[str, Tensor | KroneckerFactors] = {}
+        """Return for each name `KroneckerFactors`, a dense block or a diagonal, with scale and shift."""
+        blocks: dict[str, Tensor | KroneckerFactors] = {}
         for ((name,), operator), piece in zip(self._parts, self.pieces.values(), strict=True):
             if isinstance(piece, KroneckerPiece):
                 factor = self.scale / piece.count if piece.count else 0.0
                 shift = self._like.new_zeros(()) if self.shift is None else self.shift[name]
-                found[name] = KroneckerFactors(piece.left * factor, piece.right, shift)
+                blocks[name] = KroneckerFactors(piece.left * factor, piece.right, shift)
             elif isinstance(piece, DiagonalPiece):
-                found[name] = operator.diagonal().reshape(self.layout.shapes[name])
+                blocks[name] = operator.diagonal().reshape(self.layout.shapes[name])
             else:
-                found[name] = operator.to_dense()
-        return found
+                blocks[name] = operator.to_dense()
+        return blocks
 
     def decay(self, factor: Scalar) -> Self:
-        """Forgetting: left, right and count (and all else) times `factor`; as a matrix `factor * self`."""
+        """Return `factor * self` with left, right and count weighted for later sums (forgetting)."""
         factor = check_factor(factor, "decay factor", self._like)
         pieces = {name: piece.weighted(factor) for name, piece in self.pieces.items()}
         return type(self)(self.layout, pieces, self.scale, self._scaled_shift(factor))

@@ -22,7 +22,7 @@ Eigen = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KroneckerOperator(Operator):
-    """factor * left (x) right + shift * I, one such block per group (methods.md 3.1).
+    """factor * left (x) right + shift * I, one such block per group (docs/method/posterior.md).
 
     With left = Q diag(l) Q^T and right = R diag(m) R^T the eigenvalues are `factor l_i m_j + shift`, the
     eigenvectors Q (x) R; the parameter is the row-major `[g, r, s]`.
@@ -37,7 +37,7 @@ class KroneckerOperator(Operator):
 
     @property
     def size(self) -> int:
-        """Number of rows, g r s."""
+        """Return number of rows, g r s."""
         return math.prod(self._shape)
 
     @property
@@ -50,7 +50,7 @@ class KroneckerOperator(Operator):
 
     @cached_property
     def _curvature(self) -> Tensor:
-        """Eigenvalues without the shift, `[g, r, s]`."""
+        """Return eigenvalues without the shift, `[g, r, s]`."""
         (left, _), (right, _) = self.eigen()
         return self.factor * left.unsqueeze(-1) * right.unsqueeze(-2)
 
@@ -62,54 +62,54 @@ class KroneckerOperator(Operator):
         return v.reshape(*v.shape[:-1], *self._shape)
 
     def _rotate(self, v: Tensor) -> Tensor:
-        """Coordinates in the eigenbasis, `[..., g, r, s]`."""
+        """Return coordinates in the eigenbasis, `[..., g, r, s]`."""
         return self._bases[0].mT @ self._fold(v) @ self._bases[1]
 
     def _back(self, v: Tensor) -> Tensor:
         return (self._bases[0] @ v @ self._bases[1].mT).reshape(*v.shape[:-3], self.size)
 
     def _spread_squares(self, weights: Tensor) -> Tensor:
-        """diag(Q diag(weights) Q^T) for the joint eigenvectors, `[n]`."""
+        """Return diag(Q diag(weights) Q^T) for the joint eigenvectors, `[n]`."""
         return (self._bases[0].square() @ weights @ self._bases[1].square().mT).reshape(self.size)
 
     def to_dense(self) -> Tensor:
-        """Written out, O(n^2)."""
+        """Return the matrix, written out in O(n^2)."""
         blocks = [self.factor * torch.kron(a, b) for a, b in zip(self.left, self.right, strict=True)]
         dense = torch.block_diag(*blocks) if blocks else self.left.new_zeros(0, 0)
         return dense + self.shift * torch.eye(self.size, dtype=self.left.dtype, device=self.left.device)
 
     def diagonal(self) -> Tensor:
-        """O(n)."""
+        """Return the diagonal in O(n)."""
         ends = self.left.diagonal(dim1=-2, dim2=-1), self.right.diagonal(dim1=-2, dim2=-1)
         return (self.factor * ends[0].unsqueeze(-1) * ends[1].unsqueeze(-2)).reshape(self.size) + self.shift
 
     def matvec(self, v: Tensor) -> Tensor:
-        """O(n (r + s)), from the factors themselves."""
+        """Return A v in O(n (r + s)), from the factors themselves."""
         product = self.factor * (self.left @ self._fold(v) @ self.right)
         return product.reshape(v.shape) + self.shift * v
 
     def logdet(self) -> Tensor:
-        """O(n) after two eigen-decompositions."""
+        """Return log det A in O(n) after two eigen-decompositions."""
         return self._eigenvalues.log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        """O(n (r + s))."""
+        """Return A^-1 v in O(n (r + s))."""
         return self._back(self._rotate(v) / self._eigenvalues)
 
     def sample_from(self, z: Tensor) -> Tensor:
-        """Q [z / sqrt(eigenvalues)] R^T."""
+        """Return Q [z / sqrt(eigenvalues)] R^T."""
         return self._back(self._fold(z) / self._eigenvalues.sqrt())
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
-        """In the eigenbasis: O(o n (r + s)), and O(o^2 n) for the whole matrix."""
+        """Return J A^-1 J^T by the eigenbasis: O(o n (r + s)), and O(o^2 n) for the whole matrix."""
         half = self._rotate(jacobian) / self._eigenvalues.sqrt()
         return gram(half.reshape(jacobian.shape), diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:
-        """O(n (r + s))."""
+        """Return diag(A^-1) in O(n (r + s))."""
         return self._spread_squares(1 / self._eigenvalues)
 
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """Same eigenvectors, eigenvalues h / (h + d); d has to be a scalar."""
-        own = self._curvature + self.shift
-        return self._spread_squares(own / require_positive(own + d, self.name))
+        """Return the diagonal with the same eigenvectors and eigenvalues h / (h + d); d has to be a scalar."""
+        eigenvalues = self._curvature + self.shift
+        return self._spread_squares(eigenvalues / require_positive(eigenvalues + d, self.name))

@@ -36,49 +36,49 @@ class Layout:
     items: tuple[tuple[str, tuple[int, ...]], ...]
 
     def __init__(self, shapes: Mapping[str, Iterable[int]]) -> None:
-        """Freeze the names and shapes."""
+        """Store names and shapes, which cannot change afterwards."""
         items = tuple((name, tuple(int(length) for length in shape)) for name, shape in shapes.items())
         object.__setattr__(self, "items", items)
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor]) -> Layout:
-        """The layout of a dictionary of tensors, in the dictionary's order."""
+        """Return the layout of a dictionary of tensors, in the dictionary's order."""
         return cls({name: tuple(tensor.shape) for name, tensor in parameters.items()})
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape by name; treat as read-only."""
+        """Return shape by name; treat as read-only."""
         return dict(self.items)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Parameter names in order."""
+        """Return parameter names in order."""
         return tuple(name for name, _ in self.items)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Number of entries by name; treat as read-only."""
+        """Return number of entries by name; treat as read-only."""
         return {name: math.prod(shape) for name, shape in self.items}
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """First index in the flat vector by name; treat as read-only."""
+        """Return first index in the flat vector by name; treat as read-only."""
         starts = accumulate(self.sizes.values(), initial=0)
         return dict(zip(self.names, starts, strict=False))
 
     @cached_property
     def total(self) -> int:
-        """P, the length of the flat vector."""
+        """Return P, the length of the flat vector."""
         return sum(self.sizes.values())
 
     def slice(self, name: str) -> slice:
-        """Where one parameter lies in the flat vector."""
+        """Return the slice of the flat vector that holds one parameter."""
         if name not in self.sizes:
             raise ModelMismatchError(f"no parameter {name!r} in this layout; it has {list(self.names)}")
         return slice(self.offsets[name], self.offsets[name] + self.sizes[name])
 
     def select(self, names: Iterable[str]) -> Layout:
-        """The layout of some of the parameters, in the order given."""
+        """Return the layout of some of the parameters, in the order of `names`."""
         chosen = tuple(names)
         for name in chosen:
             self.slice(name)
@@ -105,7 +105,7 @@ class Layout:
         return {name: vector[..., self.slice(name)].reshape((*vector.shape[:-1], *shape)) for name, shape in self.items}
 
     def locate(self, index: int) -> str:
-        """Name of the parameter that owns one index of the flat vector."""
+        """Return the name of the parameter that an index of the flat vector belongs to."""
         occupied = [name for name in self.names if self.sizes[name]]
         return occupied[bisect_right([self.offsets[name] for name in occupied], index) - 1]
 
@@ -132,7 +132,7 @@ class Layout:
             )
 
     def spread(self, diagonal: DiagonalLike, like: Tensor) -> dict[str, Tensor]:
-        """A diagonal as one tensor per parameter: without axes where it is a constant, else flat `[size]`.
+        """Return a diagonal as one tensor per parameter: without axes where it is a constant, else flat `[size]`.
 
         Args:
             diagonal: Scalar, vector `[P]`, or scalar or tensor per parameter name.
@@ -164,7 +164,7 @@ class Layout:
         return spread
 
     def vector(self, diagonal: DiagonalLike, like: Tensor) -> Tensor:
-        """The same diagonal written out as a vector `[P]`."""
+        """Return the same diagonal written out as a vector `[P]`."""
         return self.join(self.spread(diagonal, like), self.names, like)
 
     def join(self, spread: Mapping[str, Tensor], names: Iterable[str], like: Tensor) -> Tensor:
@@ -206,6 +206,6 @@ class Layout:
         return tensor.reshape(-1) if tensor.numel() else tensor.reshape(0)
 
     def __repr__(self) -> str:
-        """Names, shapes and the total."""
-        inside = ", ".join(f"{name}: {shape}" for name, shape in self.items)
-        return f"Layout({inside}; P={self.total})"
+        """Show names, shapes and the total."""
+        shapes = ", ".join(f"{name}: {shape}" for name, shape in self.items)
+        return f"Layout({shapes}; P={self.total})"

@@ -22,7 +22,7 @@ class NumericalWarning(UserWarning):
 
 
 def resolution(size: int, dtype: torch.dtype) -> float:
-    """Relative size below which a pivot or eigenvalue cannot be told from rounding."""
+    """Return the relative size below which a pivot or eigenvalue cannot be told from rounding."""
     return 4.0 * math.sqrt(max(size, 1)) * torch.finfo(dtype).eps
 
 
@@ -66,7 +66,7 @@ def require_symmetric(matrix: Tensor, what: str) -> None:
 
 
 def convert(tensor: Tensor, dtype: torch.dtype, device: torch.device | str, *, symmetric: bool) -> Tensor:
-    """Another dtype or device; a symmetric matrix stays so, since old rounding is an asymmetry in a wider dtype."""
+    """Change dtype or device; a symmetric matrix is symmetrised, as old rounding is visible in a wider dtype."""
     moved = tensor.to(dtype=dtype, device=device)
     if symmetric and tensor.dim() > 1 and torch.finfo(dtype).eps < torch.finfo(tensor.dtype).eps:
         moved = (moved + moved.mT) / 2
@@ -74,7 +74,7 @@ def convert(tensor: Tensor, dtype: torch.dtype, device: torch.device | str, *, s
 
 
 def check_factor(factor: object, what: str, like: Tensor | None = None) -> Scalar:
-    """A finite, non-negative scalar; a tensor keeps its gradient and takes the dtype and device of `like`."""
+    """Return a finite, non-negative scalar; a tensor keeps its gradient and gets the dtype and device of `like`."""
     if isinstance(factor, Tensor) and factor.numel() == 1:
         # Before any arithmetic: a float32 scalar divided by a count would keep seven digits only.
         scalar: Scalar = factor.reshape(()) if like is None else factor.reshape(()).to(like)
@@ -88,17 +88,17 @@ def check_factor(factor: object, what: str, like: Tensor | None = None) -> Scala
 
 
 def as_number(scalar: Scalar) -> float:
-    """The value of a scalar, without its gradient."""
+    """Return the value of a scalar, without its gradient."""
     return float(scalar.detach()) if isinstance(scalar, Tensor) else float(scalar)
 
 
 def square_root(scalar: Scalar, like: Tensor) -> Tensor:
-    """Square root of a scalar in the dtype of `like`: a plain number must not pass through float32."""
+    """Return the square root of a scalar in the dtype of `like`: a plain number must not pass through float32."""
     return torch.as_tensor(scalar, dtype=like.dtype, device=like.device).sqrt()
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:
-    """Lower Cholesky factor, with a ladder of jitter (methods.md 3.1).
+    """Return the lower Cholesky factor, with growing jitter (docs/method/posterior.md#operations-per-structure).
 
     A factor is accepted when each pivot keeps at least one digit of the diagonal entry that it came from;
     otherwise 1e-8 of the mean diagonal is added, then ten times more, five times at most. O(n^3).
@@ -141,13 +141,13 @@ def _accepted(matrix: Tensor) -> Tensor | None:
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) != 0:
         return None
-    pivots, own = factor.detach().diagonal().square(), matrix.detach().diagonal()
+    pivots, diagonal = factor.detach().diagonal().square(), matrix.detach().diagonal()
     # Comparing each pivot with its own diagonal entry does not depend on how the parameters are scaled.
-    return factor if bool((pivots > resolution(len(own), matrix.dtype) * own).all()) else None
+    return factor if bool((pivots > resolution(len(diagonal), matrix.dtype) * diagonal).all()) else None
 
 
 def eigh_psd(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending, clamped at 0) and eigenvectors of positive semi-definite `[..., n, n]`.
+    """Return eigenvalues (ascending, clamped at 0) and eigenvectors of positive semi-definite `[..., n, n]`.
 
     What is below rounding of the largest eigenvalue becomes exactly 0: it cannot be told from 0, and kept
     as 1e-17 it would turn a singular matrix into a wildly wrong log-determinant. float32 is retried in

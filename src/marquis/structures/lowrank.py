@@ -20,9 +20,9 @@ from marquis.structures.operators import DenseOperator, Operator, as_rows, gram
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class LowRank(Structure):
-    """A = diag + scale * G G^T with columns `G [P, R]` (methods.md 2.8, 3.1, 3.2).
+    """A = diag + scale * G G^T with columns `G [P, R]` (docs/method/posterior.md#low-rank-samples).
 
-    Exact, not an approximation, when G holds one column per datum and output. Inverted by Woodbury's
+    Exact, not an approximation, when G holds one column per sample and output. Inverted by Woodbury's
     identity through an `[R, R]` matrix: O(P R^2 + R^3) once, O(P R) per product and sample, memory P R. From
     R >= P on the `[P, P]` matrix is the smaller one and is used instead.
 
@@ -63,7 +63,7 @@ class LowRank(Structure):
 
     @property
     def rank(self) -> int:
-        """R, the number of columns."""
+        """Return R, the number of columns."""
         return self.columns.shape[1]
 
     def _make_parts(self) -> Sequence[Part]:
@@ -92,27 +92,27 @@ class LowRank(Structure):
         return type(self)(self.layout, columns, self.shift, self.scale)
 
     def tensors(self) -> list[Tensor]:
-        """Columns, then the diagonal if any; gather these, do not sum them."""
+        """Return the columns, then the diagonal if any; gather these over processes, do not sum them."""
         return [self.columns] if self.shift is None else [self.columns, self.shift]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same layout and scale with other columns and diagonal."""
+        """Return the same layout and scale with other columns and diagonal."""
         columns, *diagonal = tensors
         return type(self)(self.layout, columns, diagonal[0] if diagonal else None, self.scale)
 
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
-        """A + diag(d), O(P); the columns are shared, not copied."""
+        """Return A + diag(d), O(P); the columns are shared, not copied."""
         extra = self.layout.vector(diagonal, self.columns)
         return type(self)(self.layout, self.columns, extra if self.shift is None else self.shift + extra, self.scale)
 
     def by_parameter(self) -> dict[str, LowRank]:
-        """Name to the low-rank matrix over that parameter alone."""
-        found = {}
+        """Return name to the low-rank matrix over that parameter alone."""
+        blocks = {}
         for name in self.layout.names:
             place = self.layout.slice(name)
             diagonal = None if self.shift is None else self.shift[place]
-            found[name] = LowRank(self.layout.select([name]), self.columns[place], diagonal, self.scale)
-        return found
+            blocks[name] = LowRank(self.layout.select([name]), self.columns[place], diagonal, self.scale)
+        return blocks
 
     def _plus(self, other: Any) -> Self:
         if self.shift is None or other.shift is None:
@@ -142,7 +142,7 @@ class LowRank(Structure):
 
 
 def _plain(*scales: Scalar) -> bool:
-    """Whether all are numbers: a tensor may carry a gradient, so equal value does not make it the same."""
+    """Return whether all are numbers: a tensor may carry a gradient, so an equal value is not the same."""
     return not any(isinstance(scale, Tensor) for scale in scales)
 
 
@@ -157,17 +157,17 @@ class LowRankOperator(Operator):
 
     @property
     def size(self) -> int:
-        """Number of weights."""
+        """Return number of weights."""
         return self.columns.shape[0]
 
     @property
     def noise_dim(self) -> int:
-        """A draw from the diagonal and one number per column."""
+        """Return how many numbers a sample takes: one per weight and one per column."""
         return self.size + self.columns.shape[1]
 
     @property
     def invertible(self) -> bool:
-        """Whether the diagonal alone already is positive, as Woodbury needs."""
+        """Return whether the diagonal alone already is positive, as Woodbury needs."""
         return not self.size or float(self.values.detach().amin()) >= torch.finfo(self.values.dtype).tiny
 
     @cached_property
@@ -182,62 +182,62 @@ class LowRankOperator(Operator):
 
     @cached_property
     def _core(self) -> Tensor:
-        """Cholesky factor of C `[R, R]`."""
+        """Return Cholesky factor of C `[R, R]`."""
         inner = self.columns.mT @ (self.columns / self._diagonal.unsqueeze(1)) * self.factor
         identity = torch.eye(inner.shape[0], dtype=inner.dtype, device=inner.device)
         return cholesky(identity + (inner + inner.mT) / 2, "the dual matrix I + G^T D^-1 G of the low-rank matrix")
 
     def _weights(self, v: Tensor) -> Tensor:
-        """C^-1 applied to the last axis of `[..., R]`."""
+        """Apply C^-1 to the last axis of `[..., R]`."""
         return torch.cholesky_solve(as_rows(v).mT, self._core).mT.reshape(v.shape)
 
     def _leverage(self) -> Tensor:
-        """What the columns take away from the diagonal of D^-1, `[n]`."""
+        """Return by how much the columns reduce the diagonal of D^-1, `[n]`."""
         half = torch.linalg.solve_triangular(self._core, self.columns.mT, upper=False)
         return self.factor * half.square().sum(0) / self._diagonal.square()
 
     def to_dense(self) -> Tensor:
-        """O(n^2 R)."""
+        """Return the matrix in O(n^2 R)."""
         return self.factor * (self.columns @ self.columns.mT) + torch.diag(self.values)
 
     def diagonal(self) -> Tensor:
-        """O(n R)."""
+        """Return the diagonal in O(n R)."""
         return self.factor * self.columns.square().sum(1) + self.values
 
     def matvec(self, v: Tensor) -> Tensor:
-        """O(n R)."""
+        """Return A v in O(n R)."""
         return self.factor * ((v @ self.columns) @ self.columns.mT) + self.values * v
 
     def logdet(self) -> Tensor:
-        """The sum of log d, plus log det C."""
+        """Return the sum of log d, plus log det C."""
         return self._diagonal.log().sum() + 2 * self._core.diagonal().log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        """O(n R)."""
+        """Return A^-1 v in O(n R)."""
         scaled = v / self._diagonal
         correction = self._weights(scaled @ self.columns) @ self.columns.mT
         return scaled - self.factor * correction / self._diagonal
 
     def sample_from(self, z: Tensor) -> Tensor:
-        """Matheron's rule: draw from the diagonal, then correct by what the columns would have seen."""
+        """Map noise by Matheron's rule: a sample of the diagonal, corrected by its product with the columns."""
         prior = z[..., : self.size] / self._diagonal.sqrt()
         root = square_root(self.factor, z)
         seen = root * (prior @ self.columns) + z[..., self.size :]
         return prior - root * (self._weights(seen) @ self.columns.mT) / self._diagonal
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
-        """(J M)(J M)^T with Matheron's map M: a sum of squares, where the difference could turn negative."""
+        """Return (J M)(J M)^T with Matheron's map M: a sum of squares, where the difference could turn negative."""
         root = square_root(self.factor, jacobian)
         gain = self._weights(root * ((jacobian / self._diagonal) @ self.columns))
         rest = (jacobian - root * (gain @ self.columns.mT)) / self._diagonal.sqrt()
         return gram(rest, diagonal_only) + gram(gain, diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:
-        """O(n R^2). Kept above the bound 1 / A_ii, which rounding could undercut."""
+        """Return diag(A^-1) in O(n R^2), kept above the bound 1 / A_ii, which rounding could undercut."""
         return torch.maximum(1 / self._diagonal - self._leverage(), 1 / self.diagonal())
 
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """Own diagonal e: e / (e + d) + d * leverage, without a difference of nearly equal numbers."""
+        """Return e / (e + d) + d * leverage for its diagonal e, without a difference of nearly equal numbers."""
         total = LowRankOperator(self.columns, self.values + d, self.factor, self.layout)
         if self.columns.shape[1] >= self.size:
             return DenseOperator(self.to_dense(), "the low-rank matrix").effective_dimension(d)

@@ -1,4 +1,4 @@
-"""Symmetric matrices without names: the linear algebra that the structures are put together from.
+"""Symmetric matrices without names: the linear algebra that the structures consist of.
 
 Index letters: n size of the matrix, o rows of a Jacobian.
 Every operator is read as a precision: `solve`, `sample_from` and `quadratic` work with its inverse.
@@ -19,12 +19,12 @@ from marquis.structures.linalg import cholesky
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """`[..., n]` as `[rows, n]`, also when n is 0."""
+    """Reshape `[..., n]` to `[rows, n]`, also when n is 0."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def gram(half: Tensor, diagonal_only: bool) -> Tensor:
-    """`half half^T` over the last axis, or only its diagonal."""
+    """Return `half half^T` over the last axis, or only its diagonal."""
     return half.square().sum(-1) if diagonal_only else half @ half.mT
 
 
@@ -46,48 +46,48 @@ class Operator(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """Number of rows."""
+        """Return number of rows."""
 
     @property
     def noise_dim(self) -> int:
-        """How many standard normal numbers `sample_from` takes."""
+        """Return how many standard normal numbers `sample_from` takes."""
         return self.size
 
     @abstractmethod
     def to_dense(self) -> Tensor:
-        """The matrix `[n, n]`."""
+        """Return the matrix `[n, n]`."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """Its diagonal `[n]`."""
+        """Return its diagonal `[n]`."""
 
     @abstractmethod
     def matvec(self, v: Tensor) -> Tensor:
-        """A v for `v [..., n]`."""
+        """Return A v for `v [..., n]`."""
 
     @abstractmethod
     def logdet(self) -> Tensor:
-        """The logarithm of det A."""
+        """Return the logarithm of det A."""
 
     @abstractmethod
     def solve(self, v: Tensor) -> Tensor:
-        """A^-1 v for `v [..., n]`."""
+        """Return A^-1 v for `v [..., n]`."""
 
     @abstractmethod
     def sample_from(self, z: Tensor) -> Tensor:
-        """The linear map M z with M M^T = A^-1."""
+        """Return the linear map M z with M M^T = A^-1."""
 
     @abstractmethod
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
-        """J A^-1 J^T for `J [..., o, n]`, or its diagonal `[..., o]`."""
+        """Return J A^-1 J^T for `J [..., o, n]`, or its diagonal `[..., o]`."""
 
     @abstractmethod
     def inverse_diagonal(self) -> Tensor:
-        """diag(A^-1)."""
+        """Return diag(A^-1)."""
 
     @abstractmethod
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """diag(A (A + D)^-1) for D = diag(d), d a scalar or `[n]`."""
+        """Return diag(A (A + D)^-1) for D = diag(d), d a scalar or `[n]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class DiagonalOperator(Operator):
 
     @property
     def size(self) -> int:
-        """Number of rows."""
+        """Return number of rows."""
         return self.values.shape[0]
 
     @cached_property
@@ -107,41 +107,41 @@ class DiagonalOperator(Operator):
         return require_positive(self.values, self.name)
 
     def to_dense(self) -> Tensor:
-        """The matrix, O(n^2)."""
+        """Return the matrix, O(n^2)."""
         return torch.diag(self.values)
 
     def diagonal(self) -> Tensor:
-        """The values."""
+        """Return the values."""
         return self.values
 
     def matvec(self, v: Tensor) -> Tensor:
-        """O(n)."""
+        """Return A v in O(n)."""
         return self.values * v
 
     def logdet(self) -> Tensor:
-        """O(n)."""
+        """Return log det A in O(n)."""
         return self._positive.log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        """O(n)."""
+        """Return A^-1 v in O(n)."""
         return v / self._positive
 
     def sample_from(self, z: Tensor) -> Tensor:
-        """O(n)."""
+        """Return M z with M M^T = A^-1 in O(n)."""
         return z / self._positive.sqrt()
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
-        """O(o^2 n), or O(o n) for the diagonal."""
+        """Return J A^-1 J^T in O(o^2 n), or its diagonal in O(o n)."""
         if diagonal_only:
             return (jacobian.square() / self._positive).sum(-1)
         return gram(jacobian / self._positive.sqrt(), False)
 
     def inverse_diagonal(self) -> Tensor:
-        """O(n)."""
+        """Return diag(A^-1) in O(n)."""
         return 1 / self._positive
 
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """The ratio values / (values + d): no difference of nearly equal numbers."""
+        """Return the ratio values / (values + d): no difference of nearly equal numbers."""
         return self.values / require_positive(self.values + d, self.name)
 
 
@@ -154,7 +154,7 @@ class DenseOperator(Operator):
 
     @property
     def size(self) -> int:
-        """Number of rows."""
+        """Return number of rows."""
         return self.matrix.shape[0]
 
     @cached_property
@@ -162,46 +162,46 @@ class DenseOperator(Operator):
         return cholesky(self.matrix, self.name)
 
     def _half(self, rows: Tensor) -> Tensor:
-        """L^-1 applied to each row, with A = L L^T."""
+        """Apply L^-1 to each row, with A = L L^T."""
         half = torch.linalg.solve_triangular(self._factor, as_rows(rows).mT, upper=False)
         return half.mT.reshape(rows.shape)
 
     def to_dense(self) -> Tensor:
-        """The matrix itself."""
+        """Return the matrix itself."""
         return self.matrix
 
     def diagonal(self) -> Tensor:
-        """O(n)."""
+        """Return the diagonal in O(n)."""
         return self.matrix.diagonal()
 
     def matvec(self, v: Tensor) -> Tensor:
-        """O(n^2)."""
+        """Return A v in O(n^2)."""
         return v @ self.matrix
 
     def logdet(self) -> Tensor:
-        """O(n^3) once."""
+        """Return log det A, O(n^3) once."""
         return 2 * self._factor.diagonal().log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        """O(n^2) after the factorisation."""
+        """Return A^-1 v in O(n^2) after the factorisation."""
         return torch.cholesky_solve(as_rows(v).mT, self._factor).mT.reshape(v.shape)
 
     def sample_from(self, z: Tensor) -> Tensor:
-        """L^-T z."""
-        drawn = torch.linalg.solve_triangular(self._factor.mT, as_rows(z).mT, upper=True)
-        return drawn.mT.reshape(z.shape)
+        """Return L^-T z."""
+        samples = torch.linalg.solve_triangular(self._factor.mT, as_rows(z).mT, upper=True)
+        return samples.mT.reshape(z.shape)
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
-        """V^T V with V = L^-1 J^T: never negative."""
+        """Return V^T V with V = L^-1 J^T: never negative."""
         return gram(self._half(jacobian), diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:
-        """Squared column norms of L^-1, O(n^3)."""
+        """Return squared column norms of L^-1, O(n^3)."""
         identity = torch.eye(self.size, dtype=self.matrix.dtype, device=self.matrix.device)
         return self._half(identity).square().sum(-1)
 
     def effective_dimension(self, d: Tensor) -> Tensor:
-        """1 - d diag((A + D)^-1), kept in [0, 1], which rounding could leave."""
+        """Return 1 - d diag((A + D)^-1), kept in [0, 1], which rounding could leave."""
         d = d.expand(self.size)
         total = DenseOperator(self.matrix + torch.diag(d), self.name)
         return (1 - d * total.inverse_diagonal()).clamp(0, 1)

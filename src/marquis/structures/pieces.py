@@ -34,26 +34,26 @@ class Piece(ABC):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """The accumulators; their element-wise sum is the sum of two pieces."""
+        """Return the accumulators; their element-wise sum is the sum of two pieces."""
 
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """The same kind of piece with other accumulators."""
+        """Return the same kind of piece with other accumulators."""
 
     @abstractmethod
     def check(self, name: str, size: int) -> None:
-        """Raise, naming the parameter, unless this fits a parameter of `size` weights."""
+        """Check shape, symmetry and finiteness."""
 
     @abstractmethod
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
-        """The matrix scale * piece + diag(shift)."""
+        """Return the matrix scale * piece + diag(shift)."""
 
     @cached_property
     def _fits(self) -> set[int]:
         return set()
 
     def require_fit(self, name: str, size: int) -> None:
-        """`check`, once: the same piece goes through many scales and priors while these are tuned."""
+        """Run `check` once: the same piece goes through many scales and priors while these are tuned."""
         if size not in self._fits:
             self.check(name, size)
             self._fits.add(size)
@@ -63,11 +63,11 @@ class Piece(ABC):
         self._fits.add(size)
 
     def accept(self, name: str, diagonal: Tensor) -> Tensor:
-        """The diagonal in the form this piece can add, or an error."""
+        """Return the diagonal in the form that this piece can add, or raise."""
         return diagonal
 
     def plus(self, other: Piece, name: str) -> Self:
-        """Accumulators added."""
+        """Return the piece with the accumulators of both added."""
         mine, theirs = self.tensors(), other.tensors()
         if type(other) is not type(self) or [t.shape for t in mine] != [t.shape for t in theirs]:
             raise ModelMismatchError(
@@ -77,13 +77,13 @@ class Piece(ABC):
         return self.with_tensors([a + b for a, b in zip(mine, theirs, strict=True)])
 
     def weighted(self, factor: Scalar) -> Self:
-        """Every accumulator times a factor."""
+        """Return the piece with every accumulator multiplied by a factor."""
         return self.with_tensors([tensor * factor for tensor in self.tensors()])
 
 
 @dataclass(frozen=True, eq=False)
 class KroneckerPiece(Piece):
-    """Per group `left (x) right / count`, for a parameter that is row-major `[g, r, s]` (methods.md 2.4).
+    """Per group `left (x) right / count`, for a parameter that is row-major `[g, r, s]` (docs/method/kronecker.md).
 
     A linear layer has one group, r outputs, s inputs; left is the sum of output curvatures, right the sum
     of input products, count the number of terms. A count of 0 is the empty batch: a zero matrix.
@@ -104,17 +104,17 @@ class KroneckerPiece(Piece):
         object.__setattr__(self, "count", as_number(check_factor(self.count, "count")))
 
     def tensors(self) -> list[Tensor]:
-        """left, right and count; the count in float64 where the device has it."""
+        """Return left, right and count; the count in float64 where the device has it."""
         wide = torch.float32 if self.left.device.type == "mps" else torch.float64
         return [self.left, self.right, torch.tensor(self.count, dtype=wide, device=self.left.device)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Another triple."""
+        """Return the same kind of piece with other accumulators."""
         left, right, count = tensors
         return type(self)(left, right, as_number(count))
 
     def check(self, name: str, size: int) -> None:
-        """Shapes, symmetry and finiteness."""
+        """Check shape, symmetry and finiteness."""
         what = f"Kronecker factors of parameter {name!r}"
         left, right = tuple(self.left.shape), tuple(self.right.shape)
         if len(left) != 3 or len(right) != 3 or left[0] != right[0] or left[0] * left[1] * right[1] != size:
@@ -130,7 +130,7 @@ class KroneckerPiece(Piece):
         return {}
 
     def eigen(self, name: str) -> tuple[Eigen, Eigen]:
-        """Eigen-decompositions of both factors, computed once however often scale and diagonal change.
+        """Return eigen-decompositions of both factors, computed once however often scale and diagonal change.
 
         Not a plain cached property because the parameter's name is needed for the error message.
         """
@@ -140,13 +140,13 @@ class KroneckerPiece(Piece):
         return self._eigen["left"], self._eigen["right"]
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
-        """The eigen-decomposed block."""
+        """Return the eigen-decomposed block."""
         factor = scale / self.count if self.count else 0.0
         eigen = partial(self.eigen, name)
         return KroneckerOperator(self.left, self.right, eigen, factor, shift, f"parameter {name!r}")
 
     def accept(self, name: str, diagonal: Tensor) -> Tensor:
-        """A constant; anything else would not share the eigenvectors."""
+        """Return a constant; anything else would not share the eigenvectors."""
         if diagonal.dim() == 0 or diagonal.numel() == 0:
             return diagonal if diagonal.dim() == 0 else diagonal.new_zeros(())
         lowest, highest = diagonal.detach().aminmax()
@@ -159,7 +159,7 @@ class KroneckerPiece(Piece):
         return diagonal[0]
 
     def damped(self, scale: Scalar, d: Tensor) -> Self:
-        """(G + sqrt(d) I) (x) (A + sqrt(d) I), scale and 1/count shared equally by G and A."""
+        """Return (G + sqrt(d) I) (x) (A + sqrt(d) I), scale and 1/count shared equally by G and A."""
         share = square_root(scale / self.count if self.count else 0.0, self.left)
 
         def shifted(factor: Tensor) -> Tensor:
@@ -177,16 +177,16 @@ class DensePiece(Piece):
     matrix: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """The matrix."""
+        """Return the matrix."""
         return [self.matrix]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Another matrix."""
+        """Return the same kind of piece with other accumulators."""
         (matrix,) = tensors
         return type(self)(matrix)
 
     def check(self, name: str, size: int) -> None:
-        """Shape, symmetry and finiteness."""
+        """Check shape, symmetry and finiteness."""
         what = f"dense block of parameter {name!r}"
         if tuple(self.matrix.shape) != (size, size):
             raise DataError(f"{what} has shape {tuple(self.matrix.shape)}, expected ({size}, {size})")
@@ -194,7 +194,7 @@ class DensePiece(Piece):
         require_symmetric(self.matrix, what)
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
-        """The block with its diagonal."""
+        """Return the block with its diagonal."""
         matrix = self.matrix * scale
         return DenseOperator(matrix + torch.diag(shift.expand(matrix.shape[0])), f"parameter {name!r}")
 
@@ -211,21 +211,21 @@ class DiagonalPiece(Piece):
         object.__setattr__(self, "values", self.values.reshape(self.values.numel()))
 
     def tensors(self) -> list[Tensor]:
-        """The values."""
+        """Return the values."""
         return [self.values]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Other values."""
+        """Return the same kind of piece with other accumulators."""
         (values,) = tensors
         return type(self)(values)
 
     def check(self, name: str, size: int) -> None:
-        """Shape and finiteness."""
+        """Check shape, symmetry and finiteness."""
         what = f"diagonal of parameter {name!r}"
         if self.values.numel() != size:
             raise DataError(f"{what} has {self.values.numel()} entries, expected {size}")
         require_finite(self.values, what)
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
-        """The values with the extra diagonal."""
+        """Return the values with the extra diagonal."""
         return DiagonalOperator(self.values * scale + shift, f"parameter {name!r}")

@@ -17,7 +17,7 @@ VERSION = 1
 
 
 def pack(kind: str, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as independent contiguous copies, and all else as JSON in a tensor of bytes."""
+    """Return tensors as independent contiguous copies, and all else as JSON in a tensor of bytes."""
     header = {"kind": kind, "version": VERSION, "layout": layout.items, "meta": dict(meta)}
     text = json.dumps(header).encode()
     state = {META: torch.tensor(list(text), dtype=torch.uint8)}
@@ -27,7 +27,7 @@ def pack(kind: str, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[st
 
 
 def unpack(state: Mapping[str, Tensor]) -> tuple[str, Layout, dict[str, Any], dict[str, Tensor]]:
-    """Kind, layout, what JSON held, and the tensors."""
+    """Return kind, layout, the values that JSON held, and the tensors."""
     if META not in state:
         raise DataError(f"no entry {META!r}: this is not the state of a structure; it has {sorted(state)[:10]}")
     try:

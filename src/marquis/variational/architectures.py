@@ -11,11 +11,11 @@ from marquis.errors import DataError
 
 
 def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Sequential:
-    """A perceptron with softplus; inputs are flattened.
+    """Build a perceptron with softplus; inputs are flattened.
 
     Args:
-        inputs: Numbers per datum.
-        outputs: Outputs per datum.
+        inputs: Numbers per sample.
+        outputs: Outputs per sample.
         hidden: Widths of the hidden layers.
     """
     layers: list[nn.Module] = [nn.Flatten()]
@@ -25,7 +25,7 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
 
 
 def small_cnn(channels: int = 1, outputs: int = 10, width: int = 16, size: int = 28) -> nn.Sequential:
-    """Two strided convolutions and two dense layers with softplus; 106,000 weights at the defaults.
+    """Build two strided convolutions and two dense layers with softplus; 106,000 weights at the defaults.
 
     Strides take the place of max pooling, which is not smooth.
 
@@ -62,7 +62,7 @@ class PreactBlock(nn.Module):
             self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Compute one block."""
         ready = F.softplus(self.norm1(x))
         passed = x if self.shortcut is None else self.shortcut(ready)
         inner = self.conv1(ready)
@@ -93,6 +93,6 @@ class PreactResNet18(nn.Module):
         self.head = nn.Linear(planes[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, outputs]` of images `[B, channels, H, W]` of any size."""
+        """Return logits `[B, outputs]` of images `[B, channels, H, W]` of any size."""
         features = F.softplus(self.norm(self.blocks(self.stem(x))))
         return self.head(features.mean((2, 3)))

@@ -1,4 +1,4 @@
-"""What Variational Laplace, mean-field VI and MAP share: the network's own copy, prior, prediction, posterior."""
+"""What Variational Laplace, mean-field VI and MAP share: a copy of the network, prior, prediction, posterior."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ class Method(nn.Module):
         if not 0 <= tempering < float("inf"):
             raise DataError(f"tempering is the weight of the KL, finite and not negative; got {tempering}")
         start = parameters_of(model, params)
-        self.network = _own_copy(model, start, params)
-        own = dict(self.network.named_parameters())
-        pairs = [(name, inner) for name, inner in zip(start, own, strict=True) if own[inner].requires_grad]
+        self.network = _independent_copy(model, start, params)
+        parameters = dict(self.network.named_parameters())
+        pairs = [(name, inner) for name, inner in zip(start, parameters, strict=True)]
+        pairs = [pair for pair in pairs if parameters[pair[1]].requires_grad]
         if not pairs:
             raise UnsupportedOperationError(
                 f"{describe(model)} has no parameter that requires a gradient: nothing to train"
@@ -81,14 +82,14 @@ class Method(nn.Module):
         self.names = [name for name, _ in pairs]
         """Names of the trained parameters, as the model spells them."""
         self._inner = [inner for _, inner in pairs]
-        dtypes = {own[inner].dtype for inner in self._inner}
+        dtypes = {parameters[inner].dtype for inner in self._inner}
         if len(dtypes) > 1:
             raise UnsupportedOperationError(
                 f"parameters of several dtypes ({dtypes}): convert the model to one of them"
             )
         self.likelihood = as_likelihood(likelihood)
         self.num_data, self.tempering, self.generator = num_data, float(tempering), generator
-        scales = prior_scales(self.network, {name: own[inner] for name, inner in pairs}, prior_scale)
+        scales = prior_scales(self.network, {name: parameters[inner] for name, inner in pairs}, prior_scale)
         for number, scale in enumerate(scales):
             self.register_buffer(f"prior_scale_{number}", scale)
         self.training = self.network.training
@@ -97,23 +98,23 @@ class Method(nn.Module):
 
     @property
     def means(self) -> list[nn.Parameter]:
-        """μ, one per trained parameter."""
-        own = dict(self.network.named_parameters())
-        return [own[inner] for inner in self._inner]
+        """Return μ, one tensor per trained parameter."""
+        parameters = dict(self.network.named_parameters())
+        return [parameters[inner] for inner in self._inner]
 
     @property
     def prior_scales(self) -> list[Tensor]:
-        """s, broadcasting to the means."""
+        """Return s, broadcasting to the means."""
         return [getattr(self, f"prior_scale_{number}") for number in range(len(self.names))]
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """What to hand to an optimiser, instead of `parameters()`: the groups and their learning rates."""
+        """Return what to pass to an optimiser instead of `parameters()`: groups with their learning rates."""
         return [{"params": self.means, "lr": lr}]
 
     # What each method says
 
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:
-        """The loss of one minibatch, per datum; its `backward` fills the gradients of `parameters()`.
+        """Return the loss of one minibatch, per sample; its `backward` fills the gradients of `parameters()`.
 
         Args:
             x: Inputs; a tensor, a tuple of positional or a mapping of named inputs.
@@ -123,38 +124,38 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def posterior(self) -> Any:
-        """The trained weights as a Gaussian posterior."""
+        """Return the trained weights as a Gaussian posterior."""
         raise NotImplementedError
 
     def draw(self) -> dict[str, Tensor]:
-        """One draw of all the network's parameters, under the copy's own names, from the posterior."""
+        """Sample all of the network's parameters from the posterior, under the names of the copied network."""
         raise NotImplementedError
 
     # Prediction
 
     def forward(self, x: Any) -> Tensor:
-        """Outputs of the mean network."""
+        """Return outputs of the mean network."""
         return run(self.network, x)
 
     @torch.no_grad()
     def predict(self, x: Any, samples: int = 0) -> Predictive:
-        """Prediction in evaluation mode: by the mean network, or averaged over draws of the weights.
+        """Predict in evaluation mode: by the mean network, or averaged over sampled weights.
 
         Args:
             x: Inputs.
-            samples: 0 for the mean network (the paper's evaluation of VL); else how many draws.
+            samples: 0 for the mean network (the paper's evaluation of VL); else the number of sampled networks.
 
         Returns:
-            Mean and variance of the outputs over the draws (variance 0 for the mean network), class probabilities and
-            noise variance averaged over the draws where the likelihood has them.
+            Mean and variance of the outputs over the samples (variance 0 for the mean network), class probabilities and
+            noise variance averaged over the samples where the likelihood has them.
         """
         with evaluating(self.network):
             if samples == 0:
                 outputs = run(self.network, x)
                 return self.likelihood.predictive(outputs, torch.zeros_like(outputs))
             buffers = buffers_of(self.network)
-            draws = [call(self.network, self.draw(), buffers, x) for _ in range(samples)]
-        single = [self.likelihood.predictive(f, torch.zeros_like(f)) for f in draws]
+            outputs = [call(self.network, self.draw(), buffers, x) for _ in range(samples)]
+        single = [self.likelihood.predictive(f, torch.zeros_like(f)) for f in outputs]
         return Predictive(
             mean=torch.stack([p.mean for p in single]).mean(0),
             variance=torch.stack([p.mean for p in single]).var(0, correction=0),
@@ -164,7 +165,7 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def log_likelihood(self, loader: Iterable[Any], samples: int = 0) -> float:
-        """Log-likelihood of a loader's data, in evaluation mode: at the mean, or averaged over draws of the weights.
+        """Log-likelihood of a loader's data, in evaluation mode: at the mean, or averaged over sampled weights.
 
         The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
         """
@@ -180,11 +181,11 @@ class Method(nn.Module):
     # Passes
 
     def _all_parameters(self, trained: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The network's parameters with these in the place of the trained ones."""
+        """Return the network's parameters with these in the place of the trained ones."""
         return {**dict(self.network.named_parameters()), **dict(zip(self._inner, trained, strict=True))}
 
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Standard normal numbers shaped like these tensors, drawn where the generator lives."""
+        """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
         g = self.generator
         return [
             torch.randn(t.shape, dtype=t.dtype, device=t.device if g is None else g.device, generator=g).to(t.device)
@@ -193,7 +194,7 @@ class Method(nn.Module):
 
 
 def run(network: nn.Module, x: Any) -> Tensor:
-    """Call the network as `curvature.call.call` would, but with its own parameters and buffers."""
+    """Call the network as `functional.call.call` would, but with its own parameters and buffers."""
     if isinstance(x, Mapping):
         return network(**x)
     return network(*x) if isinstance(x, (tuple, list)) else network(x)
@@ -201,7 +202,7 @@ def run(network: nn.Module, x: Any) -> Tensor:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule's flag is put back."""
+    """Switch to evaluation mode within the context; every submodule's flag is restored."""
     flags = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -212,21 +213,21 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Inputs and labels; labels are the inputs where a batch has none."""
+    """Yield inputs and labels; labels are the inputs where a batch has none."""
     for batch in loader:
         x, y = inputs_and_labels(batch)
         yield x, x if y is None else y
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Any]:
-    """As `split_batch`; a tuple or list of one, which is what a `TensorDataset(x)` yields, has no labels."""
+    """Split a batch as `split_batch` does; a tuple or list of one, as `TensorDataset(x)` yields, has no labels."""
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
         return batch[0], None
     return split_batch(batch)
 
 
-def _own_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Tensor] | None) -> nn.Module:
-    """A copy that shares nothing with the user's model."""
+def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Tensor] | None) -> nn.Module:
+    """Return A copy that shares nothing with the user's model."""
     if not isinstance(model, nn.Module):
         return _FunctionNetwork(model, start)
     try:
@@ -234,7 +235,7 @@ def _own_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Te
     except Exception as error:
         raise UnsupportedOperationError(
             f"{describe(model)} cannot be copied ({type(error).__name__}: {error}), and Marquis never changes the "
-            "model it is given. Remove tensors that are part of a graph from its attributes."
+            "model. Remove tensors that are part of a graph from its attributes."
         ) from error
     network.zero_grad(set_to_none=True)
     if params is not None:

@@ -73,33 +73,33 @@ class GaussianMethod(Method):
 
     @property
     def log_sigmas(self) -> list[Tensor]:
-        """Logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
+        """Return the logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
         return list(self.widths)
 
     @property
     def sigmas(self) -> list[Tensor]:
-        """σ, likewise."""
+        """Return σ, one tensor per trained parameter, with the graph to what is trained."""
         return [value.exp() for value in self.log_sigmas]
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """Two groups: the means with `lr`, log σ with `multiplier` times that.
+        """Return two groups: the means with `lr`, log σ with `multiplier` times that.
 
-        An optimiser that is given `parameters()` instead trains everything with `lr`, and nothing here can see it: the
+        An optimiser with `parameters()` instead trains everything with `lr`, and nothing here can see it: the
         widths may then be far from their optimum when training ends.
         """
         return [{"params": self.means, "lr": lr}, {"params": list(self.widths), "lr": lr * self.multiplier}]
 
     def kl(self) -> Tensor:
-        """KL divergence of the posterior from the prior, untempered (VL eq. 12). Cost: O(P)."""
+        """Return the KL divergence of the posterior from the prior, untempered (VL eq. 12). Cost: O(P)."""
         return kl(self.means, self.sigmas, self.prior_scales)
 
     def draw(self) -> dict[str, Tensor]:
-        """All of the network's parameters, the trained ones drawn from N(μ, σ²); differentiable in μ and σ."""
+        """Sample all of the network's parameters, the trained ones from N(μ, σ²); differentiable in μ and σ."""
         noise = self._gaussian(self.means)
         return self._all_parameters([m + s * e for m, s, e in zip(self.means, self.sigmas, noise, strict=True)])
 
     def posterior(self) -> Posterior:
-        """N(μ, diag σ²) over the trained parameters: an ordinary posterior that samples, predicts and saves."""
+        """Return N(μ, diag σ²) over the trained parameters: an ordinary posterior that samples, predicts and saves."""
         mean = {name: m.detach().clone() for name, m in zip(self.names, self.means, strict=True)}
         layout = Layout.of(mean)
         values = torch.cat([(-2 * s.detach()).exp().flatten() for s in self.log_sigmas])
@@ -111,10 +111,10 @@ class GaussianMethod(Method):
 
 
 def inverse_softplus(sigma: Tensor) -> Tensor:
-    """ρ with softplus(ρ) = σ."""
+    """Return ρ with softplus(ρ) = σ."""
     return sigma + torch.log(-torch.expm1(-sigma))
 
 
 def log_softplus(rho: Tensor) -> Tensor:
-    """Logarithm of softplus(ρ)."""
+    """Return the logarithm of softplus(ρ)."""
     return F.softplus(rho).log()

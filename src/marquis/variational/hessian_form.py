@@ -1,6 +1,7 @@
 """VL(H): the objective with the true Hessian (VL eq. 20), kept to show why the Fisher is used instead.
 
-`log p(y|μ) + ½ Σ σ_p² H_pp - β KL` has no maximum in σ_p where `H_pp > 1/s_p²` (methods.md 9.4).
+`log p(y|μ) + ½ Σ σ_p² H_pp - β KL` has no maximum in σ_p where `H_pp > 1/s_p²`
+(docs/method/variational.md#hessian-form).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MOST_PARAMETERS = 2000
 def hessian_term(
     fit: Callable[[Sequence[Tensor]], Tensor], means: Sequence[Tensor], log_sigmas: Sequence[Tensor]
 ) -> DataTerm:
-    """Value and gradients of `-fit(μ) - ½ Σ σ_p² H_pp` with H the Hessian of `fit`, the mean log-likelihood.
+    """Return value and gradients of `-fit(μ) - ½ Σ σ_p² H_pp` with H the Hessian of the mean log-likelihood `fit`.
 
     Cost: P Hessian-vector products and one pass backwards through them.
 

@@ -1,4 +1,4 @@
-"""Maximum a posteriori: VL with σ gone to 0, so that the KL is weight decay (methods.md 9.5)."""
+"""Maximum a posteriori: VL in the limit of σ = 0, so that the KL is weight decay (docs/method/variational.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MAP(Method):
         tempering: β, the weight of the prior.
         prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
         params: The start values of a function's parameters.
-        generator: Not used: MAP draws nothing.
+        generator: Not used: MAP samples nothing.
     """
 
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
@@ -40,12 +40,12 @@ class MAP(Method):
         return loss
 
     def log_joint(self, loader: Iterable[Any]) -> float:
-        """`log p(y|μ) - β Σ μ²/(2 s²)` on a loader's data, in evaluation mode; the prior's constant is left out."""
+        """Return `log p(y|μ) - β Σ μ²/(2 s²)` on a loader's data, in evaluation mode, without the prior's constant."""
         with torch.no_grad():
             return self.log_likelihood(loader) - self.tempering * float(decay(self.means, self.prior_scales))
 
     def elbo(self, loader: Iterable[Any], **options: Any) -> float:
-        """Refused: a point has no ELBO.
+        """Raise: a point estimate has no ELBO.
 
         Raises:
             UnsupportedOperationError: Always.
@@ -55,7 +55,7 @@ class MAP(Method):
         )
 
     def posterior(self) -> Any:
-        """Refused: a point has no width.
+        """Raise: a point estimate has no width.
 
         Raises:
             UnsupportedOperationError: Always.
@@ -63,7 +63,7 @@ class MAP(Method):
         raise UnsupportedOperationError("MAP is a point, not a posterior; fit mq.Laplace(method.network, ...) to it")
 
     def draw(self) -> dict[str, Tensor]:
-        """Refused: a point has no width.
+        """Raise: a point estimate has no width.
 
         Raises:
             UnsupportedOperationError: Always.

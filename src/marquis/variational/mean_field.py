@@ -24,10 +24,12 @@ from marquis.variational.prior_scale import PriorScale
 
 
 class MeanFieldVI(GaussianMethod):
-    """Reparametrised mean-field VI: `w = μ + σ ε`, one draw per step and minibatch (VL eq. 3-5; methods.md 9.5).
+    """Reparametrised mean-field VI: `w = μ + σ ε`, one sample per step and minibatch.
 
-    Loss per datum: `-(1/S) Σ log p(y_i|x_i, w) + (β/N) KL`. Evaluate by the mean network with `predict(x)`, by ten
-    draws with `predict(x, samples=10)`. Any network will do, ReLU included. Cost of a step: a plain step plus O(P).
+    Source: VL eq. 3-5; docs/method/variational.md#mean-field-and-map-baselines.
+
+    Loss per sample: `-(1/S) Σ log p(y_i|x_i, w) + (β/N) KL`. Evaluate by the mean network with `predict(x)`, by ten
+    samples with `predict(x, samples=10)`. Any network will do, ReLU included. Cost of a step: a plain step plus O(P).
 
     Args:
         model: A module, or a function `(params, x) -> outputs`.
@@ -83,7 +85,7 @@ class MeanFieldVI(GaussianMethod):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> MeanFieldVI:
-        """Bayes by Backprop as the Laplacian-autoencoder paper's baseline starts it (methods.md 7).
+        """Build Bayes by Backprop with the initial values of the Laplacian-autoencoder paper's baseline.
 
         μ ~ U(-0.2, 0.2), ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), one learning rate for all.
         """
@@ -97,14 +99,14 @@ class MeanFieldVI(GaussianMethod):
 
     @property
     def log_sigmas(self) -> list[Tensor]:
-        """Logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
+        """Return the logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
         if self.parametrisation == "softplus":
             return [log_softplus(width) for width in self.widths]
         return list(self.widths)
 
     @property
     def sigmas(self) -> list[Tensor]:
-        """σ, likewise."""
+        """Return σ, one tensor per trained parameter, with the graph to what is trained."""
         if self.parametrisation == "softplus":
             return [F.softplus(width) for width in self.widths]
         return [width.exp() for width in self.widths]
@@ -112,7 +114,7 @@ class MeanFieldVI(GaussianMethod):
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y
         with torch.enable_grad():
-            # The network's own buffers: batch statistics are updated by this pass, as in plain training.
+            # With the network's buffers: batch statistics are updated by this pass, as in plain training.
             outputs = call(self.network, self.draw(), buffers_of(self.network), x)
             self.likelihood.validate(outputs.detach(), y, mask)
             fit = self.likelihood.log_prob(outputs, y, mask).mean()
@@ -122,5 +124,5 @@ class MeanFieldVI(GaussianMethod):
         return loss
 
     def elbo(self, loader: Iterable[Any], *, samples: int = 10) -> float:
-        """The tempered ELBO on a loader's data, in evaluation mode; the expectation by `samples` draws per batch."""
+        """Estimate the tempered ELBO on a loader's data in evaluation mode, by `samples` samples per batch."""
         return self._objective_of(self.log_likelihood(loader, samples))

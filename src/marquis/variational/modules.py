@@ -1,4 +1,4 @@
-"""Any of the methods under a Lightning `Trainer`. Imported only when asked for: Lightning is heavy."""
+"""Any of the methods under a Lightning `Trainer`. Imported on first use: Lightning is heavy."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class LightningMethod(LightningModule):
         self.method, self.lr, self.milestones = method, lr, tuple(milestones)
 
     def forward(self, x: Any) -> Tensor:
-        """Outputs of the mean network."""
+        """Return outputs of the mean network."""
         return self.method(x)
 
     def predict(self, x: Any, samples: int = 0) -> Predictive:
-        """As the method's own `predict`."""
+        """Call the method's `predict`."""
         return self.method.predict(x, samples)
 
     def configure_optimizers(self) -> Any:
-        """Adam with the method's parameter groups, learning rates divided by ten at the milestones."""
+        """Return Adam with the method's parameter groups; learning rates are divided by ten at the milestones."""
         optimiser = torch.optim.Adam(self.method.parameter_groups(self.lr))
         return [optimiser], [torch.optim.lr_scheduler.MultiStepLR(optimiser, list(self.milestones), 0.1)]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One minibatch."""
+        """Return the loss of one minibatch and log its terms."""
         x, y = inputs_and_labels(batch)
         loss = self.method.step(x, y)
         terms, size = self.method.last_terms, batch_size(x)
@@ -55,11 +55,11 @@ class LightningMethod(LightningModule):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Negative log-likelihood of the mean network."""
+        """Log the negative log-likelihood of the mean network."""
         self._evaluate(batch, "validation_nll")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Negative log-likelihood of the mean network."""
+        """Log the negative log-likelihood of the mean network."""
         self._evaluate(batch, "test_nll")
 
     def _evaluate(self, batch: Any, name: str) -> None:

@@ -1,11 +1,12 @@
 """The terms of the objective, and a loss whose backward pass delivers gradients that are already known.
 
-Per datum and minibatch, to minimise (VL eq. 30, with the prior's scale s in the KL; methods.md 9.1):
+Per sample and minibatch, to minimise (VL eq. 30, with the prior's scale s in the KL;
+docs/method/variational.md#objective):
 
     -(1/S) Σ_i log p(y_i|x_i, μ)  +  (S/2) Σ_p σ_p² ḡ_p²  +  (β/N) Σ_p KL_p
 
 `S` data in the minibatch, `N` in the training set, `β` the tempering, `ḡ` the gradient at μ of the mean log-likelihood
-of labels that were drawn from the model.
+of labels sampled from the model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of one step's objective, per datum, as plain numbers.
+    """The terms of one step's objective, per sample, as plain numbers.
 
     Attributes:
         log_likelihood: Mean log-likelihood of the minibatch (at the mean, or at the sampled weights for VI).
@@ -34,12 +35,12 @@ class Terms:
 
     @property
     def objective(self) -> float:
-        """The objective per datum, which is maximised: an estimate of the tempered ELBO divided by N."""
+        """Return the objective per sample, which is maximised: an estimate of the tempered ELBO divided by N."""
         return self.log_likelihood - self.regulariser - self.penalty
 
 
 def kl(means: Sequence[Tensor], sigmas: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """`Σ_p KL(N(μ_p, σ_p²) ‖ N(0, s_p²))` (VL eq. 12). Cost: O(P).
+    """Return `Σ_p KL(N(μ_p, σ_p²) ‖ N(0, s_p²))` (VL eq. 12). Cost: O(P).
 
     Args:
         means: μ, one tensor per parameter.
@@ -54,7 +55,7 @@ def kl(means: Sequence[Tensor], sigmas: Sequence[Tensor], scales: Sequence[Tenso
 
 
 def decay(means: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """`Σ_p μ_p² / (2 s_p²)`: what is left of the KL, up to a constant, when σ no longer matters."""
+    """Return `Σ_p μ_p² / (2 s_p²)`, which the KL becomes, up to a constant, when σ no longer matters."""
     total = means[0].new_zeros(())
     for mean, scale in zip(means, scales, strict=True):
         total = total + 0.5 * (mean / scale).square().sum()
@@ -62,7 +63,7 @@ def decay(means: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
 
 
 class _Precomputed(torch.autograd.Function):
-    """A number with given gradients."""
+    """A number whose gradients are known."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class _Precomputed(torch.autograd.Function):
 
 
 def loss_with_gradients(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """A scalar loss of this value whose `backward` adds these gradients, times whatever the loss is multiplied by.
+    """Return a scalar loss of this value whose `backward` adds these gradients, times the loss's own factor.
 
     This is how a gradient that no graph produced (a finite difference) reaches `.grad` in an ordinary training loop,
     with gradient accumulation, loss scaling and distributed training all working as usual.

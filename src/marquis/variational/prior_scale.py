@@ -15,10 +15,10 @@ PriorScale = float | Mapping[str, float | Tensor] | Callable[[str, Tensor], floa
 
 
 def prior_scales(network: nn.Module, parameters: Mapping[str, Tensor], scale: PriorScale) -> list[Tensor]:
-    """The prior's standard deviation for each parameter, as tensors that broadcast to it.
+    """Return the prior's standard deviation for each parameter, as tensors that broadcast to it.
 
-    The default is `1/sqrt(fan_in)` for weights and for the bias next to them, and 1 for what has no fan-in, such as
-    the scale and shift of a normalisation. The paper does not say what it used (methods.md 9.1).
+    The default is `1/sqrt(fan_in)` for weights and for the bias next to them, and 1 for what has no fan-in, such as the
+    scale and shift of a normalisation. The paper does not say what it used (docs/method/variational.md#prior-scale).
 
     Raises:
         DataError: A scale is not positive and finite, or does not broadcast to its parameter.
@@ -50,7 +50,7 @@ def prior_scales(network: nn.Module, parameters: Mapping[str, Tensor], scale: Pr
 
 
 def fan_in(network: nn.Module, name: str, parameter: Tensor) -> int:
-    """How many products are summed into one output of the parameter's module; 1 where that has no meaning."""
+    """Return how many products are summed into one output of the parameter's module; 1 where that is undefined."""
     path, _, _ = name.rpartition(".")
     try:
         module = network.get_submodule(path)

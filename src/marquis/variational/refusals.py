@@ -1,4 +1,6 @@
-"""Finds activations that Variational Laplace cannot train: those whose derivative jumps (VL 4.3, methods.md 9.3).
+"""Finds activations that Variational Laplace cannot train: those whose derivative jumps.
+
+Source: VL 4.3; docs/method/variational.md#smooth-activations.
 
 The regulariser's gradient needs second derivatives. Those of ReLU and its kin are zero almost everywhere, with spikes
 that no pass ever meets, so training would run and silently ignore part of the objective. One forward pass is
@@ -77,9 +79,9 @@ def refuse_kinks(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Ma
     with torch.random.fork_rng(devices), torch.enable_grad(), watch:
         call(model, leaves, copies, x)
     if watch.refused:
-        found = "; ".join(watch.refused)
+        activations = "; ".join(watch.refused)
         raise UnsupportedOperationError(
-            f"{describe(model)} has activations without a usable second derivative: {found}. Variational Laplace "
+            f"{describe(model)} has activations without a usable second derivative: {activations}. Variational Laplace "
             f"differentiates a squared gradient, which such an activation makes silently wrong: {ADVICE}."
         )
     for message in watch.doubtful:
@@ -124,7 +126,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _judge(self, name: str, args: Any, kwargs: Any) -> None:
-        where = f"in module '{self._stack[-1]}'" if self._stack and self._stack[-1] else "in the model's own forward"
+        where = f"in module '{self._stack[-1]}'" if self._stack and self._stack[-1] else "in the model's forward"
         module = dict(self.model.named_modules()).get(self._stack[-1]) if self._stack else None
         if module is not None and self._stack[-1]:
             where += f" ({type(module).__name__})"
@@ -155,6 +157,6 @@ class _Watch(TorchDispatchMode):
 
 
 def _elu_slopes(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> tuple[float, float]:
-    """Slopes of `elu` left and right of zero."""
+    """Return the slopes of `elu` left and right of zero."""
     del x
     return float(alpha) * float(scale) * float(input_scale), float(scale)

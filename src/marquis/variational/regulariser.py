@@ -1,14 +1,14 @@
-"""The squared-gradient regulariser and four ways to its gradient (methods.md 9.2).
+"""The squared-gradient regulariser and four methods for its gradient (docs/method/variational.md#gradients).
 
     R(μ, σ) = (S/2) Σ_p σ_p² ḡ_p²,    ḡ = ∇_w (1/S) Σ_i log p(ỹ_i|x_i, w) at μ,    ỹ_i ~ p(.|x_i, μ)
 
 With the labels held fixed, `∂R/∂μ = S H̃ v` with `v = σ²∘ḡ` and `H̃` the Hessian of the mean log-likelihood of ỹ: one
-Hessian-vector product. Each way below returns the gradient of the *whole* data term, `-(1/S) Σ log p(y_i) + R`,
+Hessian-vector product. Each method below returns the gradient of the *whole* data term, `-(1/S) Σ log p(y_i) + R`,
 because each can take the true labels along in a pass that it needs anyway.
 
 Counting products of a layer's size (a plain step has 3: forward 1, backward 2):
 
-| way | passes | products | memory |
+| method | passes | products | memory |
 | --- | --- | --- | --- |
 | `double-backward` | forward, backward under a graph, backward through both | 9 | both graphs |
 | `forward-over-reverse` | forward, backward, then both with tangents | 9 | both, with tangents |
@@ -33,8 +33,8 @@ from torch import Tensor
 from marquis.errors import NumericalError
 from marquis.likelihoods import Likelihood
 
-Way = Literal["one-sided", "central", "double-backward", "forward-over-reverse"]
-WAYS: tuple[Way, ...] = get_args(Way)
+GradientMethod = Literal["one-sided", "central", "double-backward", "forward-over-reverse"]
+GRADIENTS: tuple[GradientMethod, ...] = get_args(GradientMethod)
 
 Run = Callable[[Sequence[Tensor]], Tensor]
 """The network on the minibatch at other parameters, as an auxiliary pass that leaves no trace."""
@@ -64,31 +64,31 @@ class Batch:
     Attributes:
         likelihood: p(y|f).
         outputs: f at the mean, with its graph.
-        labels: The true labels, or None where only the regulariser is wanted (a sub-batch).
-        drawn: Labels drawn from the model at these outputs.
+        labels: The true labels, or None to compute only the regulariser (a sub-batch).
+        sampled: Labels sampled from the model at these outputs.
         mask: Which labels were observed, as in `Likelihood.log_prob`.
     """
 
     likelihood: Likelihood
     outputs: Tensor
     labels: Tensor | None
-    drawn: Tensor
+    sampled: Tensor
     mask: Tensor | None = None
 
     @property
     def size(self) -> int:
-        """S."""
+        """Return S, the batch size."""
         return self.outputs.shape[0]
 
     def fit(self, outputs: Tensor) -> Tensor:
-        """Mean log-likelihood of the true labels at these outputs."""
+        """Return the mean log-likelihood of the true labels at these outputs."""
         if self.labels is None:
             return outputs.new_zeros(())
         return self.likelihood.log_prob(outputs, self.labels, self.mask).mean()
 
-    def drawn_fit(self, outputs: Tensor) -> Tensor:
-        """Mean log-likelihood of the drawn labels at these outputs."""
-        return self.likelihood.log_prob(outputs, self.drawn, self.mask).mean()
+    def sampled_fit(self, outputs: Tensor) -> Tensor:
+        """Return the mean log-likelihood of the sampled labels at these outputs."""
+        return self.likelihood.log_prob(outputs, self.sampled, self.mask).mean()
 
 
 def data_term(
@@ -97,28 +97,29 @@ def data_term(
     log_sigmas: Sequence[Tensor],
     run: Run,
     *,
-    way: str = "one-sided",
+    method: str = "one-sided",
     side: int = 1,
     epsilon: float | None = None,
     score_correction: bool = False,
 ) -> DataTerm:
-    """Value and gradient of the data term by one of the ways at the top of this module.
+    """Return value and gradient of the data term by one of the methods at the top of this module.
 
     Args:
         batch: Labels, and outputs at `means` with their graph.
         means: μ, leaves of that graph.
         log_sigmas: log σ, one tensor per mean.
         run: Repeats the forward pass at other parameters.
-        way: One of `WAYS`.
+        method: One of `GRADIENTS`.
         side: For `one-sided`: +1 or -1, the side on which the difference is taken.
         epsilon: For the differences: length of the step `h v`, as a share of the length of μ; see `step_length`.
         score_correction: Add the term that holding the labels fixed leaves out, `R S ḡ`: its mean is the rest of the
-            gradient of the regulariser's mean (methods.md 9.2). It vanishes on average for a Gaussian likelihood.
+            gradient of the regulariser's mean (docs/method/variational.md#stop-gradient-bias). It vanishes on average
+            for a Gaussian likelihood.
     """
     means = list(means)
-    exact = way == "double-backward"
+    exact = method == "double-backward"
     with torch.enable_grad():
-        drawn_gradient = _gradients(batch.drawn_fit(batch.outputs), means, create_graph=exact, retain_graph=exact)
+        drawn_gradient = _gradients(batch.sampled_fit(batch.outputs), means, create_graph=exact, retain_graph=exact)
         fit = batch.fit(batch.outputs)
     flat = [g.detach() for g in drawn_gradient]
     direction = [(2 * s.detach()).exp_().mul_(g) for s, g in zip(log_sigmas, flat, strict=True)]
@@ -128,10 +129,10 @@ def data_term(
             # The gradient of v·ḡ with v held fixed is H̃ v.
             twice = torch.stack([(v * g).sum() for v, g in zip(direction, drawn_gradient, strict=True)]).sum()
             gradient = _gradients(batch.size * twice - fit, means)
-    elif way == "forward-over-reverse":
+    elif method == "forward-over-reverse":
         gradient = _forward_over_reverse(batch, means, direction, run)
     else:
-        sides = (1, -1) if way == "central" else (side,)
+        sides = (1, -1) if method == "central" else (side,)
         gradient = _differences(batch, means, direction, flat, run, sides, epsilon)
     if score_correction:
         gradient = [g + value * batch.size * score for g, score in zip(gradient, flat, strict=True)]
@@ -140,7 +141,7 @@ def data_term(
 
 
 def _forward_over_reverse(batch: Batch, means: Sequence[Tensor], direction: Sequence[Tensor], run: Run) -> list[Tensor]:
-    """`S H̃ v - ∇fit` as the tangent of one gradient.
+    """Return `S H̃ v - ∇fit` as the tangent of one gradient.
 
     The true labels come along behind a factor that is 0 and whose tangent is 1: by the product rule the tangent of
     their gradient is then their gradient itself.
@@ -150,8 +151,8 @@ def _forward_over_reverse(batch: Batch, means: Sequence[Tensor], direction: Sequ
         duals = [forward_ad.make_dual(leaf, v) for leaf, v in zip(leaves, direction, strict=True)]
         outputs = run(duals)
         rising = forward_ad.make_dual(outputs.new_zeros(()), outputs.new_ones(()))
-        found = _gradients(batch.size * batch.drawn_fit(outputs) - rising * batch.fit(outputs), duals)
-        tangents = [forward_ad.unpack_dual(g).tangent for g in found]
+        gradients = _gradients(batch.size * batch.sampled_fit(outputs) - rising * batch.fit(outputs), duals)
+        tangents = [forward_ad.unpack_dual(g).tangent for g in gradients]
         return [torch.zeros_like(v) if t is None else t.detach() for t, v in zip(tangents, direction, strict=True)]
 
 
@@ -164,9 +165,9 @@ def _differences(
     sides: Sequence[int],
     epsilon: float | None,
 ) -> list[Tensor]:
-    """`S H̃ v` and the true labels' gradient from ordinary gradients at one or two displaced points."""
+    """Return `S H̃ v` and the true labels' gradient from ordinary gradients at one or two displaced points."""
     length = step_length(means, direction, epsilon, sides=len(sides))
-    if length == 0:  # nothing is uncertain, or the drawn labels fit perfectly: only the true labels are left
+    if length == 0:  # nothing is uncertain, or the sampled labels fit perfectly: only the true labels are left
         sides, factor = (1,), 0.0
     else:
         factor = batch.size / length
@@ -180,7 +181,7 @@ def _differences(
             outputs = run(there)
             loss = -batch.fit(outputs)
             if factor:
-                loss = loss + side * factor * batch.drawn_fit(outputs)
+                loss = loss + side * factor * batch.sampled_fit(outputs)
             gradient = _gradients(loss, there)
         del outputs, loss, there
         if len(sides) == 1 and factor:
@@ -211,12 +212,12 @@ off by 0.1-0.6 % of the gradient, with a sign that the coin makes random; two si
 def step_length(
     means: Sequence[Tensor], direction: Sequence[Tensor], epsilon: float | None = None, sides: int = 2
 ) -> float:
-    """The h for which `h v` is `epsilon` times as long as μ (or as 1, where μ is shorter than that); 0 if v is 0.
+    """Return the h for which `h v` is `epsilon` times as long as μ (or as 1 if that is longer); 0 if v is 0.
 
     Weights are rounded relative to their own size, hence the relative length.
 
     Raises:
-        NumericalError: The gradient of the drawn labels is not finite.
+        NumericalError: The gradient of the sampled labels is not finite.
     """
     if epsilon is None:
         epsilon = DEFAULT_EPSILON.get((means[0].dtype, sides), 1e-2)  # half precision has few digits to spare
@@ -225,19 +226,19 @@ def step_length(
         return 0.0
     if not norm < float("inf"):
         raise NumericalError(
-            "the gradient of the drawn labels, times σ², is infinite or NaN: training has diverged; lower the learning "
-            "rate or its multiplier for log sigma."
+            "the gradient of the sampled labels, times σ², is infinite or NaN: training has diverged; lower the "
+            "learning rate or its multiplier for log sigma."
         )
     scale = float(torch.stack(torch._foreach_norm([mean.detach() for mean in means])).norm())
     return epsilon * max(scale, 1.0) / norm
 
 
 def _gradients(value: Tensor, inputs: Sequence[Tensor], **options: Any) -> list[Tensor]:
-    """Gradients, zero where an input was not used."""
+    """Return gradients, zero where an input was not used."""
     if not value.requires_grad:
         return [torch.zeros_like(i) for i in inputs]
-    found = torch.autograd.grad(value, list(inputs), allow_unused=True, **options)
-    return [torch.zeros_like(i) if g is None else g for g, i in zip(found, inputs, strict=True)]
+    gradients = torch.autograd.grad(value, list(inputs), allow_unused=True, **options)
+    return [torch.zeros_like(i) if g is None else g for g, i in zip(gradients, inputs, strict=True)]
 
 
 def trace_by_products(
@@ -248,10 +249,10 @@ def trace_by_products(
     signs: Sequence[Tensor],
     mask: Tensor | None = None,
 ) -> Tensor:
-    """`½ ‖S_L(f)ᵀ J (σ∘e)‖²` summed over the batch: its mean over e with `E[e eᵀ] = I` is `½ tr(Σ F)`.
+    """Return `½ ‖S_L(f)ᵀ J (σ∘e)‖²` summed over the batch: its mean over e with `E[e eᵀ] = I` is `½ tr(Σ F)`.
 
     Value only, no label sampling. Its derivative in log σ would be far noisier than that of the label-sampled form
-    (methods.md 9.2), so nothing here trains with it. Cost: one Jacobian-vector product.
+    (docs/method/variational.md#stop-gradient-bias), so nothing here trains with it. Cost: one Jacobian-vector product.
 
     Args:
         forward: Outputs of the network as a function of the parameters.

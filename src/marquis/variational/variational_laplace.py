@@ -21,16 +21,16 @@ from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
 from marquis.variational.prior_scale import PriorScale
 from marquis.variational.refusals import refuse_kinks
-from marquis.variational.regulariser import WAYS, Batch, DataTerm, Way, data_term, trace_by_products
+from marquis.variational.regulariser import GRADIENTS, Batch, DataTerm, GradientMethod, data_term, trace_by_products
 
 
 class VariationalLaplace(GaussianMethod):
-    """Trains mean and width of every weight on VL's objective (VL eq. 30; methods.md 9.1).
+    """Trains mean and width of every weight on VL's objective (VL eq. 30; docs/method/variational.md#objective).
 
     Cost of a step, in plain steps: 2 with the default gradient, 3 to 5 with the others; see `variational.regulariser`.
     Memory: that of plain training for the differences, plus five numbers per weight.
 
-    A network in training mode may use batch norm: the labels are drawn given the whole minibatch, and only the first
+    A network in training mode may use batch norm: the labels are sampled for the whole minibatch, and only the first
     pass of a step updates the running statistics. Dropout keeps its mask through all passes of a step.
 
     Args:
@@ -41,7 +41,7 @@ class VariationalLaplace(GaussianMethod):
         prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
         gradient: How the regulariser is differentiated: `"one-sided"`, `"central"`, `"double-backward"` or
             `"forward-over-reverse"`.
-        score_correction: Add what the published gradient leaves out by holding the drawn labels fixed.
+        score_correction: Add what the published gradient leaves out by holding the sampled labels fixed.
         regulariser_batch: Compute the regulariser on the first so many data of the minibatch (shuffle!): cheaper, still
             unbiased for the mean Fisher, noisier. None for all. With batch statistics the sub-batch has its own.
         curvature: `"fisher"`, or `"hessian"` for VL(H) with the true Hessian (VL eq. 20), which exists to show its
@@ -61,7 +61,7 @@ class VariationalLaplace(GaussianMethod):
         num_data: int,
         tempering: float = 1.0,
         prior_scale: PriorScale = None,
-        gradient: Way = "one-sided",
+        gradient: GradientMethod = "one-sided",
         score_correction: bool = False,
         regulariser_batch: int | None = None,
         curvature: str = "fisher",
@@ -82,10 +82,11 @@ class VariationalLaplace(GaussianMethod):
             params=params,
             generator=generator,
         )
-        gradient, curvature = choose("gradient", gradient, WAYS), choose("curvature", curvature, ("fisher", "hessian"))
+        gradient = choose("gradient", gradient, GRADIENTS)
+        curvature = choose("curvature", curvature, ("fisher", "hessian"))
         if curvature == "hessian" and (score_correction or regulariser_batch is not None):
             raise UnsupportedOperationError(
-                "VL(H) draws no labels: it has no score_correction and no regulariser_batch"
+                "VL(H) samples no labels: it has no score_correction and no regulariser_batch"
             )
         if regulariser_batch is not None and regulariser_batch < 1:
             raise DataError(f"regulariser_batch is a number of data, at least 1; got {regulariser_batch}")
@@ -102,7 +103,7 @@ class VariationalLaplace(GaussianMethod):
         return self._loss(data_term(x, y, mask))
 
     def elbo(self, loader: Iterable[Any], *, estimator: str = "products", samples: int = 1) -> float:
-        """VL's value of the tempered ELBO on a loader's data, in evaluation mode: `log p(y|μ) - ½ tr(ΣF) - β KL`.
+        """Return VL's tempered ELBO on a loader's data, in evaluation mode: `log p(y|μ) - ½ tr(ΣF) - β KL`.
 
         The data count as all there are, so this is the training ELBO if the loader yields the training set. F is the
         Fisher information also where VL(H) was trained.
@@ -110,7 +111,7 @@ class VariationalLaplace(GaussianMethod):
         Args:
             loader: Yields `(x, y)`, or `x` alone for autoencoders.
             estimator: `"products"`, one Jacobian-vector product with random signs per batch and sample (low noise), or
-                `"labels"`, squared gradients of drawn labels as in training.
+                `"labels"`, squared gradients of sampled labels as in training.
             samples: How often the trace is estimated per batch.
         """
         estimator = choose("estimator", estimator, ("products", "labels"))
@@ -124,18 +125,18 @@ class VariationalLaplace(GaussianMethod):
         return self._objective_of(total)
 
     def _trace(self, x: Any, estimator: str) -> float:
-        """An estimate of `½ tr(Σ F)` summed over the batch."""
+        """Estimate `½ tr(Σ F)` summed over the batch."""
         sigmas = [s.detach() for s in self.sigmas]
         if estimator == "labels":
             with torch.enable_grad():
                 outputs = run(self.network, x)
-                drawn = self.likelihood.sample(outputs, self.generator)
-                fit = self.likelihood.log_prob(outputs, drawn).sum()
+                sampled = self.likelihood.sample(outputs, self.generator)
+                fit = self.likelihood.log_prob(outputs, sampled).sum()
                 scores = torch.autograd.grad(fit, self.means, allow_unused=True)
             pairs = zip(sigmas, scores, strict=True)
             return 0.5 * sum(float((s * g).square().sum()) for s, g in pairs if g is not None)
-        draws = [torch.randint(0, 2, s.shape, device=s.device, generator=self.generator) for s in sigmas]
-        signs = [2 * d.to(s) - 1 for d, s in zip(draws, sigmas, strict=True)]
+        bits = [torch.randint(0, 2, s.shape, device=s.device, generator=self.generator) for s in sigmas]
+        signs = [2 * bit.to(s) - 1 for bit, s in zip(bits, sigmas, strict=True)]
         buffers = buffers_of(self.network)
         value = trace_by_products(
             lambda p: call(self.network, self._all_parameters(p), buffers, x),
@@ -155,14 +156,14 @@ class VariationalLaplace(GaussianMethod):
         self.likelihood.validate(outputs.detach(), y, mask)
         with torch.enable_grad():
             fit = self.likelihood.log_prob(outputs, y, mask).mean()
-            found = torch.autograd.grad(-fit, self.means, allow_unused=True)
+            gradients = torch.autograd.grad(-fit, self.means, allow_unused=True)
         some = pytree.tree_map_only(Tensor, lambda t: t[:few], x)
         rest = self._data_term(some, None, None if mask is None else mask.expand_as(y)[:few])
-        gradient = [r if g is None else g + r for g, r in zip(found, rest.mean_gradient, strict=True)]
+        gradient = [r if g is None else g + r for g, r in zip(gradients, rest.mean_gradient, strict=True)]
         return DataTerm(fit.detach(), rest.regulariser, gradient, rest.log_sigma_gradient)
 
     def _data_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
-        """The whole data term; without labels only the regulariser, and no pass then updates batch statistics."""
+        """Return the data term; without labels only the regulariser, and no pass then updates batch statistics."""
         with _replaying(self.means[0].device) as replay:
             if y is None:
                 with torch.enable_grad():
@@ -170,7 +171,7 @@ class VariationalLaplace(GaussianMethod):
             else:
                 outputs = self._main_pass(x)
                 self.likelihood.validate(outputs.detach(), y, mask)
-            drawn = self.likelihood.sample(outputs.detach(), self.generator)
+            sampled = self.likelihood.sample(outputs.detach(), self.generator)
             side = 1
             if self.gradient == "one-sided":
                 coin = torch.randint(2, (), device=outputs.device, generator=self.generator)
@@ -181,11 +182,11 @@ class VariationalLaplace(GaussianMethod):
                     return self._auxiliary_pass(trained, x)
 
             return data_term(
-                Batch(self.likelihood, outputs, y, drawn, mask),
+                Batch(self.likelihood, outputs, y, sampled, mask),
                 self.means,
                 self.log_sigmas,
                 again,
-                way=self.gradient,
+                method=self.gradient,
                 side=side,
                 epsilon=self.epsilon,
                 score_correction=self.score_correction,
@@ -218,17 +219,17 @@ class VariationalLaplace(GaussianMethod):
         return loss_with_gradients(value, [*means, *self.widths], [*mean_gradient, *width_gradient])
 
     def _main_pass(self, x: Any) -> Tensor:
-        """The one pass of a step that counts: batch statistics, if any, are updated by it."""
+        """Run the one pass of a step that updates batch statistics, if there are any."""
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(x)):
             raise UnsupportedOperationError(
-                "an input of VariationalLaplace requires a gradient, but gradients reach only the posterior's own "
+                "an input of VariationalLaplace requires a gradient, but gradients reach only the posterior's "
                 "parameters; pass x.detach(), or make the part before it a module of the same model."
             )
         with torch.enable_grad():
             return run(self.network, x)
 
     def _auxiliary_pass(self, trained: Any, x: Any) -> Tensor:
-        """The network at other parameters; running statistics are updated in copies that are thrown away."""
+        """Run the network at other parameters; running statistics are updated in copies that are discarded."""
         buffers = {name: buffer.detach().clone() for name, buffer in self.network.named_buffers()}
         return call(self.network, self._all_parameters(trained), buffers, x)
 
@@ -246,7 +247,7 @@ class VariationalLaplace(GaussianMethod):
 
 @contextmanager
 def _replaying(device: torch.device) -> Iterator[Any]:
-    """Gives a context in which passes meet the random state of this moment, so that dropout keeps its mask."""
+    """Yield a context in which passes meet the present random state, so that dropout keeps its mask."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 

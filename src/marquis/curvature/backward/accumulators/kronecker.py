@@ -12,8 +12,9 @@ from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Sink
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import Entrywise, Explicit, Form, Outer, RankOne
 from marquis.errors import UnsupportedOperationError
-from marquis.structures import DensePiece, DiagonalPiece, Kronecker, KroneckerPiece, Piece
+from marquis.structures import Kronecker
 from marquis.structures.linalg import require_finite
+from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerPiece, Piece
 
 
 @dataclass(eq=False)
