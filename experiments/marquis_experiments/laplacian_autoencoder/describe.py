@@ -41,7 +41,7 @@ def label(key: str) -> str:
         return BASES[key]
     suffix = max((one for one in SUFFIXES if key.endswith(one)), key=len)
     base = label(key.removesuffix(suffix))
-    if suffix.startswith("-paper"):
+    if not suffix.startswith("-linearised"):
         base = base.removesuffix(", default")
     return base + SUFFIXES[suffix]
 

@@ -15,15 +15,24 @@ import torch
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, build, for_data, linearised
 from marquis.tasks.ood import OodResult, evaluate, scores
 from marquis.tasks.ranking import auroc
-from marquis_experiments import ood, ood_readings, ood_rows
-from marquis_experiments.common.parallel import run_in_processes as work_ahead
+from marquis_experiments.common.parallel import run_in_processes
+from marquis_experiments.laplacian_autoencoder.describe import label
+from marquis_experiments.laplacian_autoencoder.figure9_ood import rows as ood_rows
+from marquis_experiments.laplacian_autoencoder.figure9_ood import study as ood
+from marquis_experiments.laplacian_autoencoder.figure9_ood.layers import by_layer
+from marquis_experiments.laplacian_autoencoder.figure9_ood.page import PAPER, numbers, standard_error_of_auroc
+from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
+    SHUFFLED,
+    Job,
+    Place,
+    Sizes,
+    is_there,
+    load_scores,
+    one_row,
+    rows_of_one_model,
+    save_scores,
+)
 from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Recipe, model
-from marquis_experiments.ood_layers import by_layer
-from marquis_experiments.ood_pictures import STYLES
-from marquis_experiments.ood_report import _each_training, _verdict
-from marquis_experiments.ood_rows import Job, Place, Sizes, is_there, one_row, rows_of_one_model
-from marquis_experiments.ood_scores import keep, kept
-from marquis_experiments.ood_tables import COLUMNS, LABELS, PAPER, score_name, values
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +41,8 @@ def trained() -> tuple[LaplacianAutoencoder, torch.Tensor]:
     x = torch.rand(64, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     encoder, decoder = for_data((1, 4, 4), 2, 0.1, seed=0)
     source = torch.Generator().manual_seed(1)
-    own = LaplacianAutoencoder(encoder.double(), decoder.double(), num_data=64, generator=source, temperature=1.0)
+    options = {"num_data": 64, "generator": source, "posterior_temperature": 1.0}
+    own = LaplacianAutoencoder(encoder.double(), decoder.double(), **options)
     optimiser = torch.optim.Adam(own.parameters(), 1e-2)
     for batch in x.split(16) * 5:
         optimiser.zero_grad()
@@ -87,7 +97,7 @@ def test_a_decoders_layer_cannot_move_the_code(trained):
 
 def test_shuffled_images_keep_their_pixels():
     images = Images.load(TASK_RECIPES["quick"])
-    found = ood_rows.outside_images(ood_rows.SHUFFLED, images, 30, None)
+    found = ood_rows.ood_images(SHUFFLED, images, 30, None)
     x = images.test[:30].x
     assert found.shape == x.shape and not torch.equal(found, x)
     assert torch.equal(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
@@ -102,65 +112,61 @@ def test_histograms_hold_every_image():
 
 
 def test_the_column_of_a_decoder_that_predicts_its_noise():
-    rows = [
-        {
-            "key": key,
-            "failed": None,
-            "table": {n: {"auroc": a} for n, a in (("output_variance", 0.1), ("total_variance", 0.9))},
-        }
-        for key in ("vae", "dropout")
-    ]
-    assert score_name("vae", "output_variance") == "total_variance"
-    assert values(rows, "vae", "output_variance") == [0.9] and values(rows, "dropout", "output_variance") == [0.1]
+    table = {"output_variance": {"auroc": 0.1}, "total_variance": {"auroc": 0.9}}
+    rows = [{"key": key, "failed": None, "table": table} for key in ("vae", "dropout")]
+    assert numbers(rows, "vae", "output_variance") == [0.9] and numbers(rows, "dropout", "output_variance") == [0.1]
     assert set(PAPER) <= set(ood.MODELS)
-    for size in ood.SETTINGS.values():
-        for training in size.trainings:
-            drawn = set(training.models) - {"ae", "ae-variance"}  # these have no variance over draws
-            assert drawn <= set(STYLES) and set(training.models) <= set(LABELS)
+    for size in ("quick", "default", "full"):
+        for training in ood.STUDY.settings(size).trainings:
+            assert len({label(key) for key in training.models}) == len(training.models)
 
 
-def test_of_several_trainings_the_one_with_the_smallest_error_inside_is_chosen():
-    def row(seed: int, error: float, auroc: float) -> dict:
-        found = {name: {"auroc": auroc} for name in COLUMNS}
-        return {"key": "online-sketched", "seed": seed, "failed": None, "error": error, "table": found}
-
-    rows = [row(0, 3.0, 0.991), row(1, 1.0, 0.972), row(2, 2.0, 0.993)]
-    said = _each_training(rows, ["online-sketched"], PAPER)
-    assert [line.split(" | ")[1:3] for line in said[1].splitlines()[2:]] == [
-        ["0", "0.991"],
-        ["1", "0.972"],
-        ["2", "0.993"],
-    ]
-    assert "that is seed 1 (error 1.00, the next 2.00), with 0.972 0.972 0.972 0.972: 2 of 4" in said[2]
-    assert _each_training(rows[:2], ["online-sketched"], PAPER) == []
-    assert len(_each_training(rows, ["online-sketched"], {})) == 2  # nothing to compare with
+def test_standard_error_of_an_auroc_against_simulation():
+    generator = torch.Generator().manual_seed(0)
+    inside, outside = (shift + torch.randn(2000, 100, generator=generator) for shift in (0.0, 1.5))
+    # Hanley and McNeil's formula is exact for exponential scores, and close for Gaussian ones.
+    areas = torch.tensor([auroc(a, b) for a, b in zip(inside, outside, strict=True)])
+    assert float(areas.std()) == pytest.approx(standard_error_of_auroc(float(areas.mean()), 100), rel=0.1)
 
 
-def test_quick_run_writes_a_page_and_goes_on(tmp_path: Path):
-    said: list[str] = []
-    page = ood.run("quick", tmp_path / "ood", say=said.append)
-    text = page.read_text()
+def test_quick_run_resumes(tmp_path: Path):
+    page = ood.STUDY.run("quick", tmp_path / "ood", say=lambda _: None)
     results = json.loads((page.parent / "results.json").read_text())
     main = [row for row in results["rows"] if row["part"] == "main"]
-    assert [row["key"] for row in main] == list(ood.MODELS)
+    assert [row["key"] for row in main] == list(ood.MODELS) and results["wanted"] == len(results["rows"])
     assert "layers" in main[ood.MODELS.index("online-sketched")]
     assert "output_variance" not in main[0]["table"] and "output_variance" in main[-1]["table"]
     for name in ("ood-digits-shuffled.png", "ood-digits-shuffled-histograms.png"):
-        assert name in text and (page.parent / name).stat().st_size > 5000
-    first = f"{main[6]['table']['output_variance']['auroc']:.3f}"
-    assert first in next(line for line in text.splitlines() if line.startswith("| LAE online, default"))
+        assert name in page.read_text() and (page.parent / name).stat().st_size > 5000
     stamps = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
-    ood.run("quick", tmp_path / "ood", say=said.append)
+    ood.STUDY.run("quick", tmp_path / "ood", say=lambda _: None)
     assert stamps and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+def test_an_interrupted_run_reports_the_rows_that_it_has(tmp_path: Path, monkeypatch):
+    tiny = Recipe("digits", 96, 1, "dense", 0.1, batch=32)
+    training = ood.Training(tiny, (SHUFFLED,), 1, models=("online-sketched", "vae"))
+    settings = {"trainings": (training,), "sizes": Sizes(20, 20, 3, 3, 3, 10)}
+
+    def interrupt(place, sizes, job, *rest):
+        if job.key == "vae":
+            raise KeyboardInterrupt
+        return one_row(place, sizes, job, *rest)
+
+    monkeypatch.setattr(ood, "one_row", interrupt)
+    page = ood.STUDY.run("quick", tmp_path / "ood", say=lambda _: None, settings=settings)
+    results = json.loads((page.parent / "results.json").read_text())
+    assert [row["key"] for row in results["rows"]] == ["online-sketched"] and results["wanted"] == 2
+    assert "1 rows are there, 1 have not been run" in page.read_text()
 
 
 def test_two_cores_compute_the_rows_that_one_would(tmp_path):
     tiny = Recipe("digits", 96, 1, "dense", 0.1, batch=32)
     sizes = Sizes(20, 20, 3, 3, 3, 10)
-    groups = [[Job("main", tiny, key, 1, ood_rows.SHUFFLED)] for key in ("ae", "online-sketched")]
+    groups = [[Job("main", tiny, key, 1, SHUFFLED)] for key in ("ae", "online-sketched")]
     two, one = (Place(tmp_path / name, tmp_path / f"{name}-networks", None) for name in ("two", "one"))
     said: list[str] = []
-    work_ahead(rows_of_one_model, [(two, sizes, group) for group in groups], said.append, workers=2)
+    run_in_processes(rows_of_one_model, [(two, sizes, group) for group in groups], said.append, workers=2)
     assert len(said) == 2 and {text.split(", ")[2] for text in said} == {"ae", "online-sketched"}
     for (job,) in groups:
         assert is_there(two, sizes, job) and not is_there(two, replace(sizes, rows=21), job)
@@ -174,7 +180,7 @@ def test_two_cores_compute_the_rows_that_one_would(tmp_path):
 def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tmp_path):
     read, key = ood.READ_WARMER, ood.FACTORED
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
-    (group,) = ood.jobs(ood.Training(tiny, (ood_rows.SHUFFLED,), 1, models=(key, read)))
+    (group,) = ood.jobs(ood.Training(tiny, (SHUFFLED,), 1, models=(key, read)))
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40)
     assert [job.key for job in group] == [key, read]
     own, warmer = (one_row(place, sizes, job) for job in group)
@@ -193,8 +199,8 @@ def test_linearised_rows_train_nothing_and_are_the_tangent_at_temperature_one(tm
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     place, sizes, images = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40), Images.load(tiny)
     for read, temperature in ((ood.TANGENT, 1.0), (ood.DEFAULT_TANGENT, 1.0), (ood.POSTHOC_TANGENT, None)):
-        key = ood_readings.trained_as(read)
-        (group,) = ood.jobs(ood.Training(tiny, (ood_rows.SHUFFLED,), 1, models=(key, read)))
+        key = Job("main", tiny, read, 0, SHUFFLED).trained_as
+        (group,) = ood.jobs(ood.Training(tiny, (SHUFFLED,), 1, models=(key, read)))
         before = len(list(place.shared.glob("*.safetensors")))
         own, straight = (one_row(place, sizes, job) for job in group)
         assert len(list(place.shared.glob("*.safetensors"))) <= before + 2  # post hoc: the plain one, too
@@ -203,15 +209,15 @@ def test_linearised_rows_train_nothing_and_are_the_tangent_at_temperature_one(tm
         found = scores(by_hand, images.test[:20].x, 40, generator=torch.Generator().manual_seed(0), progress=False)
         assert straight["error"] == pytest.approx(float(found["error"].mean()), rel=1e-4)  # the same draws
         assert straight["table"]["latent_variance"] != own["table"]["latent_variance"]
-    assert ood_readings.trained_as(ood.JOINED_TANGENTS) == ood.FACTORED
+    assert Job("main", tiny, ood.JOINED_TANGENTS, 0, SHUFFLED).trained_as == ood.FACTORED
     plain = model(place.shared, "ae", 0, tiny, images).require()
-    assert ood_readings.read_as(plain, "ae") is plain
+    assert ood_rows.read_as(plain, "ae") is plain
 
 
 def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
-    joined, (key, count) = ood.JOINED, ood_readings.TOGETHER[ood.JOINED]
+    joined, (key, count) = ood.JOINED, ood_rows.TOGETHER[ood.JOINED]
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
-    training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
+    training = ood.Training(tiny, (SHUFFLED,), count, again=(key,), models=(key, joined))
     groups = ood.jobs(training)
     assert [[job.key for job in group] for group in groups] == [[key]] * count + [[joined]]
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 4)
@@ -223,22 +229,10 @@ def test_trainings_together_are_the_trainings_of_the_rows_beside(tmp_path):
     assert len(list(place.shared.glob("*.safetensors"))) == count  # nothing was trained twice
 
 
-@pytest.mark.parametrize("typicality", [0.976, 0.974])
-def test_the_page_says_who_reaches_all_four_at_once(typicality):
-    def row(key, *areas):
-        table = {column: {"auroc": area} for column, area in zip(COLUMNS, areas, strict=True)}
-        return {"key": key, "failed": None, "table": table}
-
-    rows = [row("online-sketched", 0.99, 0.99, 0.90, 0.99), row(ood.TANGENT, 0.98, typicality, 0.92, 0.96)]
-    said = _verdict(rows, PAPER).splitlines()
-    assert said[-1] == f"- **All four at once**: {LABELS[ood.TANGENT] if typicality > 0.975 else 'none'}."
-    assert "At once" not in _verdict(rows, {}).title()
-
-
 def test_trainings_together_are_judged_by_kept_scores_and_asked_again_only_without_them(tmp_path, monkeypatch):
-    joined, (key, count) = ood.JOINED_TANGENTS, ood_readings.TOGETHER[ood.JOINED_TANGENTS]
+    joined, (key, count) = ood.JOINED_TANGENTS, ood_rows.TOGETHER[ood.JOINED_TANGENTS]
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
-    training = ood.Training(tiny, (ood_rows.SHUFFLED,), count, again=(key,), models=(key, joined))
+    training = ood.Training(tiny, (SHUFFLED,), count, again=(key,), models=(key, joined))
     *single, (together,) = ood.jobs(training)
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 4)
     for (job,) in single:
@@ -263,32 +257,32 @@ def test_scores_are_kept_with_what_they_depend_on(tmp_path):
     plain = Autoencoder(*build((1, 8, 8), 2, width=0.25))
     x = torch.rand(12, 1, 8, 8)
     found = evaluate(plain, x[:4], x[4:8], x[8:], progress=False)
-    keep(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)}, found)
-    same = kept(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)})
+    save_scores(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)}, found)
+    same = load_scores(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)})
     assert same is not None and same.table == found.table and same.draws == found.draws
     for part in ("inside", "outside", "train"):
         ours, theirs = getattr(same, part), getattr(found, part)
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert kept(tmp_path / "new", "row", {"seed": 2, "layers": (2, 3)}) is None
-    assert kept(tmp_path / "new", "other", {"seed": 1, "layers": (2, 3)}) is None
+    assert load_scores(tmp_path / "new", "row", {"seed": 2, "layers": (2, 3)}) is None
+    assert load_scores(tmp_path / "new", "other", {"seed": 1, "layers": (2, 3)}) is None
 
 
 def test_an_error_in_one_process_is_raised_here():
     with pytest.raises(ZeroDivisionError):
-        work_ahead(divmod, [(1, 0), (1, 0)], workers=2)
+        run_in_processes(divmod, [(1, 0), (1, 0)], workers=2)
 
 
 def test_workers_end_with_whoever_started_them(tmp_path):
     """Also where that is killed without a chance to say goodbye."""
     (tmp_path / "beating.py").write_text(
         "import pathlib, time\n"
-        "from marquis_experiments.common.parallel import run_in_processes as work_ahead\n"
+        "from marquis_experiments.common.parallel import run_in_processes as run_in_processes\n"
         "def alive(number):\n"
         "    for beat in range(6000):\n"
         "        pathlib.Path(f'worker-{number}').write_text(str(beat))\n"
         "        time.sleep(0.1)\n"
         "if __name__ == '__main__':\n"
-        "    work_ahead(alive, [(0,), (1,)], workers=2)\n"
+        "    run_in_processes(alive, [(0,), (1,)], workers=2)\n"
     )
     started = subprocess.Popen([sys.executable, "beating.py"], cwd=tmp_path)
 

@@ -1,0 +1,205 @@
+"""Tables and pictures of the page of `ood`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
+from marquis_experiments.common.page import table, verdict, with_error
+from marquis_experiments.laplacian_autoencoder.describe import data_name, label, training, yes
+
+Row = dict[str, Any]
+SCORES = {
+    "error": "squared error",
+    "typicality": "typicality",
+    "output_variance": "output variance",
+    "latent_variance": "latent variance",
+    "nll": "NLL",
+    "combined": "combined",
+}
+CLAIMED = ("error", "typicality", "output_variance", "latent_variance")
+NOISY = ("ae-variance", "vae")
+"""Models whose decoder predicts a variance: the paper's output variance is that one."""
+PAPER: dict[str, tuple[float | None, ...]] = {
+    "ae": (0.98, 0.98, None, None),
+    "ae-variance": (0.66, 0.70, 0.65, None),
+    "vae": (0.54, 0.62, 0.46, 0.50),
+    "dropout": (0.97, 0.97, 0.08, 0.31),
+    "posthoc-sketched": (0.98, 0.98, 0.74, 0.96),
+    "online-sketched": (0.98, 0.98, 0.91, 0.96),
+}
+"""LAE Figure 9c: AUROC with Fashion-MNIST in-distribution and MNIST out-of-distribution."""
+CONTENDERS = ("online-sketched", "online-kronecker-temperature-0.1")
+"""The first of these that was trained is held against the paper's online model."""
+RIVALS = ("vae", "dropout", "posthoc-sketched")
+COLOURS = {
+    "vae": "#8a4fa3",
+    "dropout": GREY,
+    "posthoc-sketched": ORANGE,
+    "online-sketched": BLUE,
+    "online-kronecker-temperature-0.1": "#c2185b",
+    "posthoc-kronecker-linearised": GREEN,
+    "online-kronecker-temperature-0.1-linearised": "black",
+    "ensemble": "#b8860b",
+}
+"""Curves of the first picture; at most the first five that there are."""
+PANELS = {"output_variance": "output variance", "latent_variance": "latent variance"}
+
+
+def numbers(rows: list[Row], key: str, score: str) -> list[float]:
+    """Return the AUROC of every training of a model that has this score."""
+    name = "total_variance" if score == "output_variance" and key in NOISY else score
+    return [row["table"][name]["auroc"] for row in rows if row["key"] == key and name in row.get("table", ())]
+
+
+def reaches(value: float, goal: float) -> bool:
+    """Return whether a number equals or exceeds the paper's, to the paper's two digits."""
+    return round(value, 2) >= goal
+
+
+def standard_error_of_auroc(area: float, count: int) -> float:
+    """Compute the standard error of an AUROC over test images, `count` on each side (Hanley and McNeil, 1982)."""
+    first, second = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (count - 1) * (first + second - 2 * area**2)
+    return (variance / count**2) ** 0.5
+
+
+def pairs(results: dict[str, Any]) -> list[tuple[dict[str, Any], str, list[Row]]]:
+    """Return every training with each of its out-of-distribution sets and their finished rows, without empty ones."""
+    every = []
+    for one in results["settings"]["trainings"]:
+        for outside in one["outside"]:
+            where = {"part": one["part"], "data": one["recipe"]["data"], "outside": outside}
+            rows = [row for row in results["rows"] if all(row[key] == value for key, value in where.items())]
+            if rows:
+                every.append((one, outside, [row for row in rows if not row["failed"]]))
+    return every
+
+
+def values(results: dict[str, Any]) -> Mapping[str, Any]:
+    """Return what the template needs; the first pair is that of the paper, except at quick size."""
+    (first, outside, rows), *others = pairs(results)
+    sizes = results["settings"]["sizes"]
+    contender = next(key for key in CONTENDERS if any(row["key"] == key for row in rows))
+    ours = {score: mean(numbers(rows, contender, score)) for score in CLAIMED}
+    goals = dict(zip(CLAIMED, (goal or 1.0 for goal in PAPER["online-sketched"]), strict=True))
+    comparable = (first["recipe"]["data"], outside) == ("fashion-mnist", "mnist")
+    reached = [comparable and reaches(ours[score], goals[score]) for score in CLAIMED]
+    rivals = [key for key in RIVALS if any(row["key"] == key for row in rows)]
+    ahead = {
+        score: all(ours[score] > mean(numbers(rows, key, score)) for key in rivals)
+        for score in ("output_variance", "latent_variance")
+    }
+    ensembles = [row for row in rows if "together" in row["key"] or "both" in row["key"]]
+    singles = [row for row in rows if row not in ensembles]
+    finished = [row for row in results["rows"] if not row["failed"]]
+    return {
+        "training": training(first["recipe"]),
+        "seeds": max(row["seed"] for row in rows) + 1,
+        "outside": data_name({"data": outside}),
+        "sizes": sizes,
+        "contender": label(contender),
+        "ours": " ".join(f"{ours[score]:.3f}" for score in CLAIMED),
+        "paper": " ".join(f"{goals[score]:.2f}" for score in CLAIMED),
+        "reached": sum(reached),
+        "rivals": bool(rivals),
+        "holds": {score: yes(found) for score, found in ahead.items()},
+        "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
+        "table": auroc_table(singles, PAPER if comparable else {}),
+        "image_error": standard_error_of_auroc(0.96, sizes["rows"]),
+        "name": pair_name(first, outside),
+        "ensembles": auroc_table(ensembles, {}) if ensembles else "",
+        "others": "\n\n".join(
+            f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n{auroc_table(own, {})}"
+            for one, other, own in others
+        ),
+        "ablation": small_table(finished, "ablation", lambda row: label(row["key"])),
+        "networks": small_table(finished, "network", lambda row: f"`{row['architecture']}`, width {row['width']:g}"),
+        "layers": layer_table(finished),
+        "unfinished": results["wanted"] - len(results["rows"]),
+        "finished": len(results["rows"]),
+        "failed": "; ".join(f"{label(row['key'])}: {row['failed']}" for row in results["rows"] if row["failed"]),
+    }
+
+
+def pair_name(one: Mapping[str, Any], outside: str) -> str:
+    """Return the part of a picture's file name that stands for a training and its out-of-distribution set."""
+    return f"{one['recipe']['data']}-{outside}" + ("" if one["part"] == "main" else f"-{one['part']}")
+
+
+def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) -> str:
+    """Return AUROCs of all scores, mean ± standard error over trainings, the paper's in brackets, and the cost."""
+    body = []
+    for key in dict.fromkeys(row["key"] for row in rows):
+        goals = dict(zip(CLAIMED, paper.get(key, ()), strict=False))
+        cells = []
+        for score in SCORES:
+            found, goal = numbers(rows, key, score), goals.get(score)
+            cells.append((with_error(found) if found else "–") + ("" if goal is None else f" ({goal:.2f})"))
+        mine = [row for row in rows if row["key"] == key]
+        cost = mean(row["train_seconds"] for row in mine)
+        body.append([label(key), *cells, f"{mean(row['error'] for row in mine):.1f}", f"{cost:.0f}"])
+    return table(["model", *SCORES.values(), "error in-distribution", "CPU s"], body)
+
+
+def small_table(rows: list[Row], part: str, named: Any) -> str:
+    """Return the AUROCs of one part, one training each; empty if there is none."""
+    own = [row for row in rows if row["part"] == part]
+    body = []
+    for row in own:
+        cells = [f"{row['table'][score]['auroc']:.3f}" if score in row["table"] else "–" for score in CLAIMED]
+        body.append([named(row), *cells, f"{row['error']:.1f}"])
+    return table(["", *(SCORES[score] for score in CLAIMED), "error in-distribution"], body) if body else ""
+
+
+def layer_table(rows: list[Row]) -> str:
+    """Return AUROCs of variances from single layers of the first pair (mean variances in brackets); empty if none."""
+    layers = next((row["layers"] for row in rows if "layers" in row), [])
+    body = []
+    for row in layers:
+        cells = []
+        for part in ("output", "latent"):
+            area, inside, outside = (row[f"{part}_{key}"] for key in ("auroc", "inside", "outside"))
+            cells.append(f"{area:.2f} ({inside:.2g} / {outside:.2g})" if outside > 0 else "–")
+        body.append([row["what"] if row["scale"] == 1 else f"{row['what']} × {row['scale']:g}", row["weights"], *cells])
+    return table(["perturbed", "weights", "output variance", "latent variance"], body) if body else ""
+
+
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw ROC curves and histograms of the variances of the first pair, first training."""
+    one, outside, rows = pairs(results)[0]
+    shown = {row["key"]: row for row in rows if row["seed"] == 0 and row["key"] in COLOURS and row["roc"]}
+    chosen = [shown[key] for key in COLOURS if key in shown][:5]
+    draw_curves(folder / f"ood-{pair_name(one, outside)}.png", chosen)
+    draw_histograms(folder / f"ood-{pair_name(one, outside)}-histograms.png", chosen)
+
+
+def draw_curves(path: Path, rows: list[Row]) -> None:
+    """Draw a panel for each variance, a curve for each model."""
+    figure = Figure(2, 2, 4.4, 4.4)
+    for axis, (score, title) in zip(figure.axes, PANELS.items(), strict=True):
+        for row in rows:
+            text = f"{label(row['key'])}: {row['table'][score]['auroc']:.2f}"
+            axis.plot(*row["roc"][score], color=COLOURS[row["key"]], lw=1.6, label=text)
+        axis.plot([0, 1], [0, 1], color="#bbbbbb", lw=0.8)
+        axis.set(title=title, xlabel="false positive rate", ylabel="true positive rate", xlim=(0, 1), ylim=(0, 1))
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False)
+    figure.save(path)
+
+
+def draw_histograms(path: Path, rows: list[Row]) -> None:
+    """Draw a row of panels for each variance, a column for each model."""
+    figure = Figure(2 * max(1, len(rows)), max(1, len(rows)), 2.5, 2.2)
+    for column, row in enumerate(rows):
+        for axis, (score, title) in zip(figure.axes[column :: len(rows)], PANELS.items(), strict=True):
+            found = row["histograms"][score]
+            for part, colour, text in (("inside", BLUE, "in-distribution"), ("outside", ORANGE, "OOD")):
+                axis.stairs(found[part], found["edges"], fill=True, color=colour, alpha=0.5, label=text)
+            axis.set_xlabel(f"log10 of the {title}", fontsize=8)
+            axis.set_title(label(row["key"]), fontsize=8)
+    if rows:
+        figure.axes[0].legend(fontsize=7)
+    figure.save(path)
