@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,37 +12,43 @@ from typer.testing import CliRunner
 from marquis.cli import reproduce
 from marquis.errors import DataError
 
+MODULE = '''"""The study `first`: A table of numbers.
+
+More about it.
+"""
+
+CALLS = []
+
+
+def run(size, out, data_dir, say):
+    CALLS.append((size, out, data_dir))
+    say("one line of progress")
+    return out / size / "page.md"
+'''
+
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Two experiments of a module that records its calls, and no others."""
-    made: list[tuple] = []
-
-    def run(size: str, out: Path, data_dir: Path | None, say) -> Path:
-        made.append((size, out, data_dir))
-        say("one line of progress")
-        return out / size / "page.md"
-
-    module = ModuleType("recorded_experiments")
-    module.FIRST = SimpleNamespace(title="A first table", run=run)  # pyright: ignore[reportAttributeAccessIssue]
-    module.SECOND = SimpleNamespace(title="A second one", run=run)  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "recorded_experiments", module)
-    entries = [
-        EntryPoint("second", "recorded_experiments:SECOND", reproduce.GROUP),
-        EntryPoint("first", "recorded_experiments:FIRST", reproduce.GROUP),
-    ]
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple]:
+    """Two experiments of one module that records its calls, and no others."""
+    (tmp_path / "recorded_experiment.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "recorded_experiment", raising=False)
+    entries = [EntryPoint(name, "recorded_experiment", reproduce.GROUP) for name in ("second", "first")]
     monkeypatch.setattr(reproduce, "entry_points", lambda group: entries if group == reproduce.GROUP else [])
-    return made
+    return entries[0].load().CALLS
 
 
 def command(*words: str):
     return CliRunner().invoke(reproduce.app, list(words))
 
 
-def test_without_a_name_experiments_are_listed_with_their_titles(calls):
+def test_without_a_name_experiments_are_listed_with_their_summaries(calls):
     result = command()
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == ["first   A first table", "second  A second one"]
+    assert result.stdout.splitlines() == [
+        "first   A table of numbers.",
+        "second  The study `first`: A table of numbers.",
+    ]
     assert not calls
 
 
@@ -61,7 +66,7 @@ def test_both_flags_are_refused(calls):
 
 
 def test_an_unknown_name_names_the_close_one_and_all(calls):
-    with pytest.raises(DataError, match="did you mean 'first'.*first, second"):
+    with pytest.raises(DataError, match=r"did you mean 'first'.*first, second"):
         reproduce.find("frist")
 
 

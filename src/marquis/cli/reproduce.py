@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +48,15 @@ def find(name: str) -> EntryPoint:
     return installed[name]
 
 
+def summary(entry: EntryPoint) -> str:
+    """Return the first line of the docstring of an experiment's module, which is read but not imported."""
+    spec = find_spec(entry.module)
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.split("\n", 1)[0].split(f"`{entry.name}`: ", 1)[-1]
+
+
 @app.command()
 def reproduce(
     name: Annotated[
@@ -65,7 +76,7 @@ def reproduce(
         installed = experiments()
         width = max(map(len, installed))
         for each in sorted(installed):
-            typer.echo(f"{each:{width}}  {installed[each].load().title}")
+            typer.echo(f"{each:{width}}  {summary(installed[each])}")
         return
     size = "quick" if quick else "full" if full else "default"
     page = find(name).load().run(size, out or Path("runs") / name, data_dir, typer.echo)
