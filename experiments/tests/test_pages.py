@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marquis.errors import DataError
-from marquis_experiments.common.page import CHECKOUT, PAGES, RESULTS, committed, fill, verdict
+from marquis_experiments.common.page import CHECKOUT, PAGES, RESULTS, Mean, committed, fill, verdict
 from marquis_experiments.common.study import SIZES, Settings, Study
 
 # Read from the file: the metadata of an installed copy can be older. Targets without a colon are not studies yet.
@@ -66,6 +66,16 @@ def test_placeholders(tmp_path: Path):
     assert fill(template, {**values, "yes": False}) == "# T\n0.50 2\nhidden\nend\n"
     with pytest.raises(DataError, match=r"a\.b"):
         fill(template, {"rows": [1, 2], "yes": True})
+
+
+def test_loops(tmp_path: Path):
+    template = tmp_path / "page.md"
+    template.write_text("{{*rows}}\n| {{@}} | {{x:.1f}} | {{y}} |{{*more}} {{0}}{{/more}}\n{{/rows}}\nend\n")
+    values = {
+        "y": 3,
+        "rows": {"a": {"x": 1.0, "more": [[7, 8], [9]]}, "b": {"x": Mean([1.0, 3.0]), "y": 4, "more": []}},
+    }
+    assert fill(template, values) == "| a | 1.0 | 3 | 7 9\n| b | 2.0 ± 1.0 | 4 |\nend\n"
 
 
 def test_verdict_needs_every_claim():

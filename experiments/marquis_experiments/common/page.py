@@ -1,8 +1,9 @@
 """Pages: Markdown templates whose placeholders are filled with tables and numbers of results.
 
 `{{path}}` stands for a value, `{{path:.3f}}` for a formatted one; a path goes into dictionaries and lists by dots.
-`{{#path}}...{{/path}}` is kept where the value is true, `{{^path}}...{{/path}}` where it is not. Sentences belong into
-the template, numbers and tables into the results.
+`{{#path}}...{{/path}}` is kept where the value is true, `{{^path}}...{{/path}}` where it is not, and
+`{{*path}}...{{/path}}` is repeated for every item of a list, or for every value of a dictionary (`{{@}}` is its key);
+inside, paths are looked up in the item first. Sentences and tables belong into the template, numbers into the results.
 
 `python -m marquis_experiments.common.page [NAME...]` writes the committed pages from the committed results again, and
 `--from FOLDER` first takes over results and pictures of a run.
@@ -29,8 +30,8 @@ RESULTS = CHECKOUT / "experiments" / "results"
 PAGES = CHECKOUT / "docs" / "experiments"
 """Committed pages and their pictures."""
 
-_SECTION = re.compile(r"\{\{([#^])([\w.-]+)\}\}(\n?)(.*?)\{\{/\2\}\}(\n?)", re.DOTALL)
-_VALUE = re.compile(r"\{\{([\w.-]+)(?::([^}]*))?\}\}")
+_SECTION = re.compile(r"\{\{([#^*])([\w.@-]+)\}\}(\n?)(.*?)\{\{/\2\}\}(\n?)", re.DOTALL)
+_VALUE = re.compile(r"\{\{([\w.@-]+)(?::([^}]*))?\}\}")
 
 
 def fill(template: Path, values: Mapping[str, Any]) -> str:
@@ -39,23 +40,55 @@ def fill(template: Path, values: Mapping[str, Any]) -> str:
     Raises:
         DataError: A placeholder has no value.
     """
+    return _filled(template.read_text(encoding="utf-8"), [values], template)
+
+
+def _filled(text: str, scopes: list[Any], template: Path) -> str:
+    """Return text filled from the first scope that has the beginning of a path."""
 
     def look_up(path: str) -> Any:
-        value: Any = values
-        for key in path.split("."):
+        first, *rest = path.split(".")
+        for scope in scopes:
             try:
-                value = value[int(key) if isinstance(value, list | tuple) else key]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise DataError(f"{template}: there is no value for {path!r} (missing: {key!r}).") from None
-        return value
+                value = _item(scope, first)
+            except LookupError:
+                continue
+            try:
+                for key in rest:
+                    value = _item(value, key)
+            except LookupError:
+                break
+            return value
+        raise DataError(f"{template}: there is no value for {path!r}.")
 
     def section(match: re.Match[str]) -> str:
-        kept = bool(look_up(match[2])) == (match[1] == "#")
-        after = "" if match[3] else match[5]  # tags on lines of their own take their line breaks with them
-        return (_SECTION.sub(section, match[4]) if kept else "") + after
+        kind, path, block, inside, after = match.groups()
+        value = look_up(path)
+        if kind == "*":
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            parts = [_filled(inside, [item, {"@": key}, *scopes], template) for key, item in items]
+        else:
+            parts = [_filled(inside, scopes, template)] if bool(value) == (kind == "#") else []
+        return "".join(parts) + ("" if block else after)  # tags on lines of their own take their line breaks along
 
-    text = _SECTION.sub(section, template.read_text(encoding="utf-8"))
-    return _VALUE.sub(lambda match: format(look_up(match[1]), match[2] or ""), text)
+    return _VALUE.sub(lambda match: format(look_up(match[1]), match[2] or ""), _SECTION.sub(section, text))
+
+
+def _item(container: Any, key: str) -> Any:
+    """Return an item of a dictionary by its key, or of a list by its number."""
+    if isinstance(container, Mapping):
+        return container[key]
+    if isinstance(container, list | tuple) and key.isdigit():
+        return container[int(key)]
+    raise LookupError(key)
+
+
+class Mean(list[float]):
+    """Numbers that are written as their mean ± standard error; a single number has no error."""
+
+    def __format__(self, spec: str) -> str:
+        error = f" ± {standard_error(self):{spec}}" if len(self) > 1 else ""
+        return f"{mean(self):{spec}}{error}"
 
 
 def title(template: Path) -> str:
