@@ -16,8 +16,6 @@ from marquis.errors import DataError
 SIZES = ("quick", "default", "full")
 
 EXPERIMENTS = {
-    "few-labels": ("marquis_experiments.few_labels", "Nearest neighbours on codes, 1 to 100 labels per class: MNIST"),
-    "celeba": ("marquis_experiments.celeba", "Forty attributes of faces from ten labelled images"),
     "imputation": ("marquis_experiments.imputation", "The upper half of a digit from the lower one, and from nothing"),
 }
 """Name to module and summary; modules are imported when they are run."""

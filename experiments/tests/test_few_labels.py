@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,20 +19,17 @@ from marquis.autoencoders import (
 from marquis.data import load
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import embed, evaluate_codes
-from marquis_experiments import few_labels, few_labels_report
-from marquis_experiments.few_labels import SETTINGS, codes_of, codes_of_row, held_out, measured, width
-from marquis_experiments.few_labels_rows import (
-    CONTROL,
+from marquis_experiments.laplacian_autoencoder.codes import codes_of, exceeds, mean_and_error, points, width
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import CONTROL, TEMPERATURES, Rows, accuracies
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.study import (
     CONTROL_WIDTH,
-    LABELS,
-    TEMPERATURES,
-    Rows,
-    accuracies,
-    mean_and_error,
-    points,
-    verdict,
+    STUDY,
+    codes_of_row,
+    held_out,
+    measured,
+    names,
 )
-from marquis_experiments.few_labels_widths import best_cloud, by_chosen_width, clouds
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.widths import best_cloud, by_chosen_width, clouds
 
 
 def pair():
@@ -180,15 +176,6 @@ def test_differences_of_other_seeds_are_left_out():
     assert mean == pytest.approx([0.7, 0.7]) and np.isnan(error).all()
 
 
-def test_one_training_decides_nothing():
-    low, high = [[0.2, 0.3], [0.2, 0.2]], [[0.5, 0.6], [0.9, 0.9]]
-    rows = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low}))
-    assert rows.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: one training, which decides nothing"
-    both = Rows(results({("ae", 0): low, ("vae", 0): high, ("ae", 1): low, ("vae", 1): high}))
-    assert both.verdict([0], "vae", "ae") == "+30.0 ± 0.0 points: **ahead**"
-    assert both.verdict([0], "ae", "vae") == "-30.0 ± 0.0 points: **behind**"
-
-
 def test_the_larger_standard_error_counts():
     seeds = [np.array([[1.0, 1.0]]), np.array([[2.0, 2.0]]), np.array([[6.0, 6.0]])]
     mean, error = mean_and_error(seeds)
@@ -200,17 +187,9 @@ def test_the_larger_standard_error_counts():
     assert mean[0] == 2 and error[0] == pytest.approx(1.0, rel=1e-12)
 
 
-def test_rows_with_fewer_seeds_are_named():
-    one = [[0.2], [0.2]]
-    assert few_labels_report.fewer(results({("ae", 0): one, ("vae", 0): one})) == ""
-    short = few_labels_report.fewer(results({("ae", 0): one, ("ae", 1): one, ("vae", 0): one}))
-    assert "VAE: 1" in short and "autoencoder" not in short
-
-
-def test_words():
-    assert verdict(0.03, 0.01) == "**ahead**" and verdict(-0.03, 0.01) == "**behind**"
-    assert verdict(0.01, 0.01) == verdict(-0.01, 0.01) == "not told apart"
-    assert "decides nothing" in verdict(0.5, float("nan"))
+def test_differences_count_from_two_standard_errors_on():
+    assert exceeds(0.03, 0.01) and not exceeds(0.02, 0.01) and not exceeds(-0.03, 0.01)
+    assert not exceeds(0.5, float("nan"))  # a single number decides nothing
     assert points(0.1234, 0.01) == "12.3 ± 1.0" and points(0.1234, float("nan"), sign=True) == "+12.3"
 
 
@@ -218,20 +197,20 @@ def test_words():
 
 
 def test_labelled_images_are_not_trained_on():
-    settings = SETTINGS["quick"]
+    settings = STUDY.settings("quick")
     held = held_out(settings, None)
     whole = load("digits", "train")
     assert torch.equal(held.stored, whole.stored[1000:1400])
-    for size in SETTINGS.values():
-        assert size.first >= size.recipe.images
+    for size in ("quick", "default", "full"):
+        assert STUDY.settings(size).first >= STUDY.settings(size).recipe.images
     with pytest.raises(DataError, match="wanted for labels"):
-        held_out(replace(settings, first=100), None)
+        held_out(settings.replace(first=100), None)
     with pytest.raises(DataError, match="wanted for labels"):
-        held_out(replace(settings, held=10_000), None)
+        held_out(settings.replace(held=10_000), None)
 
 
 def test_every_way_meets_the_same_labels():
-    settings = replace(SETTINGS["quick"], data_copies=4)
+    settings = STUDY.settings("quick").replace(data_copies=4)
     held = held_out(settings, None)
     x = held.x.flatten(1)
     once = measured(x[None], None, held, settings, 0)
@@ -247,20 +226,16 @@ def test_every_way_meets_the_same_labels():
 
 
 def test_quick(tmp_path):
-    said: list[str] = []
-    page = few_labels.run("quick", tmp_path / "few-labels", None, said.append)
-    text = page.read_text()
-    for key, label in LABELS.items():
-        assert (f"| {label} |" in text) == (key in few_labels.names(SETTINGS["quick"]))
-    assert "| autoencoder, round clouds |" in text and "clouds as wide as the labels want them (below)" in text
-    assert "Read through the tangent at temperature 10 they add" in text and "rows 1,000 to 1,400" in text
+    lines: list[str] = []
+    page = STUDY.run("quick", tmp_path / "few-labels", None, lines.append)
     assert (page.parent / "few-labels.png").stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
-    assert len(found["rows"]) == 12 and not any(row["failed"] for row in found["rows"])
+    assert sorted(row["name"] for row in found["rows"]) == sorted(names(STUDY.settings("quick")))
+    assert not any(row["failed"] for row in found["rows"])
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
     assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
-    said.clear()
+    lines.clear()
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
-    few_labels.run("quick", tmp_path / "few-labels", None, said.append)
+    STUDY.run("quick", tmp_path / "few-labels", None, lines.append)
     assert stamp == {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
-    assert not any("trained" in text for text in said)
+    assert not any("trained" in text for text in lines)

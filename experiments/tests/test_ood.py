@@ -24,7 +24,6 @@ from marquis_experiments.laplacian_autoencoder.figure9_ood.page import PAPER, nu
 from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
     SHUFFLED,
     Job,
-    Place,
     Sizes,
     is_there,
     load_scores,
@@ -32,7 +31,7 @@ from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
     rows_of_one_model,
     save_scores,
 )
-from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Recipe, model
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, Recipe, model
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from marquis.errors import DataError, NumericalError
 from marquis.online.settings import NEW_NAMES
 from marquis_experiments.common.cells import stored, write_json
 from marquis_experiments.common.parallel import run_in_processes
+from marquis_experiments.common.study import Run
 
 ESTIMATORS = ("exact", "approximate", "sketched")
 PRESETS: dict[str, dict[str, Any]] = {
@@ -139,6 +140,20 @@ class Images:
             raise DataError(f"{recipe.data} has {len(rows)} training images, the recipe wants {wanted}.")
         validation = rows[recipe.images :] if recipe.validation else None
         return Images(rows[: recipe.images], validation, load_data(recipe.data, "test", data_dir))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Folders of cells, of shared models and of data; unlike a `Run` it can be sent to other processes."""
+
+    folder: Path
+    shared: Path
+    data_dir: Path | None
+
+    @staticmethod
+    def of(run: Run) -> Place:
+        """Return the folders of a run."""
+        return Place(run.cells, run.shared, run.data_dir)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.tasks import ood
 from marquis_experiments.common.cells import cell, stored
 from marquis_experiments.laplacian_autoencoder.figure9_ood.layers import by_layer
-from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model
+from marquis_experiments.laplacian_autoencoder.models import Images, Place, Recipe, model
 
 FACTORED = "online-kronecker-temperature-0.1"
 READ_WARMER, TANGENT = f"{FACTORED}-read-at-1", f"{FACTORED}-linearised"
@@ -67,15 +67,6 @@ class Sizes:
     ablation_samples: int = 30
     layer_samples: int = 20
     layer_rows: int = 300
-
-
-@dataclass(frozen=True)
-class Place:
-    """Folders of rows, of shared models, and of data; can be sent to other processes."""
-
-    folder: Path
-    shared: Path
-    data_dir: str | Path | None
 
 
 @dataclass(frozen=True)

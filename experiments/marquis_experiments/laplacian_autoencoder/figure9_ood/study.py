@@ -26,14 +26,13 @@ from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
     SHUFFLED,
     TANGENT,
     Job,
-    Place,
     Sizes,
     is_there,
     line,
     one_row,
     rows_of_one_model,
 )
-from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, VARIANTS, Recipe
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, VARIANTS, Place, Recipe
 
 PAPER_CODE, PAPER = "online-sketched-paper-code", "online-sketched-paper"
 OTHERS = ("ae", "ae-variance", "vae", "dropout", "ensemble", "posthoc-sketched", "online-sketched")
@@ -67,7 +66,7 @@ class Training:
 
 def measure(run: Run) -> dict[str, Any]:
     """Compute every row, on all cores except at quick size; an interrupted run reports the rows that it has."""
-    sizes, place = run.settings.sizes, Place(run.cells, run.shared, run.data_dir)
+    sizes, place = run.settings.sizes, Place.of(run)
     groups = [group for training in run.settings.trainings for group in jobs(training)]
     everything = [job for group in groups for job in group]
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +11,20 @@ import torch
 from marquis.data import Data
 from marquis.errors import DataError
 from marquis.tasks import semi_supervised
-from marquis_experiments import celeba, celeba_faces
-from marquis_experiments.celeba import SETTINGS, attributes, measured, most_common, patches, summary
-from marquis_experiments.celeba_faces import averaged_groups, random_codes
-from marquis_experiments.celeba_paper import PAPER, beside_the_paper, reached
-from marquis_experiments.celeba_report import claims
-from marquis_experiments.celeba_rows import Faces
 from marquis_experiments.laplacian_autoencoder.models import Images
+from marquis_experiments.laplacian_autoencoder.table4_celeba import faces as celeba_faces
+from marquis_experiments.laplacian_autoencoder.table4_celeba.faces import averaged_groups, random_codes
+from marquis_experiments.laplacian_autoencoder.table4_celeba.page import Faces
+from marquis_experiments.laplacian_autoencoder.table4_celeba.study import (
+    STUDY,
+    attributes,
+    measured,
+    most_common,
+    patches,
+    summary,
+)
+
+QUICK = STUDY.settings("quick")
 
 
 def test_patches_have_the_attributes_they_say():
@@ -32,7 +38,7 @@ def test_patches_have_the_attributes_they_say():
 
 
 def test_commoner_answer_of_the_labelled_images():
-    settings = replace(SETTINGS["quick"], labelled=4, repetitions=2, test=10)
+    settings = QUICK.replace(labelled=4, repetitions=2, test=10)
     y = torch.tensor([[1.0, 1.0, 0.0]] * 9 + [[0.0, 1.0, 0.0]])
     data = Data(torch.zeros(10, 3, 2, 2, dtype=torch.uint8), y, "own", "all", target_names=("a", "b", "c"))
     found = most_common(data, settings, 0)
@@ -40,12 +46,12 @@ def test_commoner_answer_of_the_labelled_images():
     for row in found.accuracy[:, 0].tolist():  # the one without is labelled, or is the one mistake among six
         assert row == pytest.approx(1.0) or row == pytest.approx(5 / 6)
     tie = Data(data.stored, torch.tensor([[1.0], [0.0]] * 5), "own", "all", target_names=("a",))
-    for row in most_common(tie, replace(settings, repetitions=30), 0).accuracy[:, 0].tolist():
+    for row in most_common(tie, settings.replace(repetitions=30), 0).accuracy[:, 0].tolist():
         assert any(row == pytest.approx(share / 6) for share in (1, 2, 3, 4, 5))
 
 
 def test_commoner_answer_meets_the_labelled_images_of_the_others(monkeypatch):
-    data, settings = patches(30), replace(SETTINGS["quick"], labelled=6, repetitions=3)
+    data, settings = patches(30), QUICK.replace(labelled=6, repetitions=3)
     seen = []
     real = semi_supervised._answers
 
@@ -65,7 +71,7 @@ def test_commoner_answer_meets_the_labelled_images_of_the_others(monkeypatch):
 
 
 def test_summary_keeps_repetitions():
-    data, settings = patches(30), replace(SETTINGS["quick"], repetitions=3)
+    data, settings = patches(30), QUICK.replace(repetitions=3)
     found = most_common(data, settings, 0)
     said = summary(found, data)
     assert said["overall"] == pytest.approx(found.accuracy.mean(1).tolist(), abs=1e-6)
@@ -105,66 +111,21 @@ def test_no_average_over_few_people_is_drawn():
         assert len(rows) <= 20 and bool((attributes(data)[rows, names.index(name)] == 1).all())
     for size in ("default", "full"):
         each = 5 if size == "default" else 35
-        assert SETTINGS[size].averaged >= celeba_faces.FEWEST_PEOPLE * each
+        assert STUDY.settings(size).averaged >= celeba_faces.FEWEST_PEOPLE * each
 
 
-# The page
+def test_differences_are_paired_and_the_majority_is_the_mean_over_attributes():
+    def row(name: str, overall: list[float]) -> dict:
+        scores = {"overall": overall, "balanced": overall, "majority": {"a": 0.7, "b": 0.9}, "attributes": {}}
+        return {"name": name, "seed": 0, "failed": None, "ways": {"mean": scores}, "width": 0.0}
 
-
-def results(values: dict[str, list[float]]) -> dict:
-    rows = []
-    for name, overall in values.items():
-        said = {"overall": overall, "balanced": overall, "majority": {"Bald": 0.7}, "attributes": {"Bald": overall}}
-        rows.append({"name": name, "seed": 0, "failed": None, "ways": {"mean": said}, "width": 0.0})
-    return {"settings": {}, "shown": ["Bald"], "rows": rows}
-
-
-def test_claims_follow_the_numbers():
-    low, high = [0.60, 0.62, 0.61], [0.70, 0.73, 0.71]
-    won = claims(Faces(results({"ae": low, "vae": low, "online-sketched": high})))
-    assert won.count("**ahead**") == 8 and "published way: Bald (of 1 shown)" in won  # two rivals, ways and scores
-    assert "beats 2 of 3" in won
-    lost = claims(Faces(results({"ae": high, "vae": low, "online-sketched": low})))
-    assert lost.count("**behind**") == 4 and "published way: none" in lost
-    level = claims(Faces(results({"ae": low, "online-sketched": low})))
-    assert "not told apart" in level and "**" not in level
-
-
-def both_ways(bald: float) -> Faces:
-    """An autoencoder with one way, and a model of ours that has the paper's numbers only where k counts images."""
-    wanted = {what: [numbers[3]] for what, numbers in PAPER.items()}
-    near = {what: [value[0] - 0.006] for what, value in wanted.items()}  # the next lower number of two digits
-
-    def said(values: dict[str, list[float]]) -> dict:
-        rest = {what: value for what, value in values.items() if what != "overall"}
-        return {"overall": values["overall"], "balanced": [0.5], "majority": {"Bald": bald}, "attributes": rest}
-
-    ways = {"ae": {"mean": said(near)}, "online-sketched": {"mean": said(near), "codes": said(near)}}
-    ways["online-sketched"]["data"] = said(wanted)
-    rows = [{"name": name, "seed": 0, "failed": None, "ways": own, "width": 0.0} for name, own in ways.items()]
-    shown = [what for what in PAPER if what != "overall"]
-    return Faces({"settings": {"test": 2000}, "shown": shown, "rows": rows})
-
-
-def test_both_ways_stand_beside_the_paper():
-    faces = both_ways(bald=0.9734)
-    assert reached(faces, "online-sketched", "Bald", "data") and not reached(faces, "online-sketched", "Bald", "codes")
-    assert not reached(faces, "ae", "Bald", "data")  # it has no draws: its one way stands for both
-    text = "\n".join(beside_the_paper(faces))
-    codes, images = text.split("### K counts images")
-    assert "| yes |" not in codes and codes.count("| no |") == 6 and images.count("| yes |") == 6
-    assert "reached by ours: AE 0, LAE 6" in images and "97.3 per cent, so that 0.98 is not within" in images
-    assert "97.6 per cent, so that 0.98 is within" in beside_the_paper(both_ways(bald=0.9759))[-1]
-    del faces.by_name["online-sketched"]
-    assert not beside_the_paper(faces)
+    faces = Faces({"shown": [], "rows": [row("ae", [0.6, 0.8]), row("vae", [0.7, 0.9])]})
+    assert faces.difference("vae", "ae", "overall") == (pytest.approx(0.1), pytest.approx(0, abs=1e-12))
+    assert faces.majority("overall") == pytest.approx(0.8) and faces.majority("b") == 0.9
 
 
 def test_quick(tmp_path):
-    said: list[str] = []
-    page = celeba.run("quick", tmp_path / "celeba", None, said.append)
-    text = page.read_text()
-    assert "no faces: quick size" in text and "| LAE online, our default |" in text and "Reddish" in text
-    assert "Table 4:" not in text  # nothing to set beside the paper's numbers
+    page = STUDY.run("quick", tmp_path / "celeba", None, lambda _: None)
     for name in ("celeba.png", "celeba-faces.png"):
         assert (page.parent / name).stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
@@ -172,5 +133,5 @@ def test_quick(tmp_path):
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
     assert np.mean(pixels["ways"]["mean"]["balanced"]) > 0.7  # colours are easy to tell
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
-    celeba.run("quick", tmp_path / "celeba", None, said.append)
+    STUDY.run("quick", tmp_path / "celeba", None, lambda _: None)
     assert stamp == {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}

@@ -1,54 +1,44 @@
-"""The picture of `celeba`: mean and standard deviation of faces that are nobody's."""
+"""The picture of `celeba`: mean and standard deviation of faces that show no person."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import embed
+from marquis_experiments.common.figure import Figure
+from marquis_experiments.common.study import Run
 from marquis_experiments.laplacian_autoencoder.models import Images, model
-from marquis_experiments.pages import Picture
-
-if TYPE_CHECKING:
-    from marquis_experiments.celeba import Settings
 
 DRAWN = {"online-sketched": "our default", "online-sketched-paper-code": "paper-code"}
 GROUPS = ("Attractive", "Wearing_Lipstick", "Male", "Smiling")
 FEWEST_PEOPLE, IMAGES_EACH = 50, 5
-"""No average over fewer people is drawn; the data have at most so many images of a person."""
+"""Fewest people of an average, and the largest number of images of one person in the data."""
 DRAWS = 20
 
 
-def draw_faces(path: Path, shared: Path, settings: Settings, images: Images, say: Callable[[str], None]) -> None:
-    """Figure 13 without people: averaged reconstructions and generated faces, for two online models of the first seed.
-
-    Args:
-        path: The PNG.
-        shared: Where the models lie.
-        settings: Of the experiment.
-        images: Training images, which are averaged.
-        say: Prints progress.
-    """
+def draw_faces(path: Path, run: Run, images: Images) -> None:
+    """Draw averaged reconstructions and generated faces of two online models of the first seed (as LAE Figure 13)."""
+    settings = run.settings
     recipe, columns = settings.recipe, settings.faces
     groups = averaged_groups(images, columns, settings.averaged, people=recipe.data == "celeba")
     rows: list[tuple[str, list[Tensor], bool]] = []
     for key, label in DRAWN.items():
-        own = model(shared, key, 0, recipe, images, say).model if key in settings.models else None
-        if own is None:
+        autoencoder = model(run.shared, key, 0, recipe, images, run.say).model if key in settings.models else None
+        if autoencoder is None:
             continue
         source = torch.Generator().manual_seed(0)
         mean, std = [], []
         for chosen in groups.values():
-            said = own.reconstruct(images.train[chosen].x, DRAWS // 2, generator=source)
-            mean.append(said.mean.mean(0))
-            std.append(said.variance.mean(0).sqrt())
-        codes = embed(own, images.train[: settings.averaged].x, DRAWS // 2, generator=source, progress=False)
-        made = own.decode(random_codes(codes, columns, source), DRAWS, generator=source)
+            outputs = autoencoder.reconstruct(images.train[chosen].x, DRAWS // 2, generator=source)
+            mean.append(outputs.mean.mean(0))
+            std.append(outputs.variance.mean(0).sqrt())
+        codes = embed(autoencoder, images.train[: settings.averaged].x, DRAWS // 2, generator=source, progress=False)
+        made = autoencoder.decode(random_codes(codes, columns, source), DRAWS, generator=source)
         rows.append((f"{label}\nmean", [*mean, *made.mean], False))
         rows.append((f"{label}\nstandard deviation", [*std, *made.variance.sqrt()], True))
     if rows:
@@ -57,12 +47,12 @@ def draw_faces(path: Path, shared: Path, settings: Settings, images: Images, say
 
 
 def averaged_groups(images: Images, count: int, size: int, people: bool) -> dict[str, Tensor]:
-    """Rows of the first so many training images with each of some attributes; never too few to hide a person.
+    """Return rows of the first training images with each of some attributes; never too few to hide a person.
 
     Args:
-        images: Whose training images have attributes.
-        count: How many groups.
-        size: Images in each.
+        images: Images whose training images have attributes.
+        count: Number of groups.
+        size: Number of images in each.
         people: Whether the images show people: then fewer than would surely be fifty people are refused.
     """
     if people and size < FEWEST_PEOPLE * IMAGES_EACH:
@@ -81,7 +71,7 @@ def averaged_groups(images: Images, count: int, size: int, people: bool) -> dict
 
 
 def random_codes(codes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draws from the Gaussian with mean and covariance of the codes `[n, K]`; none is the code of an image."""
+    """Sample the Gaussian with mean and covariance of the codes `[n, K]`; no sample is the code of an image."""
     centred = codes.double() - codes.double().mean(0)
     covariance = centred.T @ centred / (len(codes) - 1)
     values, vectors = torch.linalg.eigh(covariance)  # of deficient rank where there are fewer codes than numbers
@@ -90,10 +80,10 @@ def random_codes(codes: Tensor, count: int, generator: torch.Generator) -> Tenso
 
 
 def grid(path: Path, rows: list[tuple[str, list[Tensor], bool]], titles: list[str]) -> None:
-    """Rows of images; standard deviations (mean over colours) have one scale per row, which is written down."""
+    """Draw rows of images; standard deviations (mean over colours) have one scale per row, which is written beside."""
     columns = len(rows[0][1])
-    picture = Picture(len(rows) * columns, columns, 1.15, 1.25)
-    for number, axis in enumerate(picture.axes):
+    figure = Figure(len(rows) * columns, columns, 1.15, 1.25)
+    for number, axis in enumerate(figure.axes):
         row, column = divmod(number, columns)
         label, shown, spread = rows[row]
         draw_one(axis, shown[column], max(float(image.mean(0).max()) for image in shown) if spread else None)
@@ -102,11 +92,11 @@ def grid(path: Path, rows: list[tuple[str, list[Tensor], bool]], titles: list[st
         if column == 0:
             top = max(float(image.mean(0).max()) for image in shown)
             axis.set_ylabel(f"{label}\n(0 to {top:.2g})" if spread else label, fontsize=7)
-    picture.save(path, dpi=130)
+    figure.save(path, dpi=130)
 
 
 def draw_one(axis: Any, image: Tensor, top: float | None) -> None:
-    """One image, or one map of standard deviations where there is a `top` of the scale."""
+    """Draw one image, or a map of standard deviations where there is a `top` of the scale."""
     axis.set_xticks([])
     axis.set_yticks([])
     if top is None:

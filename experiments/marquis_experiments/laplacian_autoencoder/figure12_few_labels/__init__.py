@@ -1,0 +1,1 @@
+"""Nearest neighbours on codes with few labels (LAE Figure 12)."""

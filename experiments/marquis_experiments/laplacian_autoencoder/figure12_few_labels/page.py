@@ -1,0 +1,183 @@
+"""Rows, tables and the picture of the page of `few-labels`: accuracies by name and seed, compared in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
+from marquis_experiments.common.page import table, verdict
+from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
+from marquis_experiments.laplacian_autoencoder.describe import label, training, yes
+
+DEFAULT, CONTROL = "online-sketched", "ae-round"
+TEMPERATURES = {f"{DEFAULT}-linearised-1": 1.0, f"{DEFAULT}-linearised-10": 10.0}
+"""Rows that evaluate the default's posterior by the linearised encoder, and their temperatures."""
+RIVALS = ("ae", "vae", "dropout", "posthoc-sketched")
+"""Models of the paper's figure that the online model is claimed to beat."""
+FEW = 20
+"""The claim is about at most this many labels per class."""
+SHOWN = (1, 2, 4, 10, 25, 100)
+"""Numbers of labels per class in the first table."""
+ADDED = {
+    (DEFAULT, "codes"): ("as trained, k counts codes", GREY, "--"),
+    (DEFAULT, "data"): ("as trained, k counts images", GREY, "-"),
+    (f"{DEFAULT}-linearised-1", "data"): ("linearised at T = 1, k counts images", BLUE, "-"),
+    (f"{DEFAULT}-linearised-10", "data"): ("linearised at T = 10, k counts images", GREEN, "-"),
+    (DEFAULT, "widths"): ("width chosen by the labels", "black", "-"),
+}
+"""Curves of the second panel."""
+
+
+def accuracies(row: dict[str, Any], way: str = "codes") -> np.ndarray:
+    """Return accuracies `[numbers of labels, repetitions]`; a row without samples has one way only."""
+    return np.array(row["ways"].get(way, row["ways"]["mean"])["accuracy"])
+
+
+class Rows:
+    """The finished rows, by name and seed."""
+
+    def __init__(self, results: dict[str, Any]) -> None:
+        self.per_class: list[int] = list(results["settings"]["per_class"])
+        self.by_name: dict[str, dict[int, dict[str, Any]]] = {}
+        for row in results["rows"]:
+            if not row["failed"]:
+                self.by_name.setdefault(row["name"], {})[row["seed"]] = row
+        self.few = [place for place, number in enumerate(self.per_class) if number <= FEW]
+        self.many = [place for place, number in enumerate(self.per_class) if number > FEW]
+
+    def has(self, name: str, way: str) -> bool:
+        """Return whether every finished seed of this row was used in this way."""
+        return name in self.by_name and all(way in row["ways"] for row in self.by_name[name].values())
+
+    def accuracy(self, name: str, way: str = "codes") -> tuple[np.ndarray, np.ndarray]:
+        """Compute mean and standard error for each number of labels."""
+        return mean_and_error([accuracies(row, way) for row in self.by_name[name].values()])
+
+    def difference(
+        self, name: str, other: str, way: str = "codes", other_way: str = "codes"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Compute mean and standard error of the difference on the same labelled images, for each number of labels."""
+        return mean_and_error(self._differences(name, other, way, other_way))
+
+    def mean_difference(
+        self, places: list[int], name: str, other: str, way: str = "codes", other_way: str = "codes"
+    ) -> tuple[float, float]:
+        """Compute the difference averaged over some numbers of labels before the standard error is taken."""
+        each = [values[places].mean(0, keepdims=True) for values in self._differences(name, other, way, other_way)]
+        mean, error = mean_and_error(each)
+        return float(mean[0]), float(error[0])
+
+    def _differences(self, name: str, other: str, way: str, other_way: str) -> list[np.ndarray]:
+        mine, theirs = self.by_name[name], self.by_name[other]
+        return [
+            accuracies(mine[s], way) - accuracies(theirs[s], other_way) for s in sorted(mine.keys() & theirs.keys())
+        ]
+
+
+def values(results: dict[str, Any]) -> Mapping[str, Any]:
+    """Return what the template needs; only the default is compared, not the best of several rows."""
+    rows, settings = Rows(results), results["settings"]
+    gaps = {name: rows.mean_difference(rows.few, DEFAULT, name) for name in RIVALS}
+    holds = {name: exceeds(*gap) for name, gap in gaps.items()}
+    last = settings["first"] + settings["held"]
+    return {
+        "training": training(settings["recipe"]),
+        "rows": f"{settings['first']:,} to {last:,}",
+        "gaps": {name: points(*gap, sign=True) for name, gap in gaps.items()},
+        "holds": {name: yes(found) for name, found in holds.items()},
+        "pixels": points(*rows.mean_difference(rows.few, DEFAULT, "pixels"), sign=True),
+        "ensemble": points(*rows.mean_difference(rows.few, DEFAULT, "ensemble"), sign=True),
+        "verdict": verdict(*holds.values()),
+        "table": accuracy_table(rows),
+        "samples": samples_table(rows),
+        "widths": widths_table(rows),
+        "failed": "; ".join(f"{label(row['name'])}: {row['failed']}" for row in results["rows"] if row["failed"]),
+    }
+
+
+def accuracy_table(rows: Rows) -> str:
+    """Return accuracies in per cent by the published way, and the mean difference to the autoencoder."""
+    places = [place for place, number in enumerate(rows.per_class) if number in SHOWN]
+    body = []
+    for name in rows.by_name:
+        mean, error = rows.accuracy(name)
+        gap = "–" if name == "ae" else points(*rows.mean_difference(rows.few, name, "ae"), sign=True)
+        cells = [points(float(mean[place]), float(error[place])) for place in places]
+        body.append([label(name), len(rows.by_name[name]), *cells, gap])
+    head = ["labels per class", "seeds", *(str(rows.per_class[place]) for place in places)]
+    return table([*head, f"up to {FEW}, minus autoencoder"], body)
+
+
+def samples_table(rows: Rows) -> str:
+    """Return what sampled codes add to mean codes, for few and many labels and both ways to count neighbours."""
+    columns = {"few": rows.few, "many": rows.many}
+    body = []
+    for name, seeds in rows.by_name.items():
+        if rows.has(name, "codes"):
+            gaps = [
+                points(*rows.mean_difference(places, name, name, way, "mean"), sign=True) if places else "–"
+                for places in columns.values()
+                for way in ("codes", "data")
+            ]
+            body.append([label(name), f"{np.mean([row['width'] for row in seeds.values()]):.3f}", *gaps])
+    head = [f"{text}, k counts {way}" for text in columns for way in ("codes", "images")]
+    return table(["model", "width", *head], body)
+
+
+def widths_table(rows: Rows) -> str:
+    """Return the gain where the labels choose the width, against mean codes and against the control."""
+    body = []
+    for name in rows.by_name:
+        if rows.has(name, "widths"):
+            others = ((name, "mean"), ("ae", "mean"), ("ae", "widths"))
+            gaps = [rows.mean_difference(rows.few, name, other, "widths", way) for other, way in others]
+            body.append([label(name), f"{chosen_width(rows, name):.3f}", *(points(*gap, sign=True) for gap in gaps)])
+    head = ["model", "width", "minus its mean codes", "minus autoencoder", "minus autoencoder with isotropic noise"]
+    return table(head, body)
+
+
+def chosen_width(rows: Rows, name: str) -> float:
+    """Return the median width that was chosen with 4 to 20 labels per class."""
+    found = []
+    for row in rows.by_name[name].values():
+        way = row["ways"]["widths"]
+        for number, factors in zip(rows.per_class, way["chosen"], strict=True):
+            if 4 <= number <= FEW:
+                found += [way["widths"][f"{factor:g}"] for factor in factors]
+    return median(found) if found else float("nan")
+
+
+def draw(folder: Path, results: dict[str, Any]) -> None:
+    """Draw differences to the autoencoder, and what samples of the default add to its mean codes."""
+    rows = Rows(results)
+    figure = Figure(2, 2, 5.2, 4.2)
+    left, right = figure.axes
+    curves = {"pixels": "black", "ensemble": "#b8860b", "dropout": GREY, "posthoc-sketched": ORANGE, DEFAULT: BLUE}
+    for name, colour in curves.items():
+        if name in rows.by_name:
+            curve(left, rows.per_class, rows.difference(name, "ae"), colour, "-", label(name))
+    left.set_title("accuracy minus that of the autoencoder")
+    for (name, way), (text, colour, style) in ADDED.items():
+        if rows.has(name, way):
+            curve(right, rows.per_class, rows.difference(name, name, way, "mean"), colour, style, text)
+    right.set_title("LAE online, default: sampled minus mean codes")
+    for axis in figure.axes:
+        axis.axhline(0, color="#bbbbbb", lw=0.8)
+        axis.set(xscale="log", xlabel="labels per class", ylabel="percentage points")
+        axis.set_xticks(rows.per_class, [str(number) for number in rows.per_class])
+        axis.minorticks_off()
+        axis.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+        axis.grid(alpha=0.3)
+    figure.save(folder / "few-labels.png", dpi=110)
+
+
+def curve(axis: Any, x: list[int], found: tuple[np.ndarray, np.ndarray], colour: str, style: str, text: str) -> None:
+    """Draw a line with a band of two standard errors."""
+    mean, error = 100 * found[0], 100 * np.nan_to_num(found[1])
+    axis.fill_between(x, mean - 2 * error, mean + 2 * error, color=colour, alpha=0.15, lw=0)
+    axis.plot(x, mean, color=colour, ls=style, lw=1.5, marker="o", ms=3, label=text)

@@ -1,0 +1,239 @@
+"""The study `few-labels`: nearest neighbours on codes, 1 to 100 labels per class (LAE Figure 12; docs/method/tasks.md).
+
+MNIST, dense 784-512-256-2 and back. Labelled and evaluated images come from the last 5,000 training rows, on which no
+model was trained. All models use the same labelled images. A labelled image is embedded by many posterior samples;
+there are four ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that samples
+of one image do not crowd out votes of several images), `mean` (the mean code only), and for some models `widths` (k
+counts images, and the labelled images choose how wide the samples scatter). The default's posterior is also evaluated
+by the linearised encoder, at temperature 1 (the Laplace posterior) and 10; a control has isotropic noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.autoencoders import LaplacianAutoencoder, linearised
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.data import Data
+from marquis.data import load as load_data
+from marquis.errors import DataError
+from marquis.tasks.semi_supervised import PER_CLASS, evaluate_codes
+from marquis_experiments.common.cells import cell, stored
+from marquis_experiments.common.parallel import run_in_processes
+from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.laplacian_autoencoder.codes import SAMPLES_SEED, codes_of, width
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import (
+    CONTROL,
+    DEFAULT,
+    TEMPERATURES,
+    accuracies,
+    draw,
+    values,
+)
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.widths import (
+    FACTORS,
+    ROUND,
+    by_chosen_width,
+    clouds,
+    isotropic,
+    mean_codes,
+)
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, model, train_ahead
+
+PIXELS = "pixels"
+MODELS = (
+    *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
+    *(DEFAULT, "online-sketched-temperature-0.1", "online-sketched-paper-code", "online-sketched-paper"),
+)
+WIDENED = ("ae", "posthoc-sketched", DEFAULT, "online-sketched-temperature-0.1", "online-sketched-paper-code")
+"""Rows whose samples are also scaled to several widths."""
+OFTEN = (PIXELS, "ae", CONTROL, DEFAULT, *TEMPERATURES, "online-sketched-paper-code")
+"""Rows of the claim: trainings of the same model differ by more than these models do."""
+ONCE = ("online-sketched-paper",)
+"""Rows that are at chance in every training."""
+CONTROL_WIDTH = 0.08
+"""Width of the control's noise: that of the default's samples at temperature 1."""
+LABELS_SEED, WIDTHS_SEED = 1000, 3000
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Compute every row; models are kept and shared with other studies."""
+    settings, place = run.settings, Place.of(run)
+    images, held = Images.load(settings.recipe, run.data_dir), held_out(settings, run.data_dir)
+    wanted = jobs(settings)
+    if run.size != "quick":
+        trained = [(name, seed) for name, seed in wanted if name in settings.models]
+        load = partial(Images.load, settings.recipe, run.data_dir)
+        train_ahead(run.shared, settings.recipe, trained, images, load, run.say)
+        missing = [job for job in wanted if not is_there(run.cells, settings, *job)]
+        run_in_processes(_row_in_process, [(place, settings, *job) for job in missing], run.say)
+    rows = []
+    for job in wanted:
+        rows.append(one_row(place, settings, images, held, *job, run.say))
+        run.say(line(rows[-1]))
+    return {"settings": settings.plain(), "rows": rows}
+
+
+def names(settings: Settings) -> list[str]:
+    """Return the rows of the tables."""
+    return [PIXELS, *settings.models, CONTROL, *TEMPERATURES]
+
+
+def jobs(settings: Settings) -> list[tuple[str, int]]:
+    """Return rows and their seeds, the first seed of all rows first."""
+
+    def seeds(name: str) -> int:
+        return 1 if name in ONCE else settings.seeds if name in OFTEN else settings.other_seeds
+
+    last = max(settings.seeds, settings.other_seeds)
+    return [(name, seed) for seed in range(last) for name in names(settings) if seed < seeds(name)]
+
+
+def held_out(settings: Settings, data_dir: str | Path | None) -> Data:
+    """Return images with labels that no model was trained on."""
+    last = settings.first + settings.held
+    rows = load_data(settings.recipe.data, "train", data_dir, limit=last)[settings.first :]
+    if len(rows) < settings.held or settings.recipe.images > settings.first:
+        raise DataError(
+            f"{settings.recipe.data}: rows {settings.first} to {last} of the training images are wanted for labels, "
+            f"after the {settings.recipe.images} that models are trained on; there are {len(rows)}."
+        )
+    return rows
+
+
+def one_row(
+    place: Place, settings: Settings, images: Images, held: Data, name: str, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return one row of the tables for one seed."""
+
+    def compute() -> dict[str, Any]:
+        before = time.process_time()
+        if name == PIXELS:
+            return {"failed": None, **measured(held.x.flatten(1)[None], None, held, settings, seed)}
+        key = "ae" if name == CONTROL else DEFAULT if name in TEMPERATURES else name
+        outcome = model(place.shared, key, seed, settings.recipe, images, say)
+        if outcome.model is None:
+            return {"failed": outcome.failed}
+        found = measured(*codes_of_row(name, outcome.model, held.x, settings.copies, seed), held, settings, seed)
+        return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
+
+    row = cell(place.folder, *_row_cell(settings, name, seed), compute)
+    if row["failed"] or name not in WIDENED:
+        return row
+
+    def compute_widths() -> dict[str, Any]:
+        before = time.process_time()
+        autoencoder = model(place.shared, name, seed, settings.recipe, images, say).require()
+        scaled = clouds(autoencoder, held.x, settings.data_copies, WIDTHS_SEED + seed)
+        labels = torch.Generator().manual_seed(LABELS_SEED + seed)
+        assert held.y is not None
+        chosen = by_chosen_width(scaled, held.y.long(), settings.per_class, settings.repetitions, labels)
+        widths = {f"{key:g}": width(*codes) for key, codes in scaled.items()}
+        return {**chosen, "widths": widths, "cpu_seconds": time.process_time() - before}
+
+    found = cell(place.folder, *_widths_cell(settings, name, seed), compute_widths)
+    return {**row, "ways": row["ways"] | {"widths": {key: found[key] for key in ("accuracy", "chosen", "widths")}}}
+
+
+def is_there(folder: Path, settings: Settings, name: str, seed: int) -> bool:
+    """Return whether the row was computed before."""
+    row = stored(folder, *_row_cell(settings, name, seed))
+    if row is None or row["failed"] or name not in WIDENED:
+        return row is not None
+    return stored(folder, *_widths_cell(settings, name, seed)) is not None
+
+
+def _row_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
+    """Return the name of a cell and all that it depends on."""
+    return f"{name}-s{seed}", {"name": name, "seed": seed, **settings.without("seeds", "other_seeds", "models")}
+
+
+def _widths_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
+    described = _row_cell(settings, name, seed)[1]
+    return f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "linearised": True}
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row as a line of progress."""
+    found = row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels"
+    return f"{row['name']}, seed {row['seed']}: {found}"
+
+
+def _row_in_process(place: Place, settings: Settings, name: str, seed: int) -> str:
+    images, held = Images.load(settings.recipe, place.data_dir), held_out(settings, place.data_dir)
+    return line(one_row(place, settings, images, held, name, seed, lambda text: None))
+
+
+def codes_of_row(
+    name: str, trained: BaseAutoencoder, x: Tensor, copies: int, seed: int
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `codes_of` for a row, from the model that was trained for it."""
+    if name == CONTROL:
+        means = mean_codes(trained, x)
+        source = torch.Generator().manual_seed(SAMPLES_SEED + seed)
+        return means + CONTROL_WIDTH * isotropic(means, copies, source), means
+    if name in TEMPERATURES:
+        assert isinstance(trained, LaplacianAutoencoder)
+        trained = linearised(trained, TEMPERATURES[name])
+    return codes_of(trained, x, copies, seed)
+
+
+def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:
+    """Compute accuracies `[numbers of labels][repetitions]` for each way to use the samples, with the same labels."""
+    assert held.y is not None
+    means = codes.mean(0) if means is None else means
+    labels = held.y.long()
+
+    def accuracy(codes: Tensor, count: Any) -> dict[str, Any]:
+        source = torch.Generator().manual_seed(LABELS_SEED + seed)
+        options = {"means": means, "repetitions": settings.repetitions, "count": count, "generator": source}
+        found = evaluate_codes(codes, labels, settings.per_class, **options)
+        return {"accuracy": found.accuracy.tolist(), "neighbours": found.neighbours.tolist()}
+
+    ways = {"mean": accuracy(means[None], "codes")}
+    if len(codes) > 1:
+        ways["codes"] = accuracy(codes, "codes")
+        ways["data"] = accuracy(codes[: settings.data_copies], "data")
+    return {"ways": ways, "width": width(codes, means), "copies": len(codes), "numbers": codes.shape[2]}
+
+
+STUDY = Study(
+    "few-labels",
+    Path(__file__).with_name("page.md"),
+    measure,
+    values,
+    draw,
+    default={
+        "recipe": TASK_RECIPES["default"],
+        "seeds": 6,
+        "other_seeds": 3,
+        "first": 55_000,
+        "held": 5_000,
+        "per_class": PER_CLASS,
+        "repetitions": 5,
+        "copies": 100,
+        "data_copies": 20,
+        "models": MODELS,
+    },
+    quick={
+        "recipe": TASK_RECIPES["quick"],
+        "seeds": 1,
+        "other_seeds": 1,
+        "first": 1000,
+        "held": 400,
+        "per_class": (1, 2, 5),
+        "repetitions": 3,
+        "copies": 10,
+        "data_copies": 5,
+        "models": tuple(key for key in MODELS if "temperature" not in key),
+    },
+    full={"recipe": TASK_RECIPES["full"], "seeds": 10, "other_seeds": 5, "repetitions": 20, "data_copies": 100},
+    cells="",
+)
