@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TASKS = [page for page in PAGES if page.parent.name in {"howto", "gallery"} and page.name != "index.md"]
 FENCE = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$", re.MULTILINE | re.DOTALL
 )
@@ -62,11 +64,28 @@ def test_fences_that_the_site_would_not_render(page):
     assert not [info for info in infos if re.match(r"\w+ +[^=]+$", info)]
 
 
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_the_navigation_or_in_the_index_of_results():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
     listed = set(re.findall(r"[\w/.-]+\.md", navigation))
+    results = set(re.findall(r"\]\(\.\./([\w/.-]+\.md)\)", (ROOT / "docs/results/index.md").read_text()))
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
-    assert pages == listed
+    assert pages == listed | results
+    assert {page.split("/")[0] for page in results} == {"experiments", "benchmarks"}
+
+
+@pytest.mark.parametrize("page", TASKS, ids=lambda page: name_of(page))
+def test_every_task_draws_the_picture_that_its_page_shows(page):
+    text = page.read_text()
+    assert re.findall(r"savefig\(\"([^\"]+)\"", text) == [f"{page.stem}.png"]
+    assert f"](../assets/gallery/{page.stem}.png)" in text
+    gallery = (ROOT / "docs/gallery/index.md").read_text()
+    assert f"](../assets/gallery/{page.stem}.png)]({os.path.relpath(page, ROOT / 'docs/gallery')})" in gallery
+
+
+def test_equations_are_numbered_in_order():
+    for page in (ROOT / "docs/method").glob("*.md"):
+        numbers = re.findall(r"\\tag\{(\d+)\}", page.read_text())
+        assert numbers == [str(number) for number in range(1, len(numbers) + 1)], page.name
 
 
 def test_the_site_asks_nobody_else():

@@ -30,6 +30,12 @@ def test_import_loads_nothing_heavy():
     assert not set(HEAVY) & set(loaded)
 
 
+def test_lightning_is_not_loaded_before_a_training_with_it():
+    names = "mq.Laplace, mq.OnlineLaplace, mq.tasks.ood, mq.variational.MAP, mq.data.load, mq.evidence.train"
+    loaded = run_python(f"import sys, marquis as mq, marquis.sklearn; {names}; print(*sys.modules)").split()
+    assert "lightning" not in loaded and "pytorch_lightning" not in loaded
+
+
 def test_the_heavy_check_can_fail():
     loaded = run_python("import sys, marquis; marquis.likelihoods; print(*sys.modules)").split()
     assert "torch" in loaded
