@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
-from marquis.curvature.backward import walk as factor_pass
+from marquis.curvature.backward import walk
 
 STRUCTURES = ("diagonal", "block", "full", "lowrank")
 
 
-def one_column_at_a_time(self: factor_pass.FactorPass, root: object, steps: object) -> int:
+def one_column_at_a_time(self: walk.BackwardWalk, root: object, steps: object) -> int:
     return 1
 
 
@@ -35,7 +35,7 @@ def assert_exact(
         for x, oracle in zip(batches, oracles, strict=True):
             for structure in structures:
                 assert_structure(ggn(model, x, likelihood, structure, **options), structure, oracle, named)
-        monkeypatch.setattr(factor_pass.FactorPass, "_columns_per_chunk", one_column_at_a_time)
+        monkeypatch.setattr(walk.BackwardWalk, "_columns_per_chunk", one_column_at_a_time)
 
 
 def test_the_oracle_itself() -> None:
@@ -290,7 +290,7 @@ def test_the_sum_does_not_depend_on_the_batches(structure: str) -> None:
 
 
 def test_a_subset_is_the_sub_block_and_its_walk_is_shorter() -> None:
-    from marquis.curvature.backward.route import Route
+    from marquis.curvature.backward.steps import BackwardSteps
     from marquis.curvature.graph.cache import network_of
 
     model = built(LeNet())
@@ -305,7 +305,10 @@ def test_a_subset_is_the_sub_block_and_its_walk_is_shorter() -> None:
             ours = ggn(model, x, "categorical", structure, parameters=chosen)
             assert_structure(ours, structure, oracle, {n: named[n] for n in chosen})
     network = network_of(model, named, x)
-    steps = {names: len(Route.of(network, names).steps) for names in [("head.weight",), ("body.3.bias",), tuple(named)]}
+    steps = {
+        names: len(BackwardSteps.of(network, names).steps)
+        for names in [("head.weight",), ("body.3.bias",), tuple(named)]
+    }
     assert steps["head.weight",] == 1
     assert 1 < steps["body.3.bias",] < steps[tuple(named)]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
-from marquis.curvature.backward import walk as factor_pass
+from marquis.curvature.backward import walk
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -128,7 +128,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }  # fmt: skip
 
 
-def one_column_at_a_time(self: factor_pass.FactorPass, root: object, steps: object) -> int:
+def one_column_at_a_time(self: walk.BackwardWalk, root: object, steps: object) -> int:
     return 1
 
 
@@ -150,7 +150,7 @@ def test_the_factors_are_those_of_the_definition(name: str, monkeypatch: pytest.
                 assert float(block(dense, model, weight).trace()) == pytest.approx(trace, rel=RTOL)
                 bias = weight.replace("weight", "bias")
                 assert_matches(block(dense, model, bias), block(exact, model, bias))  # biases keep their exact block
-        monkeypatch.setattr(factor_pass.FactorPass, "_columns_per_chunk", one_column_at_a_time)
+        monkeypatch.setattr(walk.BackwardWalk, "_columns_per_chunk", one_column_at_a_time)
 
 
 def weight_blocks(model: nn.Module, x: Tensor, likelihood: Any, names: list[str]) -> list[tuple[Tensor, Tensor]]:

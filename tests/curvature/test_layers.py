@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from marquis.curvature import ggn
-from marquis.curvature.backward import walk as factor_pass
+from marquis.curvature.backward import walk
 
 
 def tokens(batch: int, length: int = 4, vocabulary: int = 6) -> Tensor:
@@ -198,7 +198,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
 }  # fmt: skip
 
 
-def one_column_at_a_time(self: factor_pass.FactorPass, root: object, steps: object) -> int:
+def one_column_at_a_time(self: walk.BackwardWalk, root: object, steps: object) -> int:
     return 1
 
 
@@ -212,4 +212,4 @@ def test_layer_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for batch, oracle in oracles.items():
             for structure in structures:
                 assert_structure(ggn(model, data(batch), "gaussian", structure), structure, oracle, named)
-        monkeypatch.setattr(factor_pass.FactorPass, "_columns_per_chunk", one_column_at_a_time)
+        monkeypatch.setattr(walk.BackwardWalk, "_columns_per_chunk", one_column_at_a_time)

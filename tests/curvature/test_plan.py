@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import Plan, ggn, plan
-from marquis.curvature.backward.output_roots import Root
-from marquis.curvature.backward.walk import FactorPass
+from marquis.curvature.backward.output_roots import SquareRoot
+from marquis.curvature.backward.walk import BackwardWalk
 from marquis.curvature.planning.coverage import UNUSED, LayerPlan
 from marquis.curvature.planning.memory import AllocationMeter
 from marquis.curvature.planning.support import support_table
@@ -22,7 +22,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.structures import Kronecker
 
 KINDS = ("diagonal", "kronecker", "block", "full", "lowrank")
-factor_pass_module = sys.modules["marquis.curvature.backward.walk"]
+walk_module = sys.modules["marquis.curvature.backward.walk"]
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -114,36 +114,36 @@ def layer(made: Plan, name: str) -> LayerPlan:
 def test_columns_cuts_chunks_and_bytes_are_those_of_the_engine(name: str, structure: str, networks: Any):
     model, x = networks[name]
     made = plan(model, x, "gaussian", structure)
-    starts: list[Root] = []
+    starts: list[SquareRoot] = []
     cuts: list[tuple[int, int]] = []
     chunks: list[int] = []
-    segment, walk, planned = FactorPass._segment, FactorPass._walk, factor_pass_module.planned_cuts
+    segment, chunk, chosen = BackwardWalk._segment, BackwardWalk._chunk, walk_module.chosen_bottlenecks
 
-    def spy_segment(self: FactorPass, root: Root, *rest: Any) -> Root:
+    def spy_segment(self: BackwardWalk, root: SquareRoot, *rest: Any) -> SquareRoot:
         starts.append(root)
         return segment(self, root, *rest)
 
-    def spy_walk(self: FactorPass, steps: Any, source: int, start: Any, cut: Any) -> Any:
+    def spy_chunk(self: BackwardWalk, steps: Any, source: int, start: Any, cut: Any) -> Any:
         chunks.append(start.count)
-        return walk(self, steps, source, start, cut)
+        return chunk(self, steps, source, start, cut)
 
     def spy_cuts(*args: Any) -> Any:
-        found = planned(*args)
+        found = chosen(*args)
         cuts.extend((cut.value, cut.width) for cut in found)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FactorPass, "_segment", spy_segment)
-        patch.setattr(FactorPass, "_walk", spy_walk)
-        patch.setattr(factor_pass_module, "planned_cuts", spy_cuts)
+        patch.setattr(BackwardWalk, "_segment", spy_segment)
+        patch.setattr(BackwardWalk, "_chunk", spy_chunk)
+        patch.setattr(walk_module, "chosen_bottlenecks", spy_cuts)
         with AllocationMeter() as meter:
             found = ggn(model, x, "gaussian", structure)
     assert made.result_bytes == found.nbytes
     assert made.columns == starts[0].count
-    assert [s.columns for s in made.stretches] == [root.count for root in starts]
+    assert [s.columns for s in made.segments] == [root.count for root in starts]
     assert [c.after for c in made.recompressions] == [width for _, width in cuts]
-    assert sum(s.chunks for s in made.stretches) == len(chunks)
-    assert {s.chunk for s in made.stretches} <= set(chunks)
+    assert sum(s.chunks for s in made.segments) == len(chunks)
+    assert {s.chunk for s in made.segments} <= set(chunks)
     if isinstance(found, Kronecker):
         assert {entry.name: entry.kept for entry in made.layers} == found.report()
     assert 0.6 * meter.peak <= made.total_bytes <= 2.5 * meter.peak + 10_000
@@ -159,10 +159,10 @@ def test_a_bottleneck_is_named(networks: Any):
 
 def test_a_picture_is_cut_into_tiles(networks: Any):
     made = plan(*networks["convolutional"], "gaussian")
-    (stretch,) = made.stretches
-    assert stretch.tile is not None
-    assert stretch.chunk == torch.Size(stretch.tile).numel()
-    assert stretch.chunk * stretch.chunks == made.columns == 256
+    (segment,) = made.segments
+    assert segment.tile is not None
+    assert segment.chunk == torch.Size(segment.tile).numel()
+    assert segment.chunk * segment.chunks == made.columns == 256
 
 
 def test_sketched_has_as_many_columns_as_probes(networks: Any):

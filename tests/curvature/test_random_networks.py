@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
-from marquis.curvature.backward import walk as factor_pass
+from marquis.curvature.backward import walk
 
 LIKELIHOODS: list[Any] = ["gaussian", "bernoulli", "categorical", mq.Gaussian(2.0)]
 
@@ -49,9 +49,9 @@ def test_every_structure_and_estimator(
     named = dict(model.named_parameters())
     with pytest.MonkeyPatch.context() as patch:
         if mode % 2:
-            patch.setattr(factor_pass.FactorPass, "_columns_per_chunk", lambda self, root, steps: 1 + seed % 3)
+            patch.setattr(walk.BackwardWalk, "_columns_per_chunk", lambda self, root, steps: 1 + seed % 3)
         if mode // 2:
-            patch.setattr(factor_pass, "choose_cuts", greedy_cuts)
+            patch.setattr(walk, "choose_bottlenecks", greedy_cuts)
         for structure in ("diagonal", "block", "full", "lowrank"):
             ours = ggn(model, x, likelihood, structure)
             if float(oracle.abs().max()) < 1e-14:

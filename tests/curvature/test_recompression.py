@@ -12,22 +12,22 @@ from oracle import assert_matches, assert_structure, built, dense_ggn, double
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
-from marquis.curvature.backward import walk as factor_pass
-from marquis.curvature.backward.output_roots import Root
-from marquis.curvature.backward.walk import FactorPass
+from marquis.curvature.backward import walk
+from marquis.curvature.backward.output_roots import SquareRoot
+from marquis.curvature.backward.walk import BackwardWalk
 
 
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Columns at the start of each segment between cuts."""
     seen: list[int] = []
-    original = FactorPass._segment
+    original = BackwardWalk._segment
 
-    def watched(self: FactorPass, root: Root, *rest: object) -> Root:
+    def watched(self: BackwardWalk, root: SquareRoot, *rest: object) -> SquareRoot:
         seen.append(root.count)
         return original(self, root, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(FactorPass, "_segment", watched)
+    monkeypatch.setattr(BackwardWalk, "_segment", watched)
     return seen
 
 
@@ -42,7 +42,7 @@ def at_every_cut(monkeypatch: pytest.MonkeyPatch) -> None:
                 columns = cut.width
         return chosen
 
-    monkeypatch.setattr(factor_pass, "choose_cuts", greedy)
+    monkeypatch.setattr(walk, "choose_bottlenecks", greedy)
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
@@ -64,7 +64,7 @@ def test_on_or_off_gives_the_same(structure: str, widths: list[int], monkeypatch
     x = double(5, 16)
     on = ggn(model, x, "gaussian", structure).to_dense()
     assert widths[0] == 16 and widths[-1] == 2, "the cost model must find this bottleneck worth it"
-    monkeypatch.setattr(factor_pass, "planned_cuts", lambda *arguments: [])
+    monkeypatch.setattr(walk, "chosen_bottlenecks", lambda *arguments: [])
     assert_matches(ggn(model, x, "gaussian", structure).to_dense(), on, 1e-10)
     assert widths[-1] == 16
 
@@ -141,8 +141,8 @@ def test_cutting_between_two_uses_would_be_wrong(monkeypatch: pytest.MonkeyPatch
     model = built(TiedAutoencoder(5, 2))
     x = double(3, 5)
     right = ggn(model, x, "gaussian").diagonal()
-    original = factor_pass.find_cuts
-    monkeypatch.setattr(factor_pass, "find_cuts", lambda n, s, a, sh, groups, r: original(n, s, a, sh, (), r))
+    original = walk.find_bottlenecks
+    monkeypatch.setattr(walk, "find_bottlenecks", lambda n, s, a, sh, groups, r: original(n, s, a, sh, (), r))
     fresh = built(TiedAutoencoder(5, 2))
     wrong = ggn(fresh, x, "gaussian").diagonal()
     assert float((wrong - right).abs().max() / right.abs().max()) > 1e-2

@@ -16,7 +16,7 @@ from squared_oracle import approximate, approximate_with_kept_values, assert_sam
 from torch import Tensor, nn
 
 from marquis.curvature.graph.network import Network
-from marquis.curvature.ops.squared_rules import RULES, supported
+from marquis.curvature.ops.registry import OPERATIONS, register
 
 
 @functools.cache
@@ -84,16 +84,21 @@ def test_decomposed_batch_norm() -> None:
     assert_same(approximate(network, model, x), exact(model, x))
 
 
+SQUARED = {name: entry.squared for name, entry in OPERATIONS.items() if entry.squared is not None}
+
+
 def test_no_rule_goes_untested() -> None:
     tested = {step.name for case in CASES for step in probe(case)[2].steps}
     elsewhere = {"embedding", "_native_batch_norm_legit_no_training"}
-    assert set(RULES) - tested - elsewhere == set()
+    assert set(SQUARED) - tested - elsewhere == set()
 
 
-def test_support_table_lists_every_rule() -> None:
-    rows = supported()
-    assert {row.operation for row in rows} >= set(RULES)
-    assert all(row.note for row in rows)
-    table = {row.operation: row for row in rows}
-    assert table["linear"].parameter_rule and not table["tanh"].parameter_rule
-    assert not table["embedding"].input_rule
+def test_every_rule_has_a_note_for_the_support_table() -> None:
+    assert all(rule.note for rule in SQUARED.values())
+    assert SQUARED["linear"].parameters and not SQUARED["tanh"].parameters
+    assert all(entry.gradient for entry in OPERATIONS.values() if entry.layer)
+
+
+def test_an_operation_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="`linear` is registered twice"):
+        register("linear")

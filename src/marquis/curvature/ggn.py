@@ -10,32 +10,34 @@ import torch
 from torch import Tensor
 
 from marquis.choices import choose
-from marquis.curvature.backward.accumulators import make_sink
-from marquis.curvature.backward.output_roots import Root, empirical_root, exact_root, fisher_root, sketched_root
-from marquis.curvature.backward.route import Route
-from marquis.curvature.backward.tiles import picture_of
-from marquis.curvature.backward.walk import FactorPass
+from marquis.curvature.backward.accumulators import make_accumulator
+from marquis.curvature.backward.output_roots import (
+    SquareRoot,
+    empirical_root,
+    exact_root,
+    fisher_root,
+    sketched_root,
+)
+from marquis.curvature.backward.steps import BackwardSteps
+from marquis.curvature.backward.tiles import image_shape
+from marquis.curvature.backward.walk import BackwardWalk
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
-from marquis.curvature.ops.pullbacks import Context
-from marquis.curvature.ops.rules import without_kronecker_form
+from marquis.curvature.ops import without_kronecker_form
+from marquis.curvature.ops.context import Context
+from marquis.curvature.planning.choices import ESTIMATORS, SHARING_ESTIMATORS, check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
 from marquis.curvature.squared.mixed import mixed_pass
 from marquis.curvature.squared.squared import squared_forward, squared_pass
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError
 from marquis.functional.call import Model, describe, without_inference
 from marquis.functional.checks import all_finite, batch_size, check_finite
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
-ESTIMATORS = ("exact", "sketched", "approximate", "mixed")
-"""How the network is differentiated; see `ggn`."""
-
-SHARING_ESTIMATORS = ("exact", "sketched")
-"""Those that can share a forward pass with the loss."""
-
-MakeRoot = Callable[[Tensor, "tuple[int, ...] | None"], Root]
+MakeRoot = Callable[[Tensor, "tuple[int, ...] | None"], SquareRoot]
+"""Makes the square root at the output, from the outputs and the shape of the image that they are, if any."""
 
 
 @torch.inference_mode(False)
@@ -169,7 +171,7 @@ def empirical_fisher(
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
 
-    def root(f: Tensor, _: tuple[int, ...] | None) -> Root:
+    def root(f: Tensor, _: tuple[int, ...] | None) -> SquareRoot:
         job.likelihood.resolve(f).validate(f, y, mask)
         return empirical_root(job.likelihood.resolve(f), f, mask, y)
 
@@ -208,7 +210,7 @@ class _Job:
         """How the square root at the output is made, and its columns where they are known beforehand."""
         if estimator == "sketched":
             return lambda f, _: sketched_root(self.likelihood.resolve(f), f, self.mask, probes, generator), probes
-        return lambda f, picture: exact_root(self.likelihood.resolve(f), f, self.mask, picture), None
+        return lambda f, image: exact_root(self.likelihood.resolve(f), f, self.mask, image), None
 
     def network(self) -> Network:
         return network_of(self.model, self.everything, self.x)
@@ -232,23 +234,24 @@ class _Job:
     ) -> tuple[Tensor, Callable[[], Structure]]:
         """The outputs at `params`, with their graph where gradients are enabled, and the factor pass still to run."""
         network = self.network()
-        route = Route.of(network, self.layout.names)
+        backward = BackwardSteps.of(network, self.layout.names)
         values = network.bind(params, self.x)
         shapes: dict[int, tuple[int, ...]] = {}
-        outputs = network.forward(values, route.needed, shapes, route.pooled)
+        outputs = network.forward(values, backward.needed, shapes, backward.with_extra)
         values = {number: v.detach() if isinstance(v, Tensor) else v for number, v in values.items()}
         plain = self.check_outputs(outputs.detach())
 
         @torch.no_grad()
         def curvature() -> Structure:
             roots = self.likelihood.resolve(plain).root_shape(plain).numel() if columns is None else columns
-            diagonal = without_kronecker_form(network, route.uses)
+            diagonal = without_kronecker_form(network, backward.uses)
             check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit, diagonal)
-            sink = make_sink(self.structure, self.layout, self.like, self.size, self.weight_sharing == "reduce")
-            context = Context(network, values, shapes, route.active, self.size)
-            root = make_root(plain, picture_of(network, shapes))
-            FactorPass(route, context, sink, chunk_bytes(self.memory_limit)).run(root)
-            return sink.finish()
+            reduce = self.weight_sharing == "reduce"
+            accumulator = make_accumulator(self.structure, self.layout, self.like, self.size, reduce)
+            context = Context(network, values, shapes, backward.active, self.size)
+            root = make_root(plain, image_shape(network, shapes))
+            BackwardWalk(backward, context, accumulator, chunk_bytes(self.memory_limit)).run(root)
+            return accumulator.finish()
 
         return outputs, curvature
 
@@ -270,28 +273,12 @@ class _Job:
         network = self.network()
         values = network.bind(self.everything, self.x)
         shapes: dict[int, tuple[int, ...]] = {}
-        route = Route.of(network, self.layout.names)
-        outputs = self.check_outputs(network.forward(values, None, shapes, route.pooled))
-        context = Context(network, values, shapes, route.active, self.size)
-        sink = make_sink("diagonal", self.layout, self.like, self.size)
-        found = mixed_pass(route, context, self.likelihood.resolve(outputs), self.mask, sink, width_limit)
-        exact = sink.finish().diagonal()
-        return Diagonal(self.layout, exact + self.diagonal(found).diagonal())
-
-    def diagonal(self, found: Mapping[str, Tensor]) -> Diagonal:
-        """A diagonal from totals by name; zeros for parameters that the output does not depend on."""
-        zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items() if name not in found}
-        return Diagonal(self.layout, self.layout.flatten({**zeros, **found}))
-
-
-def check_choices(structure: str, estimator: str, probes: int) -> tuple[str, str]:
-    """Return structure and estimator as the package writes them; refuse combinations that make no sense."""
-    structure, estimator = choose("structure", structure, STRUCTURES), choose("estimator", estimator, ESTIMATORS)
-    if estimator in ("approximate", "mixed") and structure != "diagonal":
-        raise UnsupportedOperationError(
-            f"estimator='{estimator}' carries only the diagonal of the curvature between layers, so it has nothing "
-            f"to put into structure='{structure}'; use estimator='exact' or 'sketched', or structure='diagonal'."
-        )
-    if estimator == "sketched" and probes < 1:
-        raise DataError(f"probes={probes}: a sketch needs at least one random column.")
-    return structure, estimator
+        backward = BackwardSteps.of(network, self.layout.names)
+        outputs = self.check_outputs(network.forward(values, None, shapes, backward.with_extra))
+        context = Context(network, values, shapes, backward.active, self.size)
+        accumulator = make_accumulator("diagonal", self.layout, self.like, self.size)
+        likelihood = self.likelihood.resolve(outputs)
+        by_squares = mixed_pass(backward, context, likelihood, self.mask, accumulator, width_limit)
+        zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items()}
+        vector = accumulator.finish().diagonal() + self.layout.flatten({**zeros, **by_squares})
+        return Diagonal(self.layout, vector)

@@ -1,6 +1,6 @@
 """Where the factor pass starts: columns of a square root of the output Hessian.
 
-A root is a list of chunks of columns, made one at a time. `exact` has one column per output, in tiles of the picture
+A root is a list of chunks of columns, made one at a time. `exact` has one column per output, in tiles of the image
 where the output is one; `sketched` has a few random combinations of them; the Fisher and the empirical Fisher have
 gradients at sampled or given labels.
 """
@@ -18,7 +18,7 @@ from marquis.curvature.factors.factor import Factor, Window, identity_columns
 from marquis.likelihoods import Likelihood
 
 
-class Root(ABC):
+class SquareRoot(ABC):
     """Columns at the network's output."""
 
     count: int
@@ -34,7 +34,7 @@ class Root(ABC):
 
 
 @dataclass(eq=False)
-class Written(Root):
+class ExplicitRoot(SquareRoot):
     """Columns that are already written out: [c, n, *shape]."""
 
     columns: Tensor
@@ -57,7 +57,7 @@ class Written(Root):
 
 
 @dataclass(eq=False)
-class Separate(Root):
+class PixelwiseRoot(SquareRoot):
     """Output Hessians that couple nothing, or only entries along one dimension (classes at one pixel).
 
     Columns are made for a box of the output at a time: an identity within the box, or the root of its classes.
@@ -66,8 +66,8 @@ class Separate(Root):
         likelihood: p(y|f).
         outputs: f.
         mask: observed entries, or None.
-        grid: the shape in which boxes are cut: f's own without the batch, or the picture that was flattened into it.
-        local: whether to cut square tiles of the last dimensions rather than stretches of a flat output.
+        grid: the shape in which boxes are cut: f's shape without the batch, or the image that was flattened into it.
+        local: whether to cut square tiles of the last dimensions rather than ranges of a flat output.
     """
 
     likelihood: Likelihood
@@ -96,7 +96,7 @@ class Separate(Root):
     def chunks(self, columns: int) -> list[object]:
         """Boxes of the grid with about this many root columns each."""
         if not self.local:
-            return self._stretches(columns)
+            return self._ranges(columns)
         depth = self.root_grid[0]
         space = self.grid[1:]
         side = max(1, round((columns / depth) ** (1 / len(space))))
@@ -105,7 +105,7 @@ class Separate(Root):
             boxes = [(*box, (a, min(size, a + side))) for box in boxes for a in range(0, size, side)]
         return list(boxes)
 
-    def _stretches(self, columns: int) -> list[object]:
+    def _ranges(self, columns: int) -> list[object]:
         """Cut along the largest dimension that is not the classes'."""
         classes = None if self.likelihood.coupling is None else self._class_axis
         others = [d for d in range(len(self.grid)) if d != classes]
@@ -148,46 +148,48 @@ def _unless_trivial(window: Window, shape: tuple[int, ...]) -> Window | None:
     return None if window.is_everything and window.full == shape[1:] else window
 
 
-def exact_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, picture: tuple[int, ...] | None) -> Root:
+def exact_root(
+    likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, image: tuple[int, ...] | None
+) -> SquareRoot:
     """One column per output.
 
     Args:
         likelihood: p(y|f).
         outputs: f, [n, ...].
         mask: observed entries, or None for all.
-        picture: the shape (channels, *space) whose tiles are worth treating apart, or None.
+        image: the shape (channels, *space) whose tiles are worth treating apart, or None.
     """
-    own = tuple(outputs.shape[1:])
-    if likelihood.coupling == "all" or not own or (likelihood.coupling is not None and len(own) == 1):
+    shape = tuple(outputs.shape[1:])
+    if likelihood.coupling == "all" or not shape or (likelihood.coupling is not None and len(shape) == 1):
         shared = likelihood.constant_hessian and mask is None
         source = outputs[:1] if shared else outputs
-        return Written(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)
-    if picture is not None and (
-        likelihood.coupling is None or (picture == own and likelihood.coupling % outputs.dim() == 1)
+        return ExplicitRoot(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)
+    if image is not None and (
+        likelihood.coupling is None or (image == shape and likelihood.coupling % outputs.dim() == 1)
     ):
-        return Separate(likelihood, outputs, mask, picture, local=True)
-    return Separate(likelihood, outputs, mask, own, local=False)
+        return PixelwiseRoot(likelihood, outputs, mask, image, local=True)
+    return PixelwiseRoot(likelihood, outputs, mask, shape, local=False)
 
 
 def sketched_root(
     likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, probes: int, generator: torch.Generator | None
-) -> Root:
+) -> SquareRoot:
     """`probes` random columns with E[s sᵀ] = output Hessian: Rademacher signs through the exact square root."""
     shape = (probes, outputs.shape[0], *likelihood.root_shape(outputs))
     draws = torch.randint(0, 2, shape, generator=generator, device=outputs.device, dtype=torch.int8)
     signs = draws.to(outputs.dtype).mul_(2).sub_(1)
     columns = likelihood.apply_sqrt(outputs, signs, mask)
-    return Written(columns if probes == 1 else columns / probes**0.5, tuple(outputs.shape))
+    return ExplicitRoot(columns if probes == 1 else columns / probes**0.5, tuple(outputs.shape))
 
 
 def fisher_root(
     likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
-) -> Root:
+) -> SquareRoot:
     """Gradients at labels drawn from the model (1.3); unbiased for the Fisher."""
     columns = torch.stack([likelihood.fisher_column(outputs, generator, mask) for _ in range(samples)])
-    return Written(columns / samples**0.5, tuple(outputs.shape))
+    return ExplicitRoot(columns / samples**0.5, tuple(outputs.shape))
 
 
-def empirical_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, labels: Tensor) -> Root:
+def empirical_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, labels: Tensor) -> SquareRoot:
     """Gradients at the labels of the data: a different matrix, used under its own name only."""
-    return Written(likelihood.gradient(outputs, labels, mask)[None], tuple(outputs.shape))
+    return ExplicitRoot(likelihood.gradient(outputs, labels, mask)[None], tuple(outputs.shape))

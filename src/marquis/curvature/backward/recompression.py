@@ -1,4 +1,7 @@
-"""Recompression: an exact square root of M with as many columns as the tensor is wide (2.3)."""
+"""Recompression: an exact square root of M with as many columns as the tensor is wide.
+
+See docs/method/curvature.md, Recompression.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.output_roots import Written
+from marquis.curvature.backward.output_roots import ExplicitRoot
 from marquis.curvature.factors.factor import Factor, Window
 from marquis.errors import NumericalError
 
@@ -16,7 +19,7 @@ LARGEST_JITTER = 1e-4
 
 
 @dataclass(eq=False)
-class Triangular(Written):
+class TriangularRoot(ExplicitRoot):
     """Columns of a lower triangular square root: column c is zero above entry c, so a chunk has a window."""
 
     def __init__(self, lower: Tensor, shape: tuple[int, ...]) -> None:

@@ -1,8 +1,9 @@
 """The factor pass: exact and sketched curvature through one backward walk over the captured graph.
 
-A square root S of the output Hessian is pulled back step by step. Where it meets a parameter, per-sample gradients go
-to the sink of the structure; at chosen bottlenecks the columns are replaced by fewer (`cuts.py`). Columns are worked
-through in chunks (tiles of the picture where the output is one), so memory is bounded by the chunk, not the output.
+A square root S of the output Hessian goes backwards step by step (docs/method/curvature.md, Factor pass). Where it
+meets a parameter, per-sample gradients go to the accumulator of the structure; at chosen bottlenecks its columns are
+replaced by fewer. Columns are worked through in chunks (tiles where the output is an image), so memory is bounded by
+the chunk, not the output.
 
 Cost: columns x backward. Memory: the forward values that the rules need, plus one chunk of columns.
 """
@@ -13,121 +14,156 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators import Sink
-from marquis.curvature.backward.bottlenecks import Cut, choose_cuts, find_cuts, step_costs
-from marquis.curvature.backward.output_roots import Root, Separate
-from marquis.curvature.backward.recompression import Triangular, add_gram, square_root
-from marquis.curvature.backward.route import Route
+from marquis.curvature.backward.accumulators import Accumulator
+from marquis.curvature.backward.bottlenecks import Bottleneck, choose_bottlenecks, find_bottlenecks, step_costs
+from marquis.curvature.backward.output_roots import PixelwiseRoot, SquareRoot
+from marquis.curvature.backward.recompression import TriangularRoot, add_gram, square_root
+from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.backward.tiles import columns_per_tile
 from marquis.curvature.factors.factor import Factor
-from marquis.curvature.factors.gradients import Form, combine
+from marquis.curvature.factors.gradients import ParameterGradients
+from marquis.curvature.factors.outer_products import sum_over_uses
 from marquis.curvature.graph.network import Step
-from marquis.curvature.ops.pullbacks import Context, Cotangent, add, pull
-from marquis.curvature.ops.pullbacks.elementwise import is_pointwise
-from marquis.curvature.ops.rules import gradients_of
+from marquis.curvature.ops import add_cotangents, parameter_gradients, vector_jacobian
+from marquis.curvature.ops.context import Context, Cotangent
+from marquis.curvature.ops.registry import is_tagged_pointwise
+
+
+class Observer:
+    """What a backward walk shows and asks; this one neither records nor changes anything."""
+
+    def choose_chunks(self, root: SquareRoot, chunks: list[object], bottleneck: Bottleneck | None) -> list[object]:
+        """Return the chunks of columns to walk with, down to the next bottleneck."""
+        return chunks
+
+    def on_step(self, step: Step) -> None:
+        """Take note of a step that columns arrive at."""
+
+    def on_gradients(self, step: Step, number: int, name: str, gradients: ParameterGradients) -> None:
+        """Take note of one use of a parameter."""
+
+    def square_root(self, gram: Tensor, where: str) -> Tensor:
+        """Return a triangular square root of M at a bottleneck."""
+        return square_root(gram, where)
 
 
 @dataclass(eq=False)
-class FactorPass:
-    """One backward walk with a given root and sink.
+class BackwardWalk:
+    """One backward walk from a given square root to an accumulator.
 
     Attributes:
-        route: the steps to visit and the uses of parameters along them.
+        backward: the steps to visit and the uses of parameters along them.
         context: the network's values on this batch.
-        sink: receives the gradients.
+        accumulator: receives the gradients.
         chunk_bytes: target size of a chunk of columns.
+        observer: told what happens.
     """
 
-    route: Route
+    backward: BackwardSteps
     context: Context
-    sink: Sink
+    accumulator: Accumulator
     chunk_bytes: int
+    observer: Observer | None = None
 
-    def run(self, root: Root) -> None:
-        """Walk from the output to the first parameters, in segments between the chosen cuts."""
-        for name, count in self.route.counts.items():
+    def run(self, root: SquareRoot) -> None:
+        """Walk from the output to the first parameters, in segments between the chosen bottlenecks."""
+        for name, count in self.backward.counts.items():
             if count > 1:
-                self.sink.refuse_shared(name, count)
-        cuts = planned_cuts(self.route, self.context.shapes, self.sink, root.count, root.shared, self.context.size)
+                self.accumulator.refuse_shared(name, count)
+        bottlenecks = chosen_bottlenecks(self.backward, self.context.shapes, self.accumulator, root, self.context.size)
         start = 0
-        for cut in [*cuts, None]:
-            stop = len(self.route.steps) if cut is None else cut.position
-            root = self._segment(root, start, stop, cut)
+        for bottleneck in [*bottlenecks, None]:
+            stop = len(self.backward.steps) if bottleneck is None else bottleneck.position
+            root = self._segment(root, start, stop, bottleneck)
             start = stop
 
-    def _segment(self, root: Root, start: int, stop: int, cut: Cut | None) -> Root:
-        """Pull all columns through steps [start, stop); returns the recompressed root at the cut."""
-        steps = self.route.steps[start:stop]
-        source = self.context.network.output if start == 0 else self.route.steps[start].value
+    def _segment(self, root: SquareRoot, start: int, stop: int, bottleneck: Bottleneck | None) -> SquareRoot:
+        """Take all columns through steps [start, stop); returns the recompressed root at the bottleneck."""
+        steps, observer, context = self.backward.steps[start:stop], self.observer, self.context
+        source = context.network.output if start == 0 else self.backward.steps[start].value
         chunks = root.chunks(self._columns_per_chunk(root, steps))
+        context.caching = len(chunks) > 1
+        if observer is not None:
+            chunks = observer.choose_chunks(root, chunks, bottleneck)
         gram: Tensor | None = None
-        self.context.caching = len(chunks) > 1
         for chunk in chunks:
-            factor = self._walk(steps, source, root.make(chunk), cut)
-            self.sink.end_chunk()
-            if cut is not None and factor is not None:
-                gram = add_gram(gram, factor, cut.width)
-        self.sink.end_segment()
-        self.context.cache.clear()
-        if cut is None:
+            factor = self._chunk(steps, source, root.make(chunk), bottleneck)
+            self.accumulator.end_chunk()
+            if bottleneck is not None and factor is not None:
+                gram = add_gram(gram, factor, bottleneck.width)
+        self.accumulator.end_segment()
+        context.cache.clear()
+        if bottleneck is None:
             return root
-        shape = self.context.shapes[cut.value]
         if gram is None:  # nothing arrived: the output does not depend on what lies below
-            gram = torch.zeros(1, cut.width, cut.width, dtype=self.sink.like.dtype, device=self.sink.like.device)
-        return Triangular(square_root(gram, self.context.network.producers[cut.value].where), tuple(shape))
+            gram = self.accumulator.like.new_zeros(1, bottleneck.width, bottleneck.width)
+        where = context.network.producers[bottleneck.value].where
+        lower = square_root(gram, where) if observer is None else observer.square_root(gram, where)
+        return TriangularRoot(lower, tuple(context.shapes[bottleneck.value]))
 
-    def _columns_per_chunk(self, root: Root, steps: list[Step]) -> int:
-        item = self.sink.like.element_size()
+    def _columns_per_chunk(self, root: SquareRoot, steps: list[Step]) -> int:
         shapes = self.context.shapes
-        if isinstance(root, Separate) and root.local:
+        if isinstance(root, PixelwiseRoot) and root.local:
             return columns_per_tile(root.grid, steps, shapes, self.context.size)
         widest = max((prod(shapes.get(step.value, (1,))) for step in steps), default=1)
-        return max(1, self.chunk_bytes // max(1, widest * item))
+        return max(1, self.chunk_bytes // max(1, widest * self.accumulator.like.element_size()))
 
-    def _walk(self, steps: list[Step], source: int, start: Factor, cut: Cut | None) -> Factor | None:
+    def _chunk(self, steps: list[Step], source: int, start: Factor, bottleneck: Bottleneck | None) -> Factor | None:
+        """Take one chunk of columns through the steps; returns what arrives at the bottleneck."""
         pending: dict[int, Cotangent] = {source: start}
-        collected: dict[str, list[Form]] = {}
+        collected: dict[str, list[ParameterGradients]] = {}
+        context, observer, uses, counts = self.context, self.observer, self.backward.uses, self.backward.counts
+        del start  # a chunk is large: keep no second reference to it
         for step in steps:
             cotangent = pending.pop(step.value, None)
             if cotangent is None:
                 continue
-            if isinstance(cotangent, Factor) and not cotangent.has_shared_columns and not is_pointwise(step):
+            if observer is not None:
+                observer.on_step(step)
+            if isinstance(cotangent, Factor) and not cotangent.has_shared_columns and not is_tagged_pointwise(step.op):
                 cotangent = cotangent.materialised()  # once for the rules of this step together
-            for number, name in self.route.uses.get(step.value, ()):
-                forms = collected.setdefault(name, [])
-                forms.append(gradients_of(self.context, step, cotangent, number, name))
-                if len(forms) == self.route.counts[name]:
-                    self.sink.add(name, combine(collected.pop(name)))
-            for number, part in pull(self.context, step, cotangent).items():
-                pending[number] = add(pending[number], part) if number in pending else part
-        for name, forms in collected.items():  # some uses receive no gradient, e.g. behind a detach
-            self.sink.add(name, combine(forms))
-        if cut is None:
+            for number, name in uses.get(step.value, ()):
+                gradients = parameter_gradients(context, step, cotangent, number, name)
+                if observer is not None:
+                    observer.on_gradients(step, number, name, gradients)
+                collected.setdefault(name, []).append(gradients)
+                del gradients
+                if len(collected[name]) == counts[name]:
+                    self.accumulator.add(name, sum_over_uses(collected.pop(name)))
+            for number, part in vector_jacobian(context, step, cotangent).items():
+                pending[number] = add_cotangents(pending[number], part) if number in pending else part
+        for name, received in collected.items():  # some uses receive no gradient, e.g. behind a detach
+            self.accumulator.add(name, sum_over_uses(received))
+        if bottleneck is None:
             return None
-        left = pending.get(cut.value)
+        left = pending.get(bottleneck.value)
         assert left is None or isinstance(left, Factor)
         return left
 
 
-def planned_cuts(
-    route: Route, shapes: Mapping[int, tuple[int, ...]], sink: Sink, columns: int, shared: bool, samples: int
-) -> list[Cut]:
-    """The bottlenecks at which the factor is recompressed; none where all columns have to stay what they are."""
-    if not sink.recompresses:
+def chosen_bottlenecks(
+    backward: BackwardSteps,
+    shapes: Mapping[int, tuple[int, ...]],
+    accumulator: Accumulator,
+    root: SquareRoot,
+    samples: int,
+) -> list[Bottleneck]:
+    """Return the bottlenecks at which the factor is recompressed; none where all columns have to stay what they are."""
+    if not accumulator.recompresses:
         return []
-    groups = tuple(sink.groups())
-    key = ("cuts", tuple(route.selected), groups, columns, shared, samples)
-    memo = route.network.memo
+    groups = tuple(accumulator.groups())
+    key = ("bottlenecks", tuple(backward.selected), groups, root.count, root.shared, samples)
+    memo = backward.network.memo
     if key not in memo:
         positions: dict[str, list[int]] = {}
-        for position, step in enumerate(route.steps):
-            for _, name in route.uses.get(step.value, ()):
+        for position, step in enumerate(backward.steps):
+            for _, name in backward.uses.get(step.value, ()):
                 positions.setdefault(name, []).append(position)
         together = [[p for name in names for p in positions.get(name, ())] for names in groups]
-        found = find_cuts(route.network, route.steps, route.active, shapes, together, shared)
-        costs = step_costs(route.network, route.steps, route.active, shapes, samples)
-        memo[key] = choose_cuts(found, columns, costs, samples)
+        network, steps, active = backward.network, backward.steps, backward.active
+        candidates = find_bottlenecks(network, steps, active, shapes, together, root.shared)
+        costs = step_costs(network, steps, active, shapes, samples)
+        memo[key] = choose_bottlenecks(candidates, root.count, costs, samples)
     return memo[key]

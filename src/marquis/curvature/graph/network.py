@@ -7,9 +7,10 @@ from. `capture.py` makes one; everything else in this package walks the list, fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ class Step:
     def argument(self, name: str, values: Mapping[int, Any]) -> Any:
         """The value of an argument by its name in the operation's schema."""
         return resolve(self._given[name], values)
+
+    def has_argument(self, name: str) -> bool:
+        """Return whether the operation's schema has an argument of this name."""
+        return any(formal.name == name for formal in self.op._schema.arguments)
 
     def reference(self, name: str) -> int | None:
         """The value number behind an argument, or None where it is a constant or absent."""
@@ -112,7 +117,7 @@ class Network:
         values: dict[int, Any],
         keep: Iterable[int] | None = None,
         shapes: dict[int, tuple[int, ...]] | None = None,
-        pooled: Collection[int] = (),
+        with_extra: Mapping[int, Callable[..., tuple[Tensor, Tensor]]] = MappingProxyType({}),
     ) -> Tensor:
         """Run all steps, adding their results to `values`.
 
@@ -120,21 +125,23 @@ class Network:
             values: from `bind`; extended in place.
             keep: value numbers to retain; others are dropped after their last use (None retains everything).
             shapes: receives the shape of every tensor, also of those that are dropped.
-            pooled: max-pooling steps of which also the positions of the maxima are wanted, as `values[~number]`.
+            with_extra: step number -> an operation to run instead, which returns the result and one more tensor for the
+                backward pass (the positions of maxima), kept as `values[~number]`.
         """
         kept = None if keep is None else {*keep, self.output}
         if shapes is not None:
             shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
-            if step.value in pooled:
-                values[step.value], values[~step.value] = _pool_with_indices(step, values)
+            if step.value in with_extra:
+                arguments, named = resolve(step.args, values), resolve(step.kwargs, values)
+                values[step.value], values[~step.value] = with_extra[step.value](*arguments, **named)
             else:
                 values[step.value] = run(step, values)
             result = values[step.value]
             if shapes is not None and isinstance(result, Tensor):
                 shapes[step.value] = tuple(result.shape)
             if kept is not None:
-                for number in self._released[step.value]:
+                for number in self.released[step.value]:
                     if number not in kept:
                         del values[number]
         return values[self.output]
@@ -154,7 +161,7 @@ class Network:
         return {number: tuple(steps) for number, steps in users.items()}
 
     @cached_property
-    def _released(self) -> dict[int, tuple[int, ...]]:
+    def released(self) -> dict[int, tuple[int, ...]]:
         """The step results that are read for the last time by each step."""
         last = {number: step.value for step in self.steps for number in step.inputs}
         released: dict[int, list[int]] = {step.value: [] for step in self.steps}
@@ -197,11 +204,6 @@ def references(tree: Any) -> list[Ref]:
 def run(step: Step, values: Mapping[int, Any]) -> Any:
     """Execute one step."""
     return step.op(*resolve(step.args, values), **resolve(step.kwargs, values))
-
-
-def _pool_with_indices(step: Step, values: Mapping[int, Any]) -> tuple[Tensor, Tensor]:
-    """Two-dimensional max pooling together with the flat position of each maximum."""
-    return torch.ops.aten.max_pool2d_with_indices(*resolve(step.args, values), **resolve(step.kwargs, values))
 
 
 def rename(step: Step, names: Mapping[int, int]) -> Step:

@@ -87,7 +87,7 @@ class Budget:
         advice = f"These fit: {'; '.join(fitting)}. Or" if fitting else "No other structure or estimator fits either;"
         return (
             f"structure='{structure}' with estimator='{estimator}' takes about {gigabytes(needed)} even for one sample "
-            f"at a time (forward values {gigabytes(made.forward_bytes)}, way back {gigabytes(made.pass_bytes)}, result "
-            f"{gigabytes(made.result_bytes)}, and the sum), but {gigabytes(made.available_bytes)} may be used. "
+            f"at a time (forward values {gigabytes(made.forward_bytes)}, backward pass {gigabytes(made.pass_bytes)}, "
+            f"result {gigabytes(made.result_bytes)}, and the sum), but {gigabytes(made.available_bytes)} may be used. "
             f"{advice} choose fewer parameters (parameters=...) or raise memory_limit."
         )

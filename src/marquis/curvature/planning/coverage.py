@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from marquis.curvature.backward.route import Route
-from marquis.curvature.factors.gradients import Lazy
+from marquis.curvature.backward.steps import BackwardSteps
+from marquis.curvature.factors.gradients import LazyGradients
 from marquis.curvature.graph.network import Step
-from marquis.curvature.ops.rules.registry import RULES
+from marquis.curvature.ops.elementwise import elementwise_gradient
+from marquis.curvature.ops.registry import operation_of
 from marquis.curvature.planning.rehearsal import Rehearsal, Use
-from marquis.curvature.squared.rule_plan import action_at, live_and_data, plan_for
+from marquis.curvature.squared.schedule import live_and_data, schedule_of, scheduled
 from marquis.curvature.squared.squared import squared_notes
 from marquis.structures import Layout
 
@@ -48,30 +49,34 @@ class LayerPlan:
     uses: int
 
 
-def factored_layers(route: Route, layout: Layout, found: Rehearsal, structure: str) -> tuple[LayerPlan, ...]:
+def factored_layers(
+    backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, structure: str
+) -> tuple[LayerPlan, ...]:
     """Coverage by the factor pass."""
     layers = []
     for name, shape in layout.shapes.items():
-        uses = found.uses.get(name, [])
+        uses = rehearsed.uses.get(name, [])
         kept = KEPT.get(structure)
         if kept is None:
-            kept = found.kept[name].kind if name in found.kept else "diagonal"
+            kept = rehearsed.kept[name].kind if name in rehearsed.kept else "diagonal"
         if not uses:
             layers.append(_unused(name, shape, kept))
             continue
-        treatment = _joined([_treatment(route, name, use) for use in uses])
-        layers.append(_layer(name, shape, [use.step for use in uses], treatment, kept, found.columns[name], len(uses)))
+        treatment = _joined([_treatment(backward, name, use) for use in uses])
+        layers.append(
+            _layer(name, shape, [use.step for use in uses], treatment, kept, rehearsed.columns[name], len(uses))
+        )
     return tuple(layers)
 
 
-def squared_layers(route: Route, layout: Layout) -> tuple[LayerPlan, ...]:
+def squared_layers(backward: BackwardSteps, layout: Layout) -> tuple[LayerPlan, ...]:
     """Coverage by the squared pass."""
-    names = [name for name in layout.names if name in route.network.parameters]
-    reached = {number for action in plan_for(route.network, names).actions for number in action.receivers}
-    steps = _steps_by_name(route)
+    names = [name for name in layout.names if name in backward.network.parameters]
+    reached = {number for action in schedule_of(backward.network, names).actions for number in action.receivers}
+    steps = _steps_by_name(backward)
     layers = []
     for name, shape in layout.shapes.items():
-        if route.network.parameters.get(name) not in reached or name not in steps:
+        if backward.network.parameters.get(name) not in reached or name not in steps:
             layers.append(_unused(name, shape, "diagonal"))
         else:
             layers.append(_layer(name, shape, steps[name], SQUARED, "diagonal", 1, len(steps[name])))
@@ -79,36 +84,36 @@ def squared_layers(route: Route, layout: Layout) -> tuple[LayerPlan, ...]:
 
 
 def mixed_layers(
-    route: Route, layout: Layout, found: Rehearsal, width_limit: int, samples: int
+    backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, width_limit: int, samples: int
 ) -> tuple[LayerPlan, ...]:
     """Coverage by the mixed pass: rules of the factor pass behind narrow tensors, squared rules behind wide ones.
 
     Raises:
         UnsupportedOperationError: a wide tensor lies behind an operation without a squared rule.
     """
-    live, data = live_and_data(route.network, route.selected)
+    live, data = live_and_data(backward.network, backward.selected)
 
     def width(step: Step) -> int:
-        return prod(found.shapes.get(step.value, (samples * (width_limit + 1),))) // samples
+        return prod(rehearsed.shapes.get(step.value, (samples * (width_limit + 1),))) // samples
 
-    for step in route.steps:
-        if step.value in found.visited and width(step) > width_limit:
-            action_at(step, route.network, live, data)
+    for step in backward.steps:
+        if step.value in rehearsed.visited and width(step) > width_limit:
+            scheduled(step, backward.network, live, data)
     layers = []
     for name, shape in layout.shapes.items():
-        uses = found.uses.get(name, [])
+        uses = rehearsed.uses.get(name, [])
         if not uses:
             layers.append(_unused(name, shape, "diagonal"))
             continue
         wide = [width(use.step) > width_limit for use in uses]
-        words = [SQUARED if w else _treatment(route, name, use) for w, use in zip(wide, uses, strict=True)]
+        words = [SQUARED if w else _treatment(backward, name, use) for w, use in zip(wide, uses, strict=True)]
         columns = max(1 if w else width(use.step) for w, use in zip(wide, uses, strict=True))
         layers.append(_layer(name, shape, [u.step for u in uses], _joined(words), "diagonal", columns, len(uses)))
     return tuple(layers)
 
 
 def notes_on(
-    route: Route, layers: tuple[LayerPlan, ...], estimator: str, left_out: list[str], samples: int
+    backward: BackwardSteps, layers: tuple[LayerPlan, ...], estimator: str, left_out: list[str], samples: int
 ) -> tuple[str, ...]:
     """What a user should know beyond the table."""
     notes = []
@@ -122,8 +127,8 @@ def notes_on(
             f"backward pass of that operation for each of {columns} columns and {samples} samples."
         )
     if estimator == "approximate":
-        names = [layer.name for layer in layers if layer.name in route.network.parameters]
-        notes.extend(squared_notes(route.network, names))
+        names = [layer.name for layer in layers if layer.name in backward.network.parameters]
+        notes.extend(squared_notes(backward.network, names))
     unused = [layer.name for layer in layers if layer.treatment == UNUSED]
     if unused:
         notes.append(f"The output does not depend on {_listed(unused)}: their curvature is zero.")
@@ -132,18 +137,19 @@ def notes_on(
     return tuple(notes)
 
 
-def _treatment(route: Route, name: str, use: Use) -> str:
-    rule = f"{use.step.name} rule" if use.step.name in RULES else "elementwise rule"
-    if use.value != route.network.parameters[name]:
-        made_by = route.network.producers[use.value].name
-        return f"derived weight ({made_by})" if use.form is Lazy else f"{rule}, transposed"
-    return FALLBACK if use.form is Lazy else rule
+def _treatment(backward: BackwardSteps, name: str, use: Use) -> str:
+    rule = operation_of(use.step).gradient
+    treatment = "elementwise rule" if rule in (None, elementwise_gradient) else f"{use.step.name} rule"
+    if use.value != backward.network.parameters[name]:
+        made_by = backward.network.producers[use.value].name
+        return f"derived weight ({made_by})" if use.gradients is LazyGradients else f"{treatment}, transposed"
+    return FALLBACK if use.gradients is LazyGradients else treatment
 
 
-def _steps_by_name(route: Route) -> dict[str, list[Step]]:
+def _steps_by_name(backward: BackwardSteps) -> dict[str, list[Step]]:
     steps: dict[str, list[Step]] = {}
-    for step in route.steps:
-        for _, name in route.uses.get(step.value, ()):
+    for step in backward.steps:
+        for _, name in backward.uses.get(step.value, ()):
             steps.setdefault(name, []).append(step)
     return steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -10,17 +11,18 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.curvature.backward.accumulators import make_sink, modules_of
+from marquis.curvature.backward.accumulators import make_accumulator, modules_of
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES
-from marquis.curvature.backward.route import Route
-from marquis.curvature.factors.gradients import CHUNK_BYTES, Lazy, Outer, RankOne
-from marquis.curvature.ggn import check_choices
+from marquis.curvature.backward.steps import BackwardSteps
+from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients
+from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
 from marquis.curvature.planning import plan_text, rehearsal
+from marquis.curvature.planning.choices import check_choices
 from marquis.curvature.planning.coverage import LayerPlan, factored_layers, mixed_layers, notes_on, squared_layers
 from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_bytes, result_bytes
-from marquis.curvature.planning.rehearsal import Rehearsal
+from marquis.curvature.planning.rehearsal import Rehearsal, Segment
 from marquis.curvature.squared.mixed import CHUNK
 from marquis.errors import MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
@@ -51,23 +53,6 @@ class Recompression:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Columns between two bottlenecks.
-
-    Attributes:
-        columns: how many are pulled back.
-        chunk: how many of them at a time.
-        chunks: in how many pieces.
-        tile: the part (channels, *space) of the output picture that one piece covers, or None.
-    """
-
-    columns: int
-    chunk: int
-    chunks: int
-    tile: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
 class Plan:
     """What `ggn` would do with these arguments. `print` it for a table.
 
@@ -79,11 +64,11 @@ class Plan:
         outputs: shape of the network's output, batch included.
         columns: columns at the output; 1 where only the diagonal of M flows back.
         recompressions: the bottlenecks that are used, from the output backwards.
-        stretches: how the columns are cut up, from the output backwards.
+        segments: how the columns are cut up between the bottlenecks, from the output backwards.
         layers: one entry per selected parameter.
         notes: what deserves attention: fall-backs, approximations, parameters without curvature.
-        forward_bytes: forward values that are kept for the way back.
-        pass_bytes: the most that the way back takes on top, one chunk of columns with its temporaries.
+        forward_bytes: forward values that are kept for the backward pass.
+        pass_bytes: the most that the backward pass takes on top, one chunk of columns with its temporaries.
         result_bytes: the finished structure (`structure.nbytes`).
         total_bytes: the most that is alive at once, the model and the inputs not counted.
         available_bytes: what may be used: `memory_limit`, or nine tenths of what is free.
@@ -97,7 +82,7 @@ class Plan:
     outputs: tuple[int, ...]
     columns: int
     recompressions: tuple[Recompression, ...]
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     layers: tuple[LayerPlan, ...]
     notes: tuple[str, ...]
     forward_bytes: int
@@ -111,6 +96,12 @@ class Plan:
     def fits(self) -> bool:
         """Whether the call stays within the memory that may be used."""
         return self.total_bytes <= self.available_bytes
+
+    @property
+    def stretches(self) -> tuple[Segment, ...]:
+        """Deprecated: the old name of `segments`."""
+        warnings.warn("Plan.stretches is called Plan.segments now.", DeprecationWarning, stacklevel=2)
+        return self.segments
 
     def __str__(self) -> str:
         """A table, 100 characters wide."""
@@ -190,41 +181,43 @@ class _Planner:
     limit: int | None
 
     def __post_init__(self) -> None:
-        self.route = Route.of(self.network, self.layout.names)
+        self.backward = BackwardSteps.of(self.network, self.layout.names)
         self.item = self.like.element_size()
 
     def make(self, estimator: str, probes: int, width_limit: int) -> Plan:
         if estimator == "approximate":
             names = [name for name in self.layout.names if name in self.network.parameters]
-            found = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
-            layers = squared_layers(self.route, self.layout)
-            return self.finish(estimator, found, layers, found.pass_peak, 1)
-        found = rehearsal.rehearse_factored(
-            self.route,
+            rehearsed = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
+            layers = squared_layers(self.backward, self.layout)
+            return self.finish(estimator, rehearsed, layers, rehearsed.pass_peak, 1)
+        rehearsed = rehearsal.rehearse_factored(
+            self.backward,
             self.params,
             self.x,
             self.size,
             self.likelihood,
-            lambda: make_sink(self.structure, self.layout, self.like, self.size),
+            lambda: make_accumulator(self.structure, self.layout, self.like, self.size),
             chunk_bytes(self.limit),
             probes if estimator == "sketched" else None,
         )
         if estimator == "mixed":
-            layers = mixed_layers(self.route, self.layout, found, width_limit, self.size)
-            whole = rehearsal.rehearse_forward(self.route, self.params, self.x)
-            found.forward_bytes, found.forward_peak, found.segments = whole.forward_bytes, whole.forward_peak, []
-            columns = prod(found.outputs[1:]) if prod(found.outputs[1:]) <= width_limit else 1
-            return self.finish(estimator, found, layers, self._mixed_bytes(found, width_limit), columns)
-        if self.structure == "kronecker":
-            self._refuse_shared()
-        layers = factored_layers(self.route, self.layout, found, self.structure)
-        working = found.pass_peak + self._sink_bytes(found)
-        return self.finish(estimator, found, layers, working, found.segments[0].columns)
+            layers = mixed_layers(self.backward, self.layout, rehearsed, width_limit, self.size)
+            whole = rehearsal.rehearse_forward(self.backward, self.params, self.x)
+            rehearsed.forward_bytes, rehearsed.forward_peak, rehearsed.segments = (
+                whole.forward_bytes,
+                whole.forward_peak,
+                [],
+            )
+            columns = prod(rehearsed.outputs[1:]) if prod(rehearsed.outputs[1:]) <= width_limit else 1
+            return self.finish(estimator, rehearsed, layers, self._mixed_bytes(rehearsed, width_limit), columns)
+        layers = factored_layers(self.backward, self.layout, rehearsed, self.structure)
+        working = rehearsed.pass_peak + self._written_bytes(rehearsed)
+        return self.finish(estimator, rehearsed, layers, working, rehearsed.segments[0].columns)
 
     def finish(
-        self, estimator: str, found: Rehearsal, layers: tuple[LayerPlan, ...], working: int, columns: int
+        self, estimator: str, rehearsed: Rehearsal, layers: tuple[LayerPlan, ...], working: int, columns: int
     ) -> Plan:
-        result = self._result_bytes(found, columns)
+        result = self._result_bytes(rehearsed, columns)
         copies = 2 if self.structure in ("full", "block", "lowrank") else 1  # the sum, and one product or check of it
         used = {name for name in self.params if name not in self.layout.shapes}
         return Plan(
@@ -232,55 +225,53 @@ class _Planner:
             estimator=estimator,
             likelihood=repr(self.likelihood),
             batch=self.size,
-            outputs=found.outputs,
+            outputs=rehearsed.outputs,
             columns=columns,
-            recompressions=self._recompressions(found),
-            stretches=tuple(Stretch(s.columns, s.chunk, s.chunks, s.tile) for s in found.segments),
+            recompressions=self._recompressions(rehearsed),
+            segments=tuple(rehearsed.segments),
             layers=layers,
-            notes=notes_on(self.route, layers, estimator, sorted(used), self.size),
-            forward_bytes=found.forward_bytes,
+            notes=notes_on(self.backward, layers, estimator, sorted(used), self.size),
+            forward_bytes=rehearsed.forward_bytes,
             pass_bytes=working,
             result_bytes=result,
-            total_bytes=max(found.forward_peak, found.forward_bytes + working) + copies * result,
+            total_bytes=max(rehearsed.forward_peak, rehearsed.forward_bytes + working) + copies * result,
             available_bytes=int(RESERVE * available_bytes(self.like.device)) if self.limit is None else self.limit,
             item=self.item,
         )
 
-    def _refuse_shared(self) -> None:
-        sink = make_sink("kronecker", self.layout, self.like, self.size)
-        for name, count in self.route.counts.items():
-            if count > 1:
-                sink.refuse_shared(name, count)
-
-    def _recompressions(self, found: Rehearsal) -> tuple[Recompression, ...]:
+    def _recompressions(self, rehearsed: Rehearsal) -> tuple[Recompression, ...]:
         made = []
-        for segment in found.segments:
-            if segment.cut is not None:
-                step = self.network.producers[segment.cut.value]
-                made.append(Recompression(step.name, step.path, segment.columns, segment.cut.width))
+        for segment in rehearsed.segments:
+            if segment.bottleneck is not None:
+                step = self.network.producers[segment.bottleneck.value]
+                made.append(Recompression(step.name, step.path, segment.columns, segment.bottleneck.width))
         return tuple(made)
 
-    def _result_bytes(self, found: Rehearsal, columns: int) -> int:
+    def _result_bytes(self, rehearsed: Rehearsal, columns: int) -> int:
         if self.structure != "kronecker":
             return result_bytes(self.structure, self.layout, columns * self.size, self.item)
         total = 0
         for name, size in self.layout.sizes.items():
-            kept = found.kept.get(name)
+            kept = rehearsed.kept.get(name)
             total += self.item * (kept.entries if kept is not None else size)
             total += 8 if kept is not None and kept.kind == "kronecker" else 0  # its count
         return total
 
-    def _sink_bytes(self, found: Rehearsal) -> int:
+    def _written_bytes(self, rehearsed: Rehearsal) -> int:
         """Gradients that are written out while they are squared, a few samples at a time; never less than one."""
         most = 0
-        for name, uses in found.uses.items():
+        for name, uses in rehearsed.uses.items():
             for use in uses:
-                if self.structure in ("diagonal", "kronecker") and use.form not in (RankOne, Outer, Lazy):
+                if self.structure in ("diagonal", "kronecker") and use.gradients not in (
+                    RankOne,
+                    OuterProducts,
+                    LazyGradients,
+                ):
                     most = max(most, self._written(use.columns * self.layout.sizes[name], CHUNK_BYTES))
         if self.structure in ("block", "full", "lowrank"):
             groups = modules_of(self.layout.names).values() if self.structure == "block" else [self.layout.names]
             widest = max(sum(self.layout.sizes[name] for name in names) for names in groups)
-            columns = max((use.columns for uses in found.uses.values() for use in uses), default=1)
+            columns = max((use.columns for uses in rehearsed.uses.values() for use in uses), default=1)
             most += 2 * self._written(columns * widest, GRADIENT_BYTES)
         return most
 
@@ -288,8 +279,8 @@ class _Planner:
         rows = min(self.size, max(1, limit // max(1, entries * self.item)))
         return rows * entries * self.item
 
-    def _mixed_bytes(self, found: Rehearsal, width_limit: int) -> int:
-        """A square root at the widest narrow tensor, and a stretch of columns at the widest of all."""
-        widths = [prod(found.shapes.get(value, (0,))) // self.size for value in found.visited]
+    def _mixed_bytes(self, rehearsed: Rehearsal, width_limit: int) -> int:
+        """A square root at the widest narrow tensor, and a chunk of columns at the widest of all."""
+        widths = [prod(rehearsed.shapes.get(value, (0,))) // self.size for value in rehearsed.visited]
         narrow = max((width for width in widths if width <= width_limit), default=0)
         return self.size * self.item * (3 * narrow**2 + 2 * CHUNK * max(widths, default=0))

@@ -22,18 +22,20 @@ def render(made: Plan) -> str:
 
 def _head(made: Plan) -> list[str]:
     lines = [f"{made.structure} curvature, {made.estimator}, {made.likelihood}, batch of {made.batch}"]
-    tail = "the diagonal of M only" if made.columns == 1 and not made.stretches else f"{made.columns} columns"
+    tail = "the diagonal of M only" if made.columns == 1 and not made.segments else f"{made.columns} columns"
     lines.append(f"output {list(made.outputs)}: {tail}")
-    for number, stretch in enumerate(made.stretches):
-        tile = f", tiles of {' x '.join(map(str, stretch.tile))}" if stretch.tile is not None else ""
-        lines.append(f"  {stretch.columns} columns in {stretch.chunks} chunk(s) of {stretch.chunk}{tile}")
+    for number, segment in enumerate(made.segments):
+        tile = f", tiles of {' x '.join(map(str, segment.tile))}" if segment.tile is not None else ""
+        lines.append(f"  {segment.columns} columns in {segment.chunks} chunk(s) of {segment.chunk}{tile}")
         if number < len(made.recompressions):
-            cut = made.recompressions[number]
-            where = f"`{cut.operation}` in '{cut.module or '(top level)'}'"
-            lines.append(f"  recompressed at {where}: {cut.before} -> {cut.after} columns")
+            bottleneck = made.recompressions[number]
+            where = f"`{bottleneck.operation}` in '{bottleneck.module or '(top level)'}'"
+            lines.append(f"  recompressed at {where}: {bottleneck.before} -> {bottleneck.after} columns")
     sizes = (made.forward_bytes, made.pass_bytes, made.result_bytes, made.total_bytes)
-    forward, way, result, total = map(gigabytes, sizes)
-    lines.append(f"memory: forward values {forward}, way back {way}, result {result}; at most {total} at once")
+    forward, backward, result, total = map(gigabytes, sizes)
+    lines.append(
+        f"memory: forward values {forward}, backward pass {backward}, result {result}; at most {total} at once"
+    )
     verdict = "fits into" if made.fits else "does NOT fit into"
     lines.append(f"        {verdict} {gigabytes(made.available_bytes)}")
     return lines

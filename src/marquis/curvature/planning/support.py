@@ -1,4 +1,4 @@
-"""The documentation's support table, generated from the registries.
+"""The documentation's support table, generated from the registry of operations.
 
 Run `python -m marquis.curvature.planning.support > docs/support.md` after adding a rule.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from marquis.curvature.ops.pullbacks import PULLBACKS
-from marquis.curvature.ops.rules import RULES
-from marquis.curvature.ops.squared_rules import supported
+from marquis.curvature.ops.registry import ELEMENTWISE, OPERATIONS
 
 PAGE = """\
 # What is supported
@@ -37,7 +35,7 @@ The bias of a layer with a Kronecker weight is kept as a dense block of its own.
 
 ## In between, with `exact` and `sketched`
 
-Whatever autograd differentiates. These operations have a rule of their own, which is only faster: {pullbacks}.
+Whatever autograd differentiates. These operations have a rule of their own, which is only faster: {vjps}.
 
 All other elementwise operations share one rule; the rest goes through local autograd.
 
@@ -49,6 +47,8 @@ table is refused by name.
 | operations | parameters too | what becomes of m |
 | --- | --- | --- |
 {squared}
+| other elementwise | yes | any operation that is elementwise in its tensors (torch.Tag.pointwise): m phi'(x)², \
+by local autograd |
 
 Refused everywhere: batch statistics and dropout in training mode, outputs that depend on other samples of the batch,
 control flow that depends on the data.
@@ -56,16 +56,21 @@ control flow that depends on the data.
 
 
 def support_table() -> str:
-    """What the engine can do, as a page of Markdown; the registries are the only source."""
+    """What the engine can do, as a page of Markdown; the registry is the only source."""
+    operations = {name: entry for name, entry in OPERATIONS.items() if name != ELEMENTWISE}
     layers: dict[tuple[str, str], list[str]] = {}
-    for name, entry in RULES.items():
-        layers.setdefault((entry.layer, entry.kronecker), []).append(name)
-    parametric = [_row(layer, _code(names), kept) for (layer, kept), names in sorted(layers.items())]
     by_note: dict[tuple[str, bool], list[str]] = {}
-    for row in supported():
-        by_note.setdefault((row.note, row.parameter_rule), []).append(row.operation)
-    squared = [_row(_code(names), "yes" if yes else "no", note) for (note, yes), names in by_note.items()]
-    return PAGE.format(parametric="\n".join(parametric), pullbacks=_code(sorted(PULLBACKS)), squared="\n".join(squared))
+    for name, entry in operations.items():
+        if entry.layer:
+            layers.setdefault((entry.layer, "kronecker" if entry.kronecker else "diagonal"), []).append(name)
+    for name, entry in sorted(operations.items()):
+        if entry.squared is not None:
+            by_note.setdefault((entry.squared.note, entry.squared.parameters), []).append(name)
+    return PAGE.format(
+        parametric="\n".join(_row(layer, _code(names), kept) for (layer, kept), names in sorted(layers.items())),
+        vjps=_code(sorted(name for name, entry in operations.items() if entry.vjp is not None)),
+        squared="\n".join(_row(_code(names), "yes" if yes else "no", note) for (note, yes), names in by_note.items()),
+    )
 
 
 def _row(*cells: str) -> str:
@@ -73,7 +78,7 @@ def _row(*cells: str) -> str:
 
 
 def _code(names: Iterable[str]) -> str:
-    return ", ".join(name.strip("()") if name.startswith("(") else f"`{name}`" for name in names)
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

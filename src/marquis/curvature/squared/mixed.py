@@ -14,18 +14,18 @@ from math import prod
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators import Sink
+from marquis.curvature.backward.accumulators import Accumulator
 from marquis.curvature.backward.output_roots import exact_root
-from marquis.curvature.backward.recompression import Triangular, add_gram, square_root
-from marquis.curvature.backward.route import Route
+from marquis.curvature.backward.recompression import TriangularRoot, add_gram, square_root
+from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.factors.factor import Factor, Window, identity_columns
-from marquis.curvature.factors.gradients import Form, combine
+from marquis.curvature.factors.gradients import ParameterGradients
+from marquis.curvature.factors.outer_products import sum_over_uses
 from marquis.curvature.graph.network import Step
-from marquis.curvature.ops.pullbacks import Context, Cotangent, add, pull
-from marquis.curvature.ops.rules import gradients_of
-from marquis.curvature.ops.squared_rules import Local
-from marquis.curvature.ops.squared_rules.elementwise import elementwise
-from marquis.curvature.squared.rule_plan import action_at, live_and_data
+from marquis.curvature.ops import add_cotangents, parameter_gradients, vector_jacobian
+from marquis.curvature.ops.context import Context, Cotangent, SquaredCall
+from marquis.curvature.ops.elementwise import elementwise_squared
+from marquis.curvature.squared.schedule import live_and_data, scheduled
 from marquis.likelihoods import Likelihood
 
 CHUNK = 64
@@ -42,9 +42,9 @@ class _State:
 
 @dataclass(eq=False)
 class _Mixed:
-    route: Route
+    backward: BackwardSteps
     context: Context
-    sink: Sink
+    accumulator: Accumulator
     width_limit: int
 
     def __post_init__(self) -> None:
@@ -52,9 +52,9 @@ class _Mixed:
         self.context.folding = False  # between two steps a factor may turn into squares, which know of no folding
         self.pending: dict[int, _State] = {}
         self.totals: dict[int, Tensor] = {}
-        self.collected: dict[tuple[str, int], list[Form]] = {}
+        self.collected: dict[tuple[str, int], list[ParameterGradients]] = {}
         self.bases = 0
-        self.live, self.data = live_and_data(network, self.route.selected)
+        self.live, self.data = live_and_data(network, self.backward.selected)
 
     def is_narrow(self, number: int) -> bool:
         """Whether M is kept whole at a value."""
@@ -85,7 +85,7 @@ class _Mixed:
             self.receive_squares(number, 0, cotangent.unwindowed().shape_filled_squares())
             return
         factors = self.pending.setdefault(number, _State()).factors
-        factors[basis] = add(factors[basis], cotangent) if basis in factors else cotangent
+        factors[basis] = add_cotangents(factors[basis], cotangent) if basis in factors else cotangent
 
     def start(self, likelihood: Likelihood, mask: Tensor | None) -> None:
         network = self.context.network
@@ -107,21 +107,21 @@ class _Mixed:
             self.through_factor(step, basis, cotangent)
 
     def through_factor(self, step: Step, basis: int, cotangent: Cotangent) -> None:
-        for number, name in self.route.uses.get(step.value, ()):
-            form = gradients_of(self.context, step, cotangent, number, name)
+        for number, name in self.backward.uses.get(step.value, ()):
+            form = parameter_gradients(self.context, step, cotangent, number, name)
             self.collected.setdefault((name, basis), []).append(form)
-        for number, part in pull(self.context, step, cotangent).items():
+        for number, part in vector_jacobian(self.context, step, cotangent).items():
             self.receive_factor(number, basis, part)
 
     def through_squares(self, step: Step, parts: dict[int, Tensor]) -> None:
-        action = action_at(step, self.context.network, self.live, self.data)
+        action = scheduled(step, self.context.network, self.live, self.data)
         narrow = [n for n in action.receivers if self.becomes_narrow(step, n, parts)] if action.rule is not None else []
         wanted = frozenset(n for n in action.receivers if n not in narrow)
-        local = Local(step, self.context.values, parts, wanted, self.receive_squares)
+        call = SquaredCall(step, self.context.values, parts, wanted, self.receive_squares)
         if action.rule is None:
-            elementwise(local, action.group, action.receivers)
+            elementwise_squared(call, action.group, action.receivers)
         elif wanted:
-            action.rule.apply(local)
+            action.rule.apply(call)
         for number in narrow:
             self.widen(step, number, parts[0])
 
@@ -147,34 +147,39 @@ class _Mixed:
             index = torch.arange(start, stop, device=m.device)
             columns[index - start, :, index] = scale[:, index].t()
             factor = Factor(columns.view(stop - start, *shape), shape, batch_first=self.context.batch_first(step.value))
-            part = pull(self.context, step, factor).get(number)
+            part = vector_jacobian(self.context, step, factor).get(number)
             if isinstance(part, Factor):
                 gram = add_gram(gram, part, width)
         if gram is not None:
-            root = Triangular(square_root(gram, step.where), self.context.shapes[number])
+            root = TriangularRoot(square_root(gram, step.where), self.context.shapes[number])
             self.receive_factor(number, self.new_basis(), root.make((0, width)))
 
 
 def mixed_pass(
-    route: Route, context: Context, likelihood: Likelihood, mask: Tensor | None, sink: Sink, width_limit: int
+    backward: BackwardSteps,
+    context: Context,
+    likelihood: Likelihood,
+    mask: Tensor | None,
+    accumulator: Accumulator,
+    width_limit: int,
 ) -> dict[str, Tensor]:
-    """Run the pass. Exact contributions go to the sink; contributions by squared rules are returned by parameter name.
+    """Run the pass; exact contributions go to the accumulator, those of squared rules are returned by parameter name.
 
     Args:
-        route: the steps to visit.
+        backward: the steps to visit.
         context: forward values, all of them kept.
         likelihood: resolved for the outputs.
         mask: observed entries, or None.
-        sink: a diagonal sink.
+        accumulator: a diagonal accumulator.
         width_limit: entries per sample up to which M is kept whole.
     """
-    walk = _Mixed(route, context, sink, width_limit)
+    walk = _Mixed(backward, context, accumulator, width_limit)
     walk.start(likelihood, mask)
     for step in context.network.steps[::-1]:
-        if step.value in route.active:
+        if step.value in backward.active:
             walk.visit(step) if step.value in context.network.batched else walk.through_derived(step)
     for (name, _), forms in walk.collected.items():
-        sink.add(name, combine(forms))
-        sink.end_segment()
-    names = {number: name for name, number in route.selected.items()}
+        accumulator.add(name, sum_over_uses(forms))
+        accumulator.end_segment()
+    names = {number: name for name, number in backward.selected.items()}
     return {names[number]: total for number, total in walk.totals.items() if number in names}

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.graph.network import Network, run
-from marquis.curvature.ops.squared_rules import Local
-from marquis.curvature.ops.squared_rules.elementwise import elementwise
-from marquis.curvature.squared.rule_plan import plan_for
+from marquis.curvature.ops.context import SquaredCall
+from marquis.curvature.ops.elementwise import elementwise_squared
+from marquis.curvature.squared.schedule import schedule_of
 from marquis.errors import DataError
 
 
@@ -49,17 +49,17 @@ def squared_pass(
         UnsupportedOperationError: m would have to pass an operation without a rule.
     """
     names = list(dict.fromkeys(selected))
-    plan = plan_for(network, names)
+    schedule = schedule_of(network, names)
     output = values[network.output]
     if start.shape != output.shape:
         raise DataError(
             f"start has shape {tuple(start.shape)}, the network's output {tuple(output.shape)}; pass the diagonal of "
             "the output Hessian, one entry per output."
         )
-    sums: dict[int, dict[int, Tensor]] = {plan.output: {0: start}}
+    sums: dict[int, dict[int, Tensor]] = {schedule.output: {0: start}}
     if into is not None:
         sums.update({network.parameters[name]: {0: into[name]} for name in names if name in network.parameters})
-    given = frozenset(sums) - {plan.output}
+    given = frozenset(sums) - {schedule.output}
 
     def receive(number: int, part: int, m: Tensor) -> None:
         if number in given:
@@ -70,15 +70,15 @@ def squared_pass(
 
     results = sorted(number for number in values if number in network.producers)
     with torch.no_grad():
-        for action in plan.actions:
+        for action in schedule.actions:
             parts = sums.pop(action.step.value, None)
             if parts is not None:
-                local = Local(action.step, values, parts, frozenset(action.receivers), receive)
+                call = SquaredCall(action.step, values, parts, frozenset(action.receivers), receive)
                 if action.rule is None:
-                    elementwise(local, action.group, action.receivers)
+                    elementwise_squared(call, action.group, action.receivers)
                 else:
-                    action.rule.apply(local)
-                del local, parts
+                    action.rule.apply(call)
+                del call, parts
             while results and results[-1] >= action.step.value:  # earlier steps cannot have read these
                 del values[results.pop()]
     for number in results:
@@ -103,21 +103,21 @@ def squared_forward(network: Network, values: dict[int, Any], selected: Iterable
     Where a rule needs no more than a tensor's shape, an expanded NaN takes its place: no memory, and no wrong
     number if it should be read after all.
     """
-    plan = plan_for(network, selected)
+    schedule = schedule_of(network, selected)
     with torch.no_grad():
         for step in network.steps:
             values[step.value] = run(step, values)
-            for number in plan.released[step.value]:
-                if number in plan.shaped:
-                    values[number] = _stand_in(values[number])
-                elif number not in plan.read:
+            for number in network.released[step.value]:
+                if number in schedule.shaped:
+                    values[number] = _shape_only(values[number])
+                elif number not in schedule.read and number != network.output:
                     del values[number]
     return values[network.output]
 
 
-def _stand_in(value: Any) -> Any:
+def _shape_only(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_stand_in(item) for item in value]
+        return [_shape_only(item) for item in value]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.new_full((), float("nan")).expand(value.shape)
@@ -125,10 +125,10 @@ def _stand_in(value: Any) -> Any:
 
 def needed_values(network: Network, selected: Iterable[str]) -> frozenset[int]:
     """The step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
-    plan = plan_for(network, selected)
-    return plan.read | plan.shaped
+    schedule = schedule_of(network, selected)
+    return schedule.read | schedule.shaped
 
 
 def squared_notes(network: Network, selected: Iterable[str]) -> tuple[str, ...]:
     """What is dropped on this network beyond the off-diagonal entries of M, one sentence each."""
-    return plan_for(network, selected).notes
+    return schedule_of(network, selected).notes

@@ -1,24 +1,33 @@
-"""Turning per-sample gradients into a structure: one sink for each kind of matrix.
+"""Turning per-sample gradients into a structure: one accumulator for each kind of matrix.
 
-A sink receives each parameter's gradients once per chunk of columns. Diagonal and Kronecker sinks use them at once;
-block, full and low-rank need several parameters together and wait for them.
+An accumulator receives each parameter's gradients once per chunk of columns. The diagonal and the Kronecker factors use
+them at once; block, full and low-rank need several parameters together and wait for them.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators.base import Sink
-from marquis.curvature.backward.accumulators.dense import BlockSink, FullSink, LowRankSink
-from marquis.curvature.backward.accumulators.diagonal import DiagonalSink
-from marquis.curvature.backward.accumulators.kronecker import KroneckerSink
+from marquis.curvature.backward.accumulators.base import Accumulator
+from marquis.curvature.backward.accumulators.dense import BlockAccumulator, FullAccumulator, LowRankAccumulator
+from marquis.curvature.backward.accumulators.diagonal import DiagonalAccumulator
+from marquis.curvature.backward.accumulators.kronecker import KroneckerAccumulator
 from marquis.structures import Layout
 
-__all__ = ["BlockSink", "DiagonalSink", "FullSink", "KroneckerSink", "LowRankSink", "Sink", "make_sink", "modules_of"]
+__all__ = [
+    "Accumulator",
+    "BlockAccumulator",
+    "DiagonalAccumulator",
+    "FullAccumulator",
+    "KroneckerAccumulator",
+    "LowRankAccumulator",
+    "make_accumulator",
+    "modules_of",
+]
 
 
-def make_sink(structure: str, layout: Layout, like: Tensor, samples: int, reduce: bool = False) -> Sink:
-    """The sink for a structure's name.
+def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int, reduce: bool = False) -> Accumulator:
+    """The accumulator for a structure's name.
 
     Args:
         structure: one of `diagonal`, `kronecker`, `block`, `full`, `lowrank`.
@@ -28,12 +37,12 @@ def make_sink(structure: str, layout: Layout, like: Tensor, samples: int, reduce
         reduce: for `kronecker`, sum over positions first.
     """
     if structure == "diagonal":
-        return DiagonalSink(layout, like)
+        return DiagonalAccumulator(layout, like)
     if structure == "kronecker":
-        return KroneckerSink(layout, like, samples=samples, reduce=reduce)
+        return KroneckerAccumulator(layout, like, samples=samples, reduce=reduce)
     if structure == "block":
-        return BlockSink(layout, like, members=modules_of(layout.names))
-    return FullSink(layout, like) if structure == "full" else LowRankSink(layout, like)
+        return BlockAccumulator(layout, like, members=modules_of(layout.names))
+    return FullAccumulator(layout, like) if structure == "full" else LowRankAccumulator(layout, like)
 
 
 def modules_of(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What every sink does: take per-sample gradients, give a structure."""
+"""What every accumulator does: take per-sample gradients, give a structure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from marquis.curvature.factors.gradients import Form
+from marquis.curvature.factors.gradients import ParameterGradients
 from marquis.structures import Layout, Structure
 
 GRADIENT_BYTES = 2**25
@@ -15,7 +15,7 @@ GRADIENT_BYTES = 2**25
 
 
 @dataclass(eq=False)
-class Sink(ABC):
+class Accumulator(ABC):
     """Collects gradients of the parameters of a layout.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sink(ABC):
     recompresses: bool = True
 
     @abstractmethod
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Take one parameter's gradients of the current chunk of columns."""
 
     def end_chunk(self) -> None:

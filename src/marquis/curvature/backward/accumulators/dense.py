@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Sink
-from marquis.curvature.factors.gradients import Form
+from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumulator
+from marquis.curvature.factors.gradients import ParameterGradients
 from marquis.structures import Block, Full, Layout, LowRank
 
 
 @dataclass(eq=False)
-class BlockSink(Sink):
+class BlockAccumulator(Accumulator):
     """One dense block for each group of parameters: sums of G Gᵀ.
 
     Attributes:
@@ -23,15 +23,15 @@ class BlockSink(Sink):
 
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
-    waiting: dict[str, Form] = field(default_factory=dict)
+    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
 
     def groups(self) -> list[tuple[str, ...]]:
         """A block's parameters need common columns."""
         return list(self.members.values())
 
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Keep until the whole block is there."""
-        self.waiting[name] = form
+        self.waiting[name] = gradients
 
     def end_chunk(self) -> None:
         """Square the blocks of which any parameter received gradients."""
@@ -56,16 +56,16 @@ class BlockSink(Sink):
 
 
 @dataclass(eq=False)
-class FullSink(Sink):
+class FullAccumulator(Accumulator):
     """The whole matrix: columns must be the same for all parameters, so nothing is recompressed."""
 
     recompresses: bool = False
     matrix: Tensor | None = None
-    waiting: dict[str, Form] = field(default_factory=dict)
+    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
 
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Keep until the chunk is complete."""
-        self.waiting[name] = form
+        self.waiting[name] = gradients
 
     def end_chunk(self) -> None:
         """Add the outer products of this chunk."""
@@ -83,16 +83,16 @@ class FullSink(Sink):
 
 
 @dataclass(eq=False)
-class LowRankSink(Sink):
+class LowRankAccumulator(Accumulator):
     """All gradients, as columns of G with H = G Gᵀ."""
 
     recompresses: bool = False
     rows: list[Tensor] = field(default_factory=list)
-    waiting: dict[str, Form] = field(default_factory=dict)
+    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
 
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Keep until the chunk is complete."""
-        self.waiting[name] = form
+        self.waiting[name] = gradients
 
     def end_chunk(self) -> None:
         """Keep the written-out gradients of this chunk."""
@@ -106,18 +106,20 @@ class LowRankSink(Sink):
         return LowRank(self.layout, torch.cat([empty, *self.rows]).t())
 
 
-def written_rows(layout: Layout, names: tuple[str, ...], forms: Mapping[str, Form]) -> Iterator[Tensor]:
+def written_rows(
+    layout: Layout, names: tuple[str, ...], gradients: Mapping[str, ParameterGradients]
+) -> Iterator[Tensor]:
     """Gradients of several parameters side by side, [c * m, P], a few samples at a time."""
-    some = next(iter(forms.values()))
+    some = next(iter(gradients.values()))
     total = sum(layout.sizes[name] for name in names)
     width = max(1, GRADIENT_BYTES // max(1, some.columns * total * some.item))
     for start in range(0, some.samples, width):
         stop = min(some.samples, start + width)
         parts = []
         for name in names:
-            if name in forms:
-                parts.append(forms[name].explicit(start, stop).reshape(some.columns * (stop - start), -1))
+            if name in gradients:
+                parts.append(gradients[name].explicit(start, stop).reshape(some.columns * (stop - start), -1))
             else:
-                reference = next(iter(forms.values())).explicit(start, start + 1)
+                reference = next(iter(gradients.values())).explicit(start, start + 1)
                 parts.append(reference.new_zeros(some.columns * (stop - start), layout.sizes[name]))
         yield torch.cat(parts, dim=1)

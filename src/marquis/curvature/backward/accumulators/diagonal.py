@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators.base import Sink
-from marquis.curvature.factors.gradients import Form, RankOne
+from marquis.curvature.backward.accumulators.base import Accumulator
+from marquis.curvature.factors.gradients import ParameterGradients
+from marquis.curvature.factors.outer_products import RankOne
 from marquis.structures import Diagonal
 
 
 @dataclass(eq=False)
-class DiagonalSink(Sink):
+class DiagonalAccumulator(Accumulator):
     """Sums of squares. For dense layers diag(M) is gathered over the chunks and meets the inputs once, at the end."""
 
     waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
@@ -24,14 +25,18 @@ class DiagonalSink(Sink):
         self.totals = self.layout.unflatten(self.vector)
         self.unwritten = set(self.layout.names)
 
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Square and sum."""
-        if isinstance(form, RankOne):
+        if isinstance(gradients, RankOne):
             if name not in self.waiting:
-                self.waiting[name] = (form.inputs, form.swapped, form.factor.columns.new_zeros(form.factor.shape))
-            form.factor.add_square_sum_(self.waiting[name][2])
+                self.waiting[name] = (
+                    gradients.inputs,
+                    gradients.swapped,
+                    gradients.factor.columns.new_zeros(gradients.factor.shape),
+                )
+            gradients.factor.add_square_sum_(self.waiting[name][2])
         else:
-            form.add_diagonal_(self._zeroed(name))
+            gradients.add_diagonal_(self._zeroed(name))
 
     def end_segment(self) -> None:
         """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""

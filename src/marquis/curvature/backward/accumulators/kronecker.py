@@ -8,9 +8,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Sink
+from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumulator
 from marquis.curvature.factors.factor import Factor
-from marquis.curvature.factors.gradients import Entrywise, Explicit, Form, Outer, RankOne
+from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
+from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.errors import UnsupportedOperationError
 from marquis.structures import Kronecker
 from marquis.structures.linalg import require_finite
@@ -18,8 +19,8 @@ from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerPiece,
 
 
 @dataclass(eq=False)
-class KroneckerSink(Sink):
-    """Sums of input products and of output products ; what has no such form is kept exactly.
+class KroneckerAccumulator(Accumulator):
+    """Sums of input products and of output products ; what has no such gradients is kept exactly.
 
     Attributes:
         samples: batch size.
@@ -43,29 +44,29 @@ class KroneckerSink(Sink):
             "its uses. Use structure='diagonal', 'block' or 'full', or leave the parameter out."
         )
 
-    def add(self, name: str, form: Form) -> None:
+    def add(self, name: str, gradients: ParameterGradients) -> None:
         """Add to the two factors, a dense block or a diagonal."""
-        if isinstance(form, RankOne):
+        if isinstance(gradients, RankOne):
             first = name not in self.left
-            gram = self._gram_of(form.factor)
+            gram = self._gram_of(gradients.factor)
             self.left[name] = gram if first else self.left[name] + gram
             if first:
-                self.right[name] = (form.inputs.t() @ form.inputs)[None]
-                self.counts[name], self.swapped[name] = float(self.samples), form.swapped
-        elif isinstance(form, Outer):
-            self._add_outer(name, form)
-        elif isinstance(form, Entrywise):
-            gram = self._gram_of(form.factor)[0]
+                self.right[name] = (gradients.inputs.t() @ gradients.inputs)[None]
+                self.counts[name], self.swapped[name] = float(self.samples), gradients.swapped
+        elif isinstance(gradients, OuterProducts):
+            self._add_outer(name, gradients)
+        elif isinstance(gradients, BiasGradients):
+            gram = self._gram_of(gradients.factor)[0]
             self.dense[name] = self.dense[name] + gram if name in self.dense else gram
-        elif isinstance(form, Explicit) and form.as_block:
-            share = self.samples if form.values.shape[1] == 1 else 1
-            flat = form.values.flatten(0, 1)
+        elif isinstance(gradients, ExplicitGradients) and gradients.as_block:
+            share = self.samples if gradients.values.shape[1] == 1 else 1
+            flat = gradients.values.flatten(0, 1)
             gram = flat.t() @ flat * share
             self.dense[name] = self.dense[name] + gram if name in self.dense else gram
         else:
             if name not in self.diagonal:
                 self.diagonal[name] = self.like.new_zeros(self.layout.shapes[name])
-            form.add_diagonal_(self.diagonal[name])
+            gradients.add_diagonal_(self.diagonal[name])
 
     def _gram_of(self, factor: Factor) -> Tensor:
         """Sum of g gᵀ over columns and samples, [1, o, o]; weight and bias of one layer share it."""
@@ -76,23 +77,23 @@ class KroneckerSink(Sink):
         self.grams = {id(factor): (factor, gram)}
         return gram
 
-    def _add_outer(self, name: str, form: Outer) -> None:
-        q, t, i = form.sizes
-        outputs = form.outputs.sum(3, keepdim=True) if self.reduce else form.outputs
+    def _add_outer(self, name: str, gradients: OuterProducts) -> None:
+        q, t, i = gradients.sizes
+        outputs = gradients.outputs.sum(3, keepdim=True) if self.reduce else gradients.outputs
         g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
         share = self.samples if outputs.shape[1] == 1 else 1
         gram = g.transpose(-1, -2) @ g * share
         self.left[name] = self.left[name] + gram if name in self.left else gram
         if name in self.right:
             return
-        self.swapped[name] = form.swapped
-        if form.input_products is not None:
-            self.right[name], self.counts[name] = form.input_products("reduce" if self.reduce else "expand")
+        self.swapped[name] = gradients.swapped
+        if gradients.input_products is not None:
+            self.right[name], self.counts[name] = gradients.input_products("reduce" if self.reduce else "expand")
             return
         products = gram.new_zeros(q, i, i)
-        limit = max(1, GRADIENT_BYTES // max(1, q * t * i * form.item))
+        limit = max(1, GRADIENT_BYTES // max(1, q * t * i * gradients.item))
         for start in range(0, self.samples, limit):
-            a = form.inputs(start, min(self.samples, start + limit))
+            a = gradients.inputs(start, min(self.samples, start + limit))
             a = a.mean(2, keepdim=True) if self.reduce else a
             a = a.transpose(0, 1).reshape(q, -1, i)
             products.baddbmm_(a.transpose(-1, -2), a)

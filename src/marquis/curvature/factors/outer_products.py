@@ -1,4 +1,4 @@
-"""Gradients of weights as outer products: dense layers, convolutions, tied layers."""
+"""Gradients of weights as outer products: dense layers, convolutions, weights that are used several times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from marquis.curvature.factors.factor import Factor
-from marquis.curvature.factors.gradients.base import Form
+from marquis.curvature.factors.gradients import LazyGradients, ParameterGradients
 
 SMALL = 2048
 """Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
 
 
-class RankOne(Form):
+class RankOne(ParameterGradients):
     """A dense layer without positions: G[c, n] = g aᵀ. Only diag(M) and a² are needed for the diagonal (2.5).
 
     Attributes:
@@ -47,7 +47,7 @@ class RankOne(Form):
         product = self.factor.shape_filled_squares().t() @ self.inputs.square()
         total += product.t() if self.swapped else product
 
-    def as_outer(self) -> Outer:
+    def as_outer_products(self) -> OuterProducts:
         """The same as one position of a general outer product."""
         inputs = self.inputs
 
@@ -57,10 +57,12 @@ class RankOne(Form):
         outputs = self.factor.dense()[:, :, None, None, :]
         sizes = (1, 1, inputs.shape[1])
         a = inputs[:, None, None, :]
-        return Outer(lambda start, stop: a[start:stop], outputs, self.samples, sizes, self.shape, arrange, self.swapped)
+        return OuterProducts(
+            lambda start, stop: a[start:stop], outputs, self.samples, sizes, self.shape, arrange, self.swapped
+        )
 
 
-class Outer(Form):
+class OuterProducts(ParameterGradients):
     """A weight shared over positions: G[c, n] = sum_t g_t a_tᵀ (layers over sequences, convolutions, tied layers).
 
     Attributes:
@@ -132,16 +134,36 @@ class Outer(Form):
         total += self.arrange(squares.view(q, o, i))
 
 
-def concatenate(forms: list[Outer]) -> Outer | None:
+def concatenate(uses: list[OuterProducts]) -> OuterProducts | None:
     """Several uses of one weight as more positions of a single outer product, where the uses are alike."""
-    first = forms[0]
-    if any(form.sizes[0] != 1 or len(form.shape) != 2 or form.swapped != first.swapped for form in forms):
+    first = uses[0]
+    if any(use.sizes[0] != 1 or len(use.shape) != 2 or use.swapped != first.swapped for use in uses):
         return None
-    outputs = torch.cat([form.outputs.expand(-1, form.samples, -1, -1, -1) for form in forms], dim=3)
-    positions = sum(form.sizes[1] for form in forms)
+    outputs = torch.cat([use.outputs.expand(-1, use.samples, -1, -1, -1) for use in uses], dim=3)
+    positions = sum(use.sizes[1] for use in uses)
 
     def inputs(start: int, stop: int) -> Tensor:
-        return torch.cat([form.inputs(start, stop) for form in forms], dim=2)
+        return torch.cat([use.inputs(start, stop) for use in uses], dim=2)
 
     sizes = (1, positions, first.sizes[2])
-    return Outer(inputs, outputs, first.samples, sizes, first.shape, first.arrange, first.swapped)
+    return OuterProducts(inputs, outputs, first.samples, sizes, first.shape, first.arrange, first.swapped)
+
+
+def sum_over_uses(uses: list[ParameterGradients]) -> ParameterGradients:
+    """The gradient of a parameter that is used several times: the sum over its uses, cross terms included."""
+    if len(uses) == 1:
+        return uses[0]
+    outers = [use.as_outer_products() if isinstance(use, RankOne) else use for use in uses]
+    alike = [use for use in outers if isinstance(use, OuterProducts)]
+    joined = concatenate(alike) if len(alike) == len(uses) else None
+    if joined is not None:
+        return joined
+    first = uses[0]
+
+    def total(start: int, stop: int) -> Tensor:
+        result = first.explicit(start, stop).clone()
+        for use in uses[1:]:
+            result += use.explicit(start, stop)
+        return result
+
+    return LazyGradients(total, first.columns, first.samples, first.shape, first.item)

@@ -1,19 +1,29 @@
-"""Pictures as lists of patches, and the products of patches with each other.
+"""The geometry of a convolution, images as lists of patches, and the products of patches with each other.
 
-`unfold` of PyTorch would be the bottleneck; a strided view of the padded picture with channels last is copied instead.
+Index letters: `n` samples, `q` groups, `t` output positions, `k` offsets within the kernel, `I` input channels.
+
+`unfold` of PyTorch would be the bottleneck; a strided view of the padded image with channels last is copied instead.
 The products of all patches (the Kronecker factor of a convolution's inputs) need no patches at all: they depend on two
-offsets within the kernel only through their difference, apart from a rim of the picture.
+offsets within the kernel only through their difference, apart from a rim of the image.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from marquis.curvature.ops.convolution_geometry import Geometry, Pads
+from marquis.curvature.graph.network import Step
+from marquis.curvature.ops.context import per_dimension
+from marquis.curvature.ops.registry import operation_of
+
+Pads = list[tuple[int, int]]
+"""Zeros before and after, per spatial dimension."""
 
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
@@ -22,19 +32,70 @@ FEW_CHANNELS = 32
 """With fewer channels, rows are unfolded first: otherwise the products would be too small to run fast."""
 
 
-def unfold(picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class ConvolutionGeometry:
+    """Kernel and options of one convolution, plain or transposed, one number per spatial dimension.
+
+    Attributes:
+        weight: the kernel.
+        kernel: its spatial size.
+        stride: stride.
+        dilation: dilation.
+        padding: (before, after); 'same' and 'valid' are resolved.
+        output_padding: of a transposed convolution.
+        groups: number of groups.
+        transposed: whether the convolution is transposed.
+    """
+
+    weight: Tensor
+    kernel: tuple[int, ...]
+    stride: list[int]
+    dilation: list[int]
+    padding: Pads
+    output_padding: list[int]
+    groups: int
+    transposed: bool
+
+    @property
+    def dims(self) -> int:
+        """Return the number of spatial dimensions."""
+        return len(self.kernel)
+
+    @staticmethod
+    def of(step: Step, values: Mapping[int, Any]) -> ConvolutionGeometry:
+        """Read the geometry from the arguments of a step."""
+        weight: Tensor = step.argument("weight", values)
+        kernel = tuple(weight.shape[2:])
+        stride, dilation = (per_dimension(step.argument(name, values), len(kernel)) for name in ("stride", "dilation"))
+        padding = step.argument("padding", values)
+        if padding == "same":
+            totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+            pads = [(total // 2, total - total // 2) for total in totals]
+        else:
+            pads = [(p, p) for p in per_dimension(0 if padding == "valid" else padding, len(kernel))]
+        transposed = operation_of(step).kind == "transposed convolution"
+        if step.has_argument("transposed"):
+            transposed = step.argument("transposed", values)
+        extra = step.argument("output_padding", values) if step.has_argument("output_padding") else 0
+        groups = step.argument("groups", values)
+        return ConvolutionGeometry(
+            weight, kernel, stride, dilation, pads, per_dimension(extra, len(kernel)), groups, transposed
+        )
+
+
+def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
     """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
     kernel, stride, dilation, padding = geometry.kernel, geometry.stride, geometry.dilation, geometry.padding
     dims, groups = geometry.dims, geometry.groups
-    n, channels = picture.shape[:2]
+    n, channels = image.shape[:2]
     index, pads = [], []
     for axis, (first, last) in enumerate(boxes):
         low = first * stride[axis] - padding[axis][0]
         high = (last - 1) * stride[axis] - padding[axis][0] + dilation[axis] * (kernel[axis] - 1) + 1
-        size = picture.shape[2 + axis]
+        size = image.shape[2 + axis]
         index.append(slice(max(0, low), min(size, high)))
         pads.append((max(0, -low), max(0, high - size)))
-    cut = picture[(slice(None), slice(None), *index)]
+    cut = image[(slice(None), slice(None), *index)]
     if any(any(pad) for pad in pads):
         cut = F.pad(cut, [p for pad in reversed(pads) for p in pad])
     last = cut.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, so its strides are its own
@@ -55,12 +116,12 @@ def unfold(picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ..
 
 
 def patch_products(
-    picture: Tensor, geometry: Geometry, boxes: tuple[tuple[int, int], ...], sharing: str, limit: int = 2**25
+    image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...], sharing: str, limit: int = 2**25
 ) -> tuple[Tensor, float]:
     """Sum over samples and positions of a aᵀ for the patches a, [q, *k * I/q, same], and the number of terms.
 
     Args:
-        picture: [n, I, *space].
+        image: [n, I, *space].
         geometry: the convolution's.
         boxes: range of output positions, per dimension.
         sharing: "expand", or "reduce" for products of the mean patch of each sample.
@@ -68,26 +129,26 @@ def patch_products(
     """
     kernel, groups = geometry.kernel, geometry.groups
     positions = prod(stop - start for start, stop in boxes)
-    n, channels = picture.shape[:2]
+    n, channels = image.shape[:2]
     size = prod(kernel) * channels // groups
     if sharing == "expand" and groups == 1 and set(geometry.stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
-        return _by_offsets(picture, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
-    total = picture.new_zeros(groups, size, size)
-    step = max(1, limit // max(1, groups * positions * size * picture.element_size()))
+        return _by_offsets(image, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
+    total = image.new_zeros(groups, size, size)
+    step = max(1, limit // max(1, groups * positions * size * image.element_size()))
     for start in range(0, n, step):
-        a = unfold(picture[start : start + step], geometry, boxes)
+        a = unfold(image[start : start + step], geometry, boxes)
         a = a.mean(2, keepdim=True) if sharing == "reduce" else a
         a = a.transpose(0, 1).reshape(groups, -1, size)
         total.baddbmm_(a.transpose(-1, -2), a)
     return total, float(n if sharing == "reduce" else n * positions)
 
 
-def _by_offsets(picture: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
+def _by_offsets(image: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
     """Products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
 
     For one difference v - u all boxes share a core; what a box has beyond it is a thin rim.
     """
-    padded = F.pad(picture, [p for pad in reversed(padding) for p in pad])
+    padded = F.pad(image, [p for pad in reversed(padding) for p in pad])
     last = padded.movedim(1, -1).contiguous()
     if last.shape[-1] < FEW_CHANNELS and len(kernel) > 1:
         last = last.unfold(-2, dilation[-1] * (kernel[-1] - 1) + 1, 1)[..., :: dilation[-1]]
@@ -97,7 +158,7 @@ def _by_offsets(picture: Tensor, kernel: tuple[int, ...], dilation: list[int], p
     dims = len(kernel)
     counts = [last.shape[1 + d] - dilation[d] * (kernel[d] - 1) for d in range(dims)]
     offsets = list(product(*(range(k) for k in kernel)))
-    result = picture.new_empty(len(offsets), channels, len(offsets), channels)
+    result = image.new_empty(len(offsets), channels, len(offsets), channels)
     cores: dict[tuple[int, ...], tuple[Tensor, list[tuple[int, int]]]] = {}
     for i, u in enumerate(offsets):
         for j in range(i, len(offsets)):

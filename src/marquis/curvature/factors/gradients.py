@@ -1,21 +1,86 @@
-"""Gradients that are small, or sparse: biases, norm scales, bare parameters, embeddings."""
+"""Per-sample gradients of one parameter, in the form in which an operation's rule computes them.
+
+A factor S at the output of an operation gives `G[c, n] = Jwᵀ S`, one gradient of the parameter w per column and sample.
+Every structure is made of them: the diagonal is the sum of their squares, a block the sum of their outer products.
+Writing them out costs columns x samples x parameters, so each class knows cheaper ways where there are any: here those
+that are small or sparse (biases, scales, embeddings) and the fall-back, in `outer_products.py` those of weights.
+
+Index letters: `c` columns, `n` samples (`m` of them at a time), `q` groups, `t` positions, `o` outputs, `i` inputs.
+"""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from math import prod
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from marquis.curvature.factors.factor import Factor
-from marquis.curvature.factors.gradients.base import Form
+
+CHUNK_BYTES = 2**20
+"""Size of temporaries: about 1 MB stays in the cache, and page faults dominate above it."""
 
 
-class Explicit(Form):
+class ParameterGradients(ABC):
+    """Gradients `G[c, n, *shape]` of one batch-free tensor.
+
+    Attributes:
+        shape: shape of the tensor.
+        columns: number of columns.
+        samples: number of samples.
+        item: bytes of one number.
+    """
+
+    def __init__(self, shape: tuple[int, ...], columns: int, samples: int, item: int) -> None:
+        self.shape = shape
+        self.columns = columns
+        self.samples = samples
+        self.item = item
+
+    @abstractmethod
+    def explicit(self, start: int, stop: int) -> Tensor:
+        """The gradients of samples [start, stop): [c, stop - start, *shape]."""
+
+    def largest_per_sample(self) -> int:
+        """Entries of the largest temporary that one sample needs."""
+        return self.columns * prod(self.shape)
+
+    def sample_ranges(self, limit: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+        """Ranges of samples whose temporaries take about `limit` bytes."""
+        width = max(1, limit // max(1, self.largest_per_sample() * self.item))
+        for start in range(0, self.samples, width):
+            yield start, min(self.samples, start + width)
+
+    def add_diagonal_(self, total: Tensor) -> None:
+        """Add the sum of squares over columns and samples. Cost: c * n * (cost of one gradient)."""
+        for start, stop in self.sample_ranges():
+            for row in self.explicit(start, stop).flatten(0, 1):
+                total.addcmul_(row, row)
+
+
+class LazyGradients(ParameterGradients):
+    """Gradients from a function of the sample range: the exact fall-back, and weights derived from parameters."""
+
+    def __init__(
+        self, make: Callable[[int, int], Tensor], columns: int, samples: int, shape: tuple[int, ...], item: int
+    ) -> None:
+        super().__init__(shape, columns, samples, item)
+        self.make = make
+
+    @override
+    def explicit(self, start: int, stop: int) -> Tensor:
+        return self.make(start, stop)
+
+
+class ExplicitGradients(ParameterGradients):
     """Gradients written out, [c, n or 1, *shape].
 
     Attributes:
         values: the gradients.
-        as_block: the bias of a layer whose weight has a Kronecker form; a dense block of its own is worth keeping.
+        as_block: the bias of a layer whose weight has a Kronecker use; a dense block of its own is worth keeping.
     """
 
     def __init__(self, values: Tensor, samples: int, as_block: bool = False) -> None:
@@ -35,7 +100,7 @@ class Explicit(Form):
         total.add_(self.values.square().sum(dim=(0, 1)), alpha=share)
 
 
-class Entrywise(Form):
+class BiasGradients(ParameterGradients):
     """The bias of a dense layer without positions: its gradient is the factor itself."""
 
     def __init__(self, factor: Factor) -> None:
@@ -56,7 +121,7 @@ class Entrywise(Form):
             total.view(self.factor.window.full)[self.factor.window.slices] += summed
 
 
-class Lookup(Form):
+class EmbeddingGradients(ParameterGradients):
     """An embedding: the gradient of one sample touches the rows of its own tokens.
 
     Attributes:

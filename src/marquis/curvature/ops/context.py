@@ -1,0 +1,149 @@
+"""What the rules of an operation see of the network: one view for factors, one for diagonals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from marquis.curvature.factors.factor import Factor
+from marquis.curvature.graph.network import Network, Step
+from marquis.errors import UnsupportedOperationError
+
+Cotangent = Factor | dict[int, Factor]
+"""A factor, or one factor per element where the value is a tuple of tensors."""
+
+
+@dataclass(eq=False)
+class Context:
+    """The network's values on one batch, for vector-Jacobian products and parameter gradients.
+
+    Attributes:
+        network: the captured network.
+        values: forward values that the rules need.
+        shapes: shapes of all values, also of those that were dropped.
+        active: values through which a selected parameter is reached backwards.
+        size: number of samples in the batch.
+        folding: whether a rule may multiply in the derivative of the step before it.
+        folded: elementwise steps whose derivative an earlier rule has already multiplied in.
+        caching: whether there is a next chunk of columns that could use what is cached.
+        cache: anything computed from `values` that the next chunk can use again, by step and purpose.
+    """
+
+    network: Network
+    values: dict[int, Any]
+    shapes: Mapping[int, tuple[int, ...]]
+    active: frozenset[int]
+    size: int
+    folding: bool = True
+    folded: set[int] = field(default_factory=set)
+    caching: bool = True
+    cache: dict[tuple[int, str], Any] = field(default_factory=dict)
+
+    def targets(self, step: Step) -> list[int]:
+        """Return the inputs of a step that need a factor: those that depend on data and on a selected parameter."""
+        return [n for n in step.inputs if n in self.active and n in self.network.batched]
+
+    def is_target(self, number: int | None) -> bool:
+        """Return whether a value needs a factor."""
+        return number is not None and number in self.active and number in self.network.batched
+
+    def value(self, number: int) -> Any:
+        """Return a forward value; zeros of its shape where it was dropped because only linear operations read it."""
+        if number in self.values:
+            return self.values[number]
+        like = next(v for v in self.values.values() if isinstance(v, Tensor) and v.is_floating_point())
+        return like.new_zeros(()).expand(self.shapes[number])
+
+    def batch_first(self, number: int) -> bool:
+        """Return whether dimension 0 of a value is exactly the batch."""
+        axis = self.network.axes.get(number)
+        return axis is not None and axis.axis == 0 and axis.inner == 1
+
+    def cached(self, step: Step, purpose: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` computes, once per batch."""
+        if not self.caching:
+            return make()
+        key = (step.value, purpose)
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    def factor(self, columns: Tensor, number: int) -> Factor:
+        """Return a plain factor at a value from columns [c, *shape] that are written out."""
+        return Factor(columns, tuple(columns.shape[1:]), batch_first=self.batch_first(number))
+
+
+class SquaredCall:
+    """One operation for a squared rule: its arguments, the m of its results, and who receives contributions.
+
+    Attributes:
+        step: the operation.
+        values: forward values.
+        parts: m of each of its results (an operation with one result has part 0 only).
+        wanted: the inputs that selected parameters lie upstream of.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        values: dict[int, Any],
+        parts: dict[int, Tensor],
+        wanted: frozenset[int],
+        receive: Callable[[int, int, Tensor], None],
+    ) -> None:
+        self.step = step
+        self.values = values
+        self.parts = parts
+        self.wanted = wanted
+        self._receive = receive
+
+    @property
+    def m(self) -> Tensor:
+        """Return the m of the first result.
+
+        Raises:
+            UnsupportedOperationError: another result is used.
+        """
+        if set(self.parts) != {0}:
+            raise UnsupportedOperationError(
+                f"{self.step.where}: a result other than the first one is used (results {sorted(self.parts)}), "
+                "for which there is no rule. Use estimator='sketched' or 'exact'."
+            )
+        return self.parts[0]
+
+    @property
+    def output(self) -> Any:
+        """Return the operation's result in the forward pass."""
+        return self.values[self.step.value]
+
+    @property
+    def input_name(self) -> str:
+        """Return what the schema calls the first tensor: "input" or "self"."""
+        return "input" if self.step.has_argument("input") else "self"
+
+    def value(self, argument: str) -> Any:
+        """Return the value of an argument, by its name in the operation's schema."""
+        return self.step.argument(argument, self.values)
+
+    def wants(self, argument: str) -> bool:
+        """Return whether m of this argument is needed."""
+        return self.step.reference(argument) in self.wanted
+
+    def give(self, argument: str, m: Tensor) -> None:
+        """Add a contribution to the m of an argument."""
+        number = self.step.reference(argument)
+        assert number is not None
+        self._receive(number, 0, m)
+
+    def give_to(self, number: int, m: Tensor, part: int = 0) -> None:
+        """Add a contribution to the m of a value by its number."""
+        self._receive(number, part, m)
+
+
+def per_dimension(value: Any, dims: int) -> list[int]:
+    """Return a hyper-parameter as one number per spatial dimension."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * dims if len(values) == 1 else values
