@@ -25,7 +25,7 @@ from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
 from marquis.curvature.ops import without_kronecker_form
 from marquis.curvature.ops.context import Context
-from marquis.curvature.planning.choices import ESTIMATORS, SHARING_ESTIMATORS, check_choices
+from marquis.curvature.planning.choices import SHARING_ESTIMATORS, check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
 from marquis.curvature.squared.mixed import mixed_pass
 from marquis.curvature.squared.squared import squared_forward, squared_pass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.curvature.ggn import ESTIMATORS
+from marquis.curvature.planning.choices import ESTIMATORS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.evidence.problem import Statistics
 from marquis.functional.call import Model, buffers_of
