@@ -141,5 +141,5 @@ def test_differences_are_paired_by_network():
         return {"method": method, "seed": seed, "scores": [{"nll": 0.1}, {"nll": nll}]}
 
     rows = [row("MAP", 0, 3.0), row("MAP", 1, 5.0), row("other", 0, 2.0), row("other", 1, 4.0)]
-    assert against_map(rows, "other", [0, 90]) == "-1.00 ± 0.00"
-    assert against_map([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == "-1.00"
+    assert against_map(rows, "other", [0, 90]) == [-1.0, -1.0]
+    assert against_map([*rows, row("ensemble", 0, 3.0)], "ensemble", [0, 90]) == [-1.0]

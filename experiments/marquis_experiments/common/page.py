@@ -3,7 +3,7 @@
 `{{path}}` stands for a value, `{{path:.3f}}` for a formatted one; a path goes into dictionaries and lists by dots.
 `{{#path}}...{{/path}}` is kept where the value is true, `{{^path}}...{{/path}}` where it is not, and
 `{{*path}}...{{/path}}` is repeated for every item of a list, or for every value of a dictionary (`{{@}}` is its key);
-inside, paths are looked up in the item first. Sentences and tables belong into the template, numbers into the results.
+inside, paths are looked up in the item (`{{.}}`) first. Sentences and tables belong into the template.
 
 `python -m marquis_experiments.common.page [NAME...]` writes the committed pages from the committed results again, and
 `--from FOLDER` first takes over results and pictures of a run.
@@ -47,6 +47,8 @@ def _filled(text: str, scopes: list[Any], template: Path) -> str:
     """Return text filled from the first scope that has the beginning of a path."""
 
     def look_up(path: str) -> Any:
+        if path == ".":
+            return scopes[0]
         first, *rest = path.split(".")
         for scope in scopes:
             try:

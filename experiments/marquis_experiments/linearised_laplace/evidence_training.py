@@ -17,7 +17,7 @@ from torch import Tensor
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.images import ensemble_probs, fitted_temperature, logits
 from marquis_experiments.common.metrics import classification_scores
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.linearised_laplace.weight_decay import Case, cases, ensemble, validated, with_evidence
 
@@ -40,17 +40,6 @@ TITLES = {
     "fashion-mnist-mlp": "Fashion-MNIST, MLP",
     "fashion-mnist-cnn": "Fashion-MNIST, CNN",
 }
-CHOICES = (
-    "network",
-    "weights",
-    "epochs",
-    "updates from epoch (every)",
-    "validation NLL by precision",
-    "chosen",
-    "precisions by evidence",
-    "their validation NLL",
-    "temperature",
-)
 COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8a5aa8", "#b8912f")
 
 
@@ -100,64 +89,31 @@ def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables; evidence must be better than validation and reach the tutorial's figures."""
-    done = results["studies"]
-    gains = {name: part["rows"]["validated"]["nll"] - part["rows"]["evidence"]["nll"] for name, part in done.items()}
-    errors = {name: max(part["rows"][m]["nll_error"] for m in ("validated", "evidence")) for name, part in done.items()}
-    reached = [name for name, part in done.items() if reaches(part["rows"]["evidence"], PAPER[name]["evidence"])]
-    first = next(iter(done.values()))["study"]
+    """Return the rows of the tables; evidence must be better than validation and reach the tutorial's figures."""
+    done = {TITLES[name]: {**part, "name": name} for name, part in results["studies"].items()}
+    gains, within, reached, methods = {}, 0, 0, {}
+    for title, part in done.items():
+        rows, paper = part["rows"], PAPER[part["name"]]
+        gains[title] = rows["validated"]["nll"] - rows["evidence"]["nll"]
+        within += abs(gains[title]) < max(rows["validated"]["nll_error"], rows["evidence"]["nll_error"])
+        accuracy, log_likelihood = paper["evidence"]
+        reached += 100 * rows["evidence"]["accuracy"] >= accuracy and -rows["evidence"]["nll"] >= log_likelihood
+        for method, label in LABELS.items():
+            row = rows[method]
+            beside = "{:.2f} / {:.3f}".format(*paper[method]) if method in paper else ""
+            own = {"percent": 100 * row["accuracy"], "log_likelihood": -row["nll"], "beside": beside}
+            methods[f"{title}: {label}"] = {**row, **own}
     return {
-        "main": table(
-            ["network: method", "accuracy, %", "log-likelihood", "ECE", "tutorial: acc / logLik"],
-            [
-                [f"{TITLES[name]}: {label}", *cells_of(part["rows"][method]), beside(name, method)]
-                for name, part in done.items()
-                for method, label in LABELS.items()
-            ],
-        ),
-        "gains": ", ".join(f"{TITLES[name]} {gain:+.4f}" for name, gain in gains.items()),
+        "methods": methods,
+        "done": done,
+        "gains": gains,
         "better": sum(gain > 0 for gain in gains.values()),
-        "within": sum(abs(gains[name]) < errors[name] for name in gains),
-        "reached": len(reached),
+        "within": within,
+        "reached": reached,
         "networks": len(done),
-        "members": first["members"],
         "digits": any(part["data"] == "digits" for part in done.values()),
-        "choices": table(
-            CHOICES,
-            [[TITLES[name], *choice(part)] for name, part in done.items()],
-        ),
-        "verdict": verdict(all(gain > 0 for gain in gains.values()), len(reached) == len(done)),
+        "verdict": verdict(all(gain > 0 for gain in gains.values()), reached == len(done)),
     }
-
-
-def reaches(row: dict[str, float], paper: tuple[float, float]) -> bool:
-    """Return whether accuracy and log-likelihood are at least the tutorial's."""
-    return 100 * row["accuracy"] >= paper[0] and -row["nll"] >= paper[1]
-
-
-def cells_of(row: dict[str, float]) -> list[str]:
-    """Return cells of the main table."""
-    return [f"{100 * row['accuracy']:.2f}", f"{-row['nll']:.4f} ± {row['nll_error']:.4f}", f"{row['ece']:.4f}"]
-
-
-def beside(name: str, method: str) -> str:
-    """Return the tutorial's scores of a row, where it has them."""
-    return "{:.2f} / {:.3f}".format(*PAPER[name][method]) if method in PAPER[name] else ""
-
-
-def choice(part: dict[str, Any]) -> list[str]:
-    """Return cells of the table of what was chosen."""
-    case, history = part["study"], part["history"]
-    return [
-        f"{part['weights']:,}",
-        f"{history['epoch']} of {case['recipe']['epochs']}",
-        f"{case['burn_in']} ({case['every']})",
-        ", ".join(f"{row['precision']:g}: {row['nll']:.4f}" for row in part["grid"]),
-        f"{part['precision']:g}",
-        ", ".join(f"{value:.3g}" for value in history["precision"]),
-        f"{part['evidence_validation']['nll']:.4f}",
-        f"{part['temperature']:.3f}",
-    ]
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

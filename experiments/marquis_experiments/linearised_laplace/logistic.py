@@ -20,7 +20,7 @@ from marquis.laplace import Laplace
 from marquis.likelihoods import Bernoulli
 from marquis.predictive.links import point
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.linearised_laplace.evidence_loop import to_mode
 
@@ -155,35 +155,25 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables; the evidence's error must fall like 1/N and Laplace be closer than MAP."""
+    """Return the rows of the tables; the evidence's error must fall like 1/N and Laplace be closer than MAP."""
     rows = results["rows"]
-    worst = {n: worst_error(rows, n) for n in NUMBERS}
-    inside = {
-        n: {name: max(row["inside"][name] for row in rows if row["n"] == n) for name in ("laplace", "map")}
-        for n in NUMBERS
-    }
-    small = [row for row in rows if row["n"] == NUMBERS[0]]
-    rays = {
-        name: [mean(row["diagonal"][name][i] for row in small) for i in range(len(DISTANCES))]
-        for name in ("exact", "laplace", "map")
-    }
+    sizes = {}
+    for n in NUMBERS:
+        inside = [row["inside"] for row in rows if row["n"] == n]
+        worst = worst_error(rows, n)
+        errors = {name: max(each[name] for each in inside) for name in ("laplace", "map")}
+        sizes[str(n)] = {"error": worst, "times": n * worst, **errors}
+    small = [row["diagonal"] for row in rows if row["n"] == NUMBERS[0]]
+    rays = {name: [mean(ps) for ps in zip(*(ray[name] for ray in small), strict=True)] for name in small[0]}
     return {
         "datasets": len(small),
-        "main": table(
-            ["N", "worst error of log Z (nat)", "times N", "worst error of p, Laplace", "worst error of p, MAP"],
-            [
-                [n, f"{worst[n]:.4f}", f"{n * worst[n]:.2f}", *(f"{inside[n][k]:.3f}" for k in ("laplace", "map"))]
-                for n in NUMBERS
-            ],
-        ),
-        "rays": table(
-            ["distance", *map(str, DISTANCES)], [[name, *(f"{p:.3f}" for p in ps)] for name, ps in rays.items()]
-        ),
+        "sizes": sizes,
+        "distances": DISTANCES,
+        "rays": {name: {"p": ps} for name, ps in rays.items()},
         "far": {name: ps[-1] for name, ps in rays.items()},
-        "worst": {str(n): error for n, error in worst.items()},
         "verdict": verdict(
-            all(worst[4 * n] < 0.4 * worst[n] for n in NUMBERS[1:-1]),
-            all(inside[n]["laplace"] < inside[n]["map"] for n in NUMBERS),
+            all(sizes[str(4 * n)]["error"] < 0.4 * sizes[str(n)]["error"] for n in NUMBERS[1:-1]),
+            all(row["laplace"] < row["map"] for row in sizes.values()),
             results["probit"]["largest"] < 0.014,
         ),
     }

@@ -21,7 +21,7 @@ from marquis.priors import Prior
 from marquis_experiments.common.figure import Figure
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.networks import mlp
-from marquis_experiments.common.page import formatted, table, verdict
+from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import (
     exact_structure,
@@ -157,21 +157,11 @@ def described(predictor: Callable[[Tensor], Tensor], settings: Settings) -> dict
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables; linearised Laplace must stay less sure far away, at MAP's accuracy and NLL."""
-    cases, swept = results["methods"]["cases"], results["precisions"]["cases"]
+    """Return what the page compares; linearised Laplace must be less confident far away, at MAP's accuracy and NLL."""
+    cases = results["methods"]["cases"]
     point, full, sampled = cases["MAP"], cases["linearised, full"], cases["sampled networks, full"]
-    rings = [f"r = {radius:g}" for radius in RADII]
     return {
-        "main": table(
-            ["prediction", "accuracy", "NLL", "ECE", *rings], [[name, *of_case(case)] for name, case in cases.items()]
-        ),
-        "precisions_table": table(
-            ["prior precision", "accuracy", "NLL", "ECE", *rings, "log evidence", "effective"],
-            [
-                [name, *of_case(case), *formatted(case, "log_evidence:.1f", "effective:.1f")]
-                for name, case in swept.items()
-            ],
-        ),
+        "radii": RADII,
         "map": point,
         "full": full,
         "sampled": sampled,
@@ -183,11 +173,6 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             sampled["accuracy"] < full["accuracy"] - 0.05,
         ),
     }
-
-
-def of_case(case: dict[str, Any]) -> list[str]:
-    """Return cells of a table: scores and confidence on circles."""
-    return [*formatted(case, "accuracy:.3f", "nll:.3f", "ece:.3f"), *(f"{c:.3f}" for c in case["confidence"])]
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

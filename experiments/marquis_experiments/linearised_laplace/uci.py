@@ -26,21 +26,15 @@ from marquis.priors import Prior
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
 from marquis_experiments.common.networks import seeded
-from marquis_experiments.common.page import formatted, table, verdict
+from marquis_experiments.common.page import Mean, verdict
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import train_with_evidence
 
 GAPS = {"boston": 13, "concrete": 8, "energy": 8, "naval": 16, "protein": 9, "wine": 11}
 """Number of gap splits: one per feature."""
 STANDARD = {"boston": 20, "concrete": 20, "energy": 20, "naval": 20, "protein": 5, "wine": 20}
-METHODS = {
-    "map": "MAP, tuned noise",
-    "linearised": "linearised",
-    "sampled": "sampled",
-    "sampled_gaussian": "sampled, one Gaussian",
-}
-EXTRA = ("label_sd:.3g", "of")
-COLOURS = {"map": GREY, "linearised": BLUE, "sampled": ORANGE}
+METHODS = ("map", "linearised", "sampled", "sampled_gaussian")
+DRAWN = {"map": ("MAP, tuned noise", GREY), "linearised": ("linearised", BLUE), "sampled": ("sampled", ORANGE)}
 BOUND = -5.0
 """Nats that the linearised prediction should stay above on every gap set."""
 
@@ -55,7 +49,7 @@ def measure(run: Run) -> dict[str, Any]:
             lambda kind=kind, name=name, fold=fold: evaluate(split(name, kind, fold, run), settings, fold),
         )
         rows.append(row)
-        scores = ", ".join(f"{method} {row[method]:.2f}" for method in COLOURS)
+        scores = ", ".join(f"{method} {row[method]:.2f}" for method in DRAWN)
         run.say(f"{name} {kind} {fold}: {scores}")
     return {"settings": settings.plain(), "rows": rows}
 
@@ -190,74 +184,43 @@ def of(rows: list[dict[str, Any]], kind: str, name: str) -> list[dict[str, Any]]
     return sorted((row for row in rows if row["kind"] == kind and row["name"] == name), key=lambda row: row["fold"])
 
 
-def shown(numbers: list[float]) -> str:
-    """Return mean ± standard error, without decimals where the mean is large."""
-    digits = 2 if abs(mean(numbers)) < 1000 else 0
-    error = f" ± {standard_error(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{mean(numbers):.{digits}f}{error}"
-
-
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables and for how many data sets each claim holds."""
+    """Return the rows of the tables and for how many data sets each claim holds."""
     rows = results["rows"]
     names = sorted({row["name"] for row in rows})
-    folds = {(kind, name): of(rows, kind, name) for kind in ("standard", "gap") for name in names}
+    folds = {f"{name}, {kind}": of(rows, kind, name) for kind in ("standard", "gap") for name in names}
     others = [method for method in METHODS if method != "linearised"]
-    gains = {key: {o: [row["linearised"] - row[o] for row in own] for o in others} for key, own in folds.items()}
-    won = {
-        f"{kind}_{other}": sum(mean(gains[kind, name][other]) > 0 for name in names)
-        for kind in ("standard", "gap")
-        for other in others
-    }
-    above = sum(mean(row["linearised"] for row in folds["gap", name]) > BOUND for name in names)
-    clear = sum(mean(g["map"]) > standard_error(g["map"]) for (kind, _), g in gains.items() if kind == "standard")
-    hard = [row for name in ("energy", "naval") for row in of(rows, "gap", name)]
+    gains = {key: {o: Mean(row["linearised"] - row[o] for row in own) for o in others} for key, own in folds.items()}
+
+    def won(kind: str, other: str) -> int:
+        return sum(mean(gains[f"{name}, {kind}"][other]) > 0 for name in names)
+
+    above = sum(mean(row["linearised"] for row in folds[f"{name}, gap"]) > BOUND for name in names)
+    against_map = [gains[f"{name}, standard"]["map"] for name in names]
     return {
-        "main": table(
-            ["data", "splits", *METHODS.values(), "RMSE"],
-            [
-                [f"{name}, {kind}", len(own), *(shown([row[m] for row in own]) for m in METHODS), rmse(own)]
-                for (kind, name), own in folds.items()
-            ],
-        ),
-        "gains": table(
-            ["linearised minus", *(METHODS[other] for other in others), "splits not better"],
-            [
-                [f"{name}, {kind}", *map(shown, each.values()), ", ".join(map(not_better, each.values()))]
-                for (kind, name), each in gains.items()
-            ],
-        ),
-        "gaps": table(
-            ["gap", *METHODS.values(), "RMSE", "std of labels", "effective / weights"],
-            [
-                [f"{row['name']} {row['fold']}", *formatted(row, *(f"{m}:.2f" for m in METHODS), "rmse:.3g", *EXTRA)]
-                for row in ({**row, "of": f"{row['effective']:.0f} / {row['weights']}"} for row in hard)
-            ],
-        ),
+        "folds": {
+            key: {"splits": len(own), **{score: Mean(row[score] for row in own) for score in (*METHODS, "rmse")}}
+            for key, own in folds.items()
+        },
+        "gains": {
+            key: {**each, "not_better": ", ".join(str(sum(gain <= 0 for gain in gain_of)) for gain_of in each.values())}
+            for key, each in gains.items()
+        },
+        "hard": [row for name in ("energy", "naval") for row in of(rows, "gap", name)],
         "sets": len(names),
-        "won": won,
-        "clear": clear,
+        "won": {"map": won("standard", "map"), "standard": won("standard", "sampled"), "gap": won("gap", "sampled")},
+        "clear": sum(mean(gain) > standard_error(gain) for gain in against_map),
         "above": above,
         "below": sum(row["kind"] == "gap" and row["linearised"] <= BOUND for row in rows),
         "splits": len(rows),
         "minutes": sum(row["cpu_seconds"] for row in rows) / 60,
         "cut": results["settings"]["max_train"] is not None,
         "verdict": verdict(
-            won["standard_map"] == len(names),
-            won["standard_sampled"] == won["gap_sampled"] == len(names),
+            won("standard", "map") == len(names),
+            won("standard", "sampled") == won("gap", "sampled") == len(names),
             above == len(names),
         ),
     }
-
-
-def rmse(rows: list[dict[str, Any]]) -> str:
-    """Return the mean RMSE."""
-    return f"{mean(row['rmse'] for row in rows):.3g}"
-
-
-def not_better(differences: list[float]) -> str:
-    """Return the number of splits without a gain."""
-    return str(sum(difference <= 0 for difference in differences))
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
@@ -267,7 +230,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     figure = Figure(2, 2, 4.4, 3.2)
     floor = -12.0
     for axis, kind in zip(figure.axes, ("standard", "gap"), strict=True):
-        for shift, (method, colour) in zip((-0.2, 0.0, 0.2), COLOURS.items(), strict=True):
+        for shift, (method, (label, colour)) in zip((-0.2, 0.0, 0.2), DRAWN.items(), strict=True):
             for place, name in enumerate(names):
                 scores = [row[method] for row in of(rows, kind, name)]
                 below = mean(scores) < floor
@@ -278,7 +241,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
                     fmt="v" if below else "o",
                     color=colour,
                     ms=6,
-                    label=None if place else METHODS[method],
+                    label=None if place else label,
                 )
                 if below:
                     at = (place + shift, floor + 0.5)

@@ -9,58 +9,54 @@ from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import formatted, table, verdict, with_error
+from marquis_experiments.common.page import Mean, verdict
 
 POINT = ("MAP", "MAP, temperature")
 NAIVE, ADAPTED, MOVED = "naive", "adapted", "adapted, Hessian at theta-star"
+Row = dict[str, Any]
 KINDS = ("single", "multiple")
 LIMIT = 0.99e8
 """Precisions from here on are at their upper limit."""
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables and for how many networks the naive evidence is worse by three standard errors."""
-    names = list(dict.fromkeys(row["network"] for row in results["rows"]))
-    rows = {name: [row for row in results["rows"] if row["network"] == name] for name in names}
+    """Return the rows of the tables and for how many networks the naive evidence is worse by three standard errors."""
+    rows: dict[str, list[Row]] = {}
+    for row in results["rows"]:
+        rows.setdefault(row["network"], []).append(row)
 
-    def differences(name: str, one: str, other: str) -> list[float]:
-        return [nll(row, one) - nll(row, other) for row in rows[name]]
+    def difference(own: list[Row], one: str, other: str) -> Mean:
+        return Mean(nll(row, one) - nll(row, other) for row in own)
 
-    worse = {kind: [differences(name, f"{NAIVE}, {kind}", f"{ADAPTED}, {kind}") for name in names] for kind in KINDS}
-    against = {kind: [mean(differences(name, f"{ADAPTED}, {kind}", "MAP")) for name in names] for kind in KINDS}
+    worse = {k: [difference(own, f"naive, {k}", f"adapted, {k}") for own in rows.values()] for k in KINDS}
+    against = {k: [mean(difference(own, f"adapted, {k}", "MAP")) for own in rows.values()] for k in KINDS}
+    methods = [*POINT, *results["rows"][0]["tuned"]]
     return {
-        "main": scores_table(results, rows),
-        "differences": table(
-            ["naive minus", *(f"{other}, {kind}" for kind in KINDS for other in (ADAPTED, MOVED))],
-            [
-                [name]
-                + [
-                    with_error(differences(name, f"{NAIVE}, {kind}", f"{other}, {kind}"))
-                    for kind in KINDS
-                    for other in (ADAPTED, MOVED)
-                ]
-                for name in names
-            ],
-        ),
-        "against": table(
-            ["difference of test NLL", *(f"adapted, {kind} - {way}" for kind in KINDS for way in POINT)],
-            [
-                [name, *(with_error(differences(name, f"{ADAPTED}, {kind}", way)) for kind in KINDS for way in POINT)]
-                for name in names
-            ],
-        ),
-        "groups": groups_table(rows),
-        "scales": scale_table(results["scales"]),
-        "gaps": table(
-            ["adapted minus naive log evidence", "network", "epochs"],
-            [[f"{gap(row['tuned']):.0f}", *formatted(row, "network", "stopped")] for row in results["path"]],
-        ),
+        "names": list(rows),
+        "nll": {way: {"each": [Mean(nll(row, way) for row in own) for own in rows.values()]} for way in methods},
+        "accuracies": [mean(row["point"]["MAP"]["accuracy"] for row in own) for own in rows.values()],
+        "weights": [own[0]["weights"] for own in rows.values()],
+        "differences": {
+            name: {"each": [difference(own, f"naive, {k}", f"{a}, {k}") for k in KINDS for a in (ADAPTED, MOVED)]}
+            for name, own in rows.items()
+        },
+        "against": {
+            name: {"each": [difference(own, f"adapted, {k}", way) for k in KINDS for way in POINT]}
+            for name, own in rows.items()
+        },
+        "groups": {
+            f"{n}: {way}": groups(own[0], tuned) for n, own in rows.items() for way, tuned in own[0]["tuned"].items()
+        },
+        "gaps": [
+            {**row, "gap": row["tuned"][ADAPTED]["log_evidence"] - row["tuned"][NAIVE]["log_evidence"]}
+            for row in results["path"]
+        ],
         "moved": max(row["moved"] for row in results["scales"]),
         "spread": {
-            way.replace(", ", "_"): 100 * spread([row["tuned"][way]["variance"] for row in results["scales"]])
+            way: {"percent": 100 * spread([row["tuned"][way]["variance"] for row in results["scales"]])}
             for way in results["scales"][0]["tuned"]
         },
-        "networks": len(names),
+        "networks": len(rows),
         "naive_worse": {kind: sum(map(clear, worse[kind])) for kind in KINDS},
         "laplace_worse": {kind: sum(value > 0 for value in against[kind]) for kind in KINDS},
         "minutes": sum(row["cpu_seconds"] for row in results["rows"]) / 60,
@@ -68,14 +64,9 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def nll(row: dict[str, Any], way: str) -> float:
+def nll(row: Row, way: str) -> float:
     """Return the test NLL of the network itself or of a tuned posterior."""
     return (row["point"][way] if way in POINT else row["tuned"][way])["nll"]
-
-
-def gap(tuned: dict[str, Any]) -> float:
-    """Return how much larger the adapted evidence is than the naive one."""
-    return tuned[ADAPTED]["log_evidence"] - tuned[NAIVE]["log_evidence"]
 
 
 def clear(differences: Sequence[float]) -> bool:
@@ -88,50 +79,12 @@ def spread(numbers: Sequence[float]) -> float:
     return (max(numbers) - min(numbers)) / abs(numbers[0])
 
 
-def scores_table(results: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the test NLL of every method and network."""
-    ensembles = {row["network"]: row for row in results["ensembles"]}
-    members = results["settings"]["seeds"]
-    lines = [[way, *(with_error([nll(row, way) for row in own]) for own in rows.values())] for way in POINT]
-    lines.append([f"deep ensemble of {members}", *(f"{ensembles[name]['nll']:.3f}" for name in rows)])
-    for way in results["rows"][0]["tuned"]:
-        lines.append([way, *(with_error([nll(row, way) for row in own]) for own in rows.values())])
-    accuracies = [mean(row["point"]["MAP"]["accuracy"] for row in own) for own in rows.values()]
-    lines.append(["*accuracy of MAP*", *(f"{accuracy:.3f}" for accuracy in accuracies)])
-    lines.append(["*weights*", *(own[0]["weights"] for own in rows.values())])
-    return table(["test NLL", *rows], lines)
-
-
-def groups_table(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Return precisions, effective parameters and groups at the limit, for the first seed."""
-    lines = []
-    for name, own in rows.items():
-        for way, tuned in own[0]["tuned"].items():
-            free = [f"{g} {p:.2g}" for g, p in zip(tuned["groups"], tuned["precision"], strict=True) if p < LIMIT]
-            steps = f"{tuned['alternations']}" + ("" if tuned["converged"] else " (not converged)")
-            lines.append(
-                [
-                    f"{name}: {way}",
-                    ", ".join(free[:6]) + (", ..." if len(free) > 6 else ""),
-                    f"{len(tuned['precision']) - len(free)} of {len(tuned['precision'])}",
-                    f"{tuned['effective']:.0f} of {own[0]['weights']}",
-                    *formatted(tuned, "log_evidence:.0f", "variance:.3g"),
-                    steps,
-                ]
-            )
-    head = ["seed 0", "precisions", "at the limit", "effective", "log evidence", "variance of logits", "iterations"]
-    return table(head, lines)
-
-
-def scale_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return evidence, variance and NLL at every scale k."""
-    ways = list(rows[0]["tuned"])
-    lines = [
-        [f"k = {row['k']:g}"]
-        + [" / ".join(formatted(row["tuned"][way], "log_evidence:.1f", "variance:.3f", "nll:.3f")) for way in ways]
-        for row in rows
-    ]
-    return table(["log evidence / variance of logits / test NLL", *ways], lines)
+def groups(row: Row, tuned: dict[str, Any]) -> dict[str, Any]:
+    """Return what was tuned, with the precisions below the limit and the number of groups at it."""
+    free = [f"{g} {p:.2g}" for g, p in zip(tuned["groups"], tuned["precision"], strict=True) if p < LIMIT]
+    shown = ", ".join(free[:6]) + (", ..." if len(free) > 6 else "")
+    count = len(tuned["precision"])
+    return {**tuned, "shown": shown, "limited": count - len(free), "count": count, "weights": row["weights"]}
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import formatted, table, verdict, with_error
+from marquis_experiments.common.page import Mean, verdict
 
 Row = dict[str, Any]
 LABELS = {
@@ -26,14 +26,13 @@ LABELS = {
     "dense-ensemble": "deep ensemble: linearised, dense layers only, same prior choice",
 }
 PAPER = {
-    "map": (91.39, 0.258, 0.017, 0.864),
-    "sampled-grid": (84.42, 0.942, 0.411, 0.945),
-    "linearised-grid": (92.25, 0.244, 0.012, 0.955),
+    "map": "91.39 / 0.258 / 0.017 / 0.864",
+    "sampled-grid": "84.42 / 0.942 / 0.411 / 0.945",
+    "linearised-grid": "92.25 / 0.244 / 0.012 / 0.955",
 }
 """The tutorial's table (its prior was tuned on validation data): accuracy in percent, NLL, ECE, AUROC."""
 NLL, AUROC = 0.244, 0.955
 """The tutorial's linearised network."""
-SCORES = {"auroc": "AUROC, max. prob.", "auroc_entropy": "AUROC, entropy"}
 DRAWN = {
     "map": ("MAP", GREY),
     "sampled": ("sampled, evidence", ORANGE),
@@ -50,46 +49,36 @@ DENSE = {
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables and whether the tutorial's comparisons and figures are reached."""
+    """Return the rows of the tables and whether the tutorial's comparisons and figures are reached."""
     rows: dict[str, Row] = results["rows"]
     single = [name for name in rows if "linearised" in name or name in ("dense", "dense-evidence")]
-    both = {key: [name for name in single if rows[name]["nll"] <= NLL and rows[name][key] >= AUROC] for key in SCORES}
+    both = {
+        key: [LABELS[name] for name in single if rows[name]["nll"] <= NLL and rows[name][key] >= AUROC]
+        for key in ("auroc", "auroc_entropy")
+    }
     point, sampled, linearised = rows["map"], rows["sampled-grid"], rows["linearised-grid"]
+    alone = rows["dense-ensemble"]["alone"]
     grid = [row["precision"] for row in results["grid"]]
     return {
-        "main": table(
-            ["method", "accuracy, %", "NLL", "ECE", *SCORES.values(), "tutorial: acc / NLL / ECE / AUC"],
-            [[label, *scores_of(rows[name]), beside(name)] for name, label in LABELS.items()],
-        ),
+        "methods": {
+            label: {
+                **(row := rows[name]),
+                "percent": 100 * row["accuracy"],
+                "beside": PAPER.get(name, ""),
+                "minus": {key: row[key] - point[key] for key in ("nll", "auroc")},
+            }
+            for name, label in LABELS.items()
+        },
         "map": point,
         "sampled": sampled,
         "sampled_by_evidence": rows["sampled"],
         "linearised": linearised,
-        "by_maximum": ", ".join(LABELS[name] for name in both["auroc"]) or "none",
-        "by_entropy": ", ".join(LABELS[name] for name in both["auroc_entropy"]) or "none",
-        "differences": table(
-            ["minus MAP", "NLL", "AUROC, max. prob."],
-            [
-                [label, *(f"{rows[name][key] - point[key]:+.4f}" for key in ("nll", "auroc"))]
-                for name, label in LABELS.items()
-                if name != "map"
-            ],
-        ),
-        "dense_table": table(
-            ["network", "precisions", "validation NLL", "AUROC, proxies", "test NLL", "AUROC, test"],
-            [[label, *dense_cells(rows[name])] for name, (label, *_) in DENSE.items()],
-        ),
-        "seeds": {
-            key: with_error([row[key] for row in rows["dense-ensemble"]["alone"]], 4) for key in ("nll", *SCORES)
-        },
-        "weight_decay": ", ".join(f"{row['precision']:g}: {row['nll']:.4f}" for row in results["grid"]),
+        "both": {key: ", ".join(names) or "none" for key, names in both.items()},
+        "dense": {label: rows[name] for name, (label, *_) in DENSE.items()},
+        "seeds": {key: Mean(row[key] for row in alone) for key in alone[0]},
         "edge": results["precision"] in (min(grid), max(grid)),
         "temperature": rows["temperature"]["temperature"],
-        "multiples": {
-            "probit": listed(linearised["validation"]["probit"]),
-            "mc": listed(linearised["validation"]["mc"]),
-            "sampled": listed(rows["sampled-grid"]["validation"]),
-        },
+        "multiples": {**linearised["validation"], "sampled": rows["sampled-grid"]["validation"]},
         "substitutes": results["data"] != "fashion-mnist" or results["outside_data"] != "mnist",
         "verdict": verdict(
             linearised["nll"] < point["nll"],
@@ -98,33 +87,6 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             linearised["nll"] <= NLL and linearised["auroc_entropy"] >= AUROC,
         ),
     }
-
-
-def scores_of(row: Row) -> list[str]:
-    """Return cells of the main table."""
-    nll = f"{row['nll']:.4f} ± {row['nll_error']:.4f}"
-    return [f"{100 * row['accuracy']:.2f}", nll, *formatted(row, "ece:.4f", "auroc:.4f", "auroc_entropy:.4f")]
-
-
-def beside(name: str) -> str:
-    """Return the tutorial's scores of a row, where it has them."""
-    return "{:.2f} / {:.3f} / {:.3f} / {:.3f}".format(*PAPER[name]) if name in PAPER else ""
-
-
-def dense_cells(row: Row) -> list[str]:
-    """Return cells of the table of the dense layers: what was chosen, and scores before and after."""
-    choice = row["choice"]
-    return [
-        ", ".join(f"{value:g}" for value in choice["precision"]),
-        f"{choice['map']['nll']:.4f} → {choice['nll']:.4f}",
-        f"{choice['map']['auroc']:.4f} → {choice['auroc']:.4f}",
-        *formatted(row, "nll:.4f", "auroc:.4f"),
-    ]
-
-
-def listed(scores: dict[str, float]) -> str:
-    """Return validation NLL by multiple of the prior precisions."""
-    return ", ".join(f"x{multiple}: {nll:.4f}" for multiple, nll in scores.items())
 
 
 # --- figures -----------------------------------------------------------------------------------------------

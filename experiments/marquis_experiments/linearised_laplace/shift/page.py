@@ -8,10 +8,10 @@ from statistics import mean
 from typing import Any
 
 from marquis_experiments.common.figure import Figure
-from marquis_experiments.common.page import table, verdict, with_error
+from marquis_experiments.common.page import Mean, verdict
 
 Row = dict[str, Any]
-SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "accuracy"}
+SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "Accuracy"}
 SHOWN = (0, 60, 120, 180)
 """Degrees in the tables."""
 FAR = 60
@@ -40,7 +40,7 @@ SUBNETWORKS = ("#1d4e89", "#4a86c5", "#85b3e0", "#b9d3ec")
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables; the small subnetwork must beat cruder methods on rotated digits at no price upright."""
+    """Return the rows of the tables; the small subnetwork must beat cruder methods on rotated digits."""
     rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     upright = {m: mean(scores(rows, m, 0, angles, "nll")) for m in methods}
@@ -50,31 +50,27 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     cheap = [m for m in order if upright[m] <= upright["MAP"] + CHEAP]
     small = SMALL if SMALL in methods else next(m for m in methods if m.endswith("by SWAG, evidence"))
     better = [m for m in CRUDER if shifted[m] < shifted[small]]
-    shown = [angle for angle in SHOWN if angle in angles]
     return {
-        "main": table(
-            ["method", "NLL, upright", f"NLL, {FAR}° and more", f"ECE, {FAR}° and more", "NLL minus MAP's there"],
-            [
-                [m, f"{upright[m]:.3f}", f"{shifted[m]:.2f}", f"{errors[m]:.3f}", against_map(rows, m, angles)]
-                for m in order
-                if not m.endswith("validation")
-            ],
-        ),
-        **{
-            f"{score}_table": table(
-                ["method", *(f"{angle}°" for angle in shown)],
-                [[m, *(with_error(scores(rows, m, angle, angles, score)) for angle in shown)] for m in methods],
-            )
-            for score in SCORES
+        "order": {
+            m: {"upright": upright[m], "nll": shifted[m], "ece": errors[m], "gain": against_map(rows, m, angles)}
+            for m in order
+            if not m.endswith("validation")
         },
-        "chosen": table(
-            ["method", "temperature or prior precision"],
-            [
-                [m, ", ".join(f"{row['chosen']:.3g}" for row in rows if row["method"] == m)]
-                for m in methods
-                if any("chosen" in row for row in rows if row["method"] == m)
-            ],
-        ),
+        "angles": [angle for angle in SHOWN if angle in angles],
+        "tables": {
+            label: {
+                "rows": {
+                    m: {"at": [Mean(scores(rows, m, angle, angles, score)) for angle in SHOWN if angle in angles]}
+                    for m in methods
+                }
+            }
+            for score, label in SCORES.items()
+        },
+        "chosen": {
+            m: {"each": chosen}
+            for m in methods
+            if (chosen := [r["chosen"] for r in rows if r["method"] == m and "chosen" in r])
+        },
         "map": {"upright": upright["MAP"], "shifted": shifted["MAP"]},
         "best": {"name": order[0], "upright": upright[order[0]], "shifted": shifted[order[0]]},
         "cheap": {"name": cheap[0], "shifted": shifted[cheap[0]]},
@@ -99,14 +95,12 @@ def far_away(rows: list[Row], method: str, angles: list[int], score: str) -> lis
     return [mean(seed) for seed in zip(*per_angle, strict=True)]
 
 
-def against_map(rows: list[Row], method: str, angles: list[int]) -> str:
-    """Return the difference to MAP, paired by network; the ensemble is compared with the average network."""
-    if method == "MAP":
-        return "-"
+def against_map(rows: list[Row], method: str, angles: list[int]) -> Mean:
+    """Return differences to MAP, paired by network; the ensemble is compared with the average network."""
     theirs, base = far_away(rows, method, angles, "nll"), far_away(rows, "MAP", angles, "nll")
     if len(theirs) != len(base):
-        return f"{mean(theirs) - mean(base):.2f}"
-    return with_error([a - b for a, b in zip(theirs, base, strict=True)], 2)
+        return Mean([mean(theirs) - mean(base)])
+    return Mean(a - b for a, b in zip(theirs, base, strict=True))
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

@@ -9,85 +9,54 @@ from typing import Any
 import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure, band
-from marquis_experiments.common.page import formatted, judged, table
+from marquis_experiments.common.page import judged
 
 PLACES = (1.0, 0.0, 2.8)
 """Inputs at, between and away from the data."""
 SAMPLING = {"linearised": "linearised functions", "sampled": "networks with sampled weights"}
-LAST = ("effective parameters", "estimated noise std")
-RMSE = ("train_without", "test_without", "train_with", "test_with", "effective", "noise_sd")
-
-
-def std_at(curve: dict[str, Any]) -> list[float]:
-    """Return the standard deviation of the function at `PLACES`."""
-    return [float(np.interp(x, curve["x"], curve["sd"])) for x in PLACES]
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables and which of the tutorial's claims hold."""
-    structures, sizes, depths = results["structures"], results["sizes"]["rows"], results["depths"]
-    precisions = {name: part for name, part in results["precisions"].items() if isinstance(part, dict) and "sd" in part}
-    regularised, sampling = results["regularised"]["rows"], results["sampling"]
-    subnetworks = {name: results[f"subnetwork-{name}"] for name in ("tanh", "relu")}
-    average = {key: mean(row[key] for row in regularised) for key in RMSE}
+    """Return the rows of the tables and which of the tutorial's claims hold."""
+    sizes, depths, sampling = results["sizes"]["rows"], results["depths"], results["sampling"]
+    structures = {name: with_std(results["structures"][name]) for name in ("kronecker", "diagonal", "full")}
+    precisions = {name: with_std(part) for name, part in results["precisions"].items() if is_curve(part)}
+    regularised = results["regularised"]["rows"]
     better = sum(row["test_with"] < row["test_without"] for row in regularised)
-    at, between, away = std_at(structures["full"])
-    evidence = [structures[name]["log_evidence"] for name in ("full", "kronecker", "diagonal")]
-    between_by_precision = [std_at(part)[1] for part in precisions.values()]
-    networks = {name: part for name, part in depths.items() if name.startswith(("1 x", "2 x"))}
-    by_swag = {name: shape(part["cases"]["full, 3% by SWAG"]) for name, part in subnetworks.items()}
-    diagonal = {name: shape(part["cases"]["diagonal, all weights"]) for name, part in subnetworks.items()}
+    at, between, away = structures["full"]["std"]
+    widths = [part["std"][1] for part in precisions.values()]
+    subnetworks = {name: results[f"subnetwork-{name}"] for name in ("tanh", "relu")}
+    cases = {
+        name: {key: of_case(case, part) for key, case in part["cases"].items()} for name, part in subnetworks.items()
+    }
     claims = {
         "bars": between > at and away > at,
-        "structures": evidence == sorted(evidence, reverse=True),
-        "precisions": between_by_precision == sorted(between_by_precision),
+        "structures": structures["full"]["log_evidence"]
+        > structures["kronecker"]["log_evidence"]
+        > structures["diagonal"]["log_evidence"],
+        "precisions": widths == sorted(widths),
         "regularised": better == len(regularised),
         "sizes": sizes[-1]["effective"] <= 1.1 * max(row["effective"] for row in sizes[:-1]),
         "sampling": sampling["linearised"]["log_likelihood"] > sampling["sampled"]["log_likelihood"],
-        "subnetwork": all(by_swag[name] > diagonal[name] for name in subnetworks),
+        "subnetwork": all(
+            each["full, 3% by SWAG"]["ratio"] > each["diagonal, all weights"]["ratio"] for each in cases.values()
+        ),
     }
     return {
         **judged(claims),
-        "std": {"at": at, "between": between, "away": away},
-        "evidence": dict(zip(("full", "kronecker", "diagonal"), evidence, strict=True)),
-        "between": between_by_precision,
-        "rmse": average,
+        "curves": structures,
+        "swept": precisions,
+        "best_precision": max(precisions, key=lambda name: precisions[name]["log_evidence"]),
+        "rmse": {key: mean(row[key] for row in regularised) for key in regularised[0]},
         "better": better,
         "datasets": len(regularised),
         "widest": sizes[-1],
-        "swag": by_swag,
-        "diagonal": diagonal,
-        "structures_table": table(
-            ["structure", "log evidence", "std at the data (x = 1)", "between (0)", "away (2.8)"],
-            [[name, *of_curve(structures[name])] for name in ("kronecker", "diagonal", "full")],
-        ),
-        "precisions_table": table(
-            ["prior precision", "log evidence", "std at x = 1", "at 0", "at 2.8", "effective parameters"],
-            [[name, *of_curve(part), f"{part['effective']:.1f}"] for name, part in precisions.items()],
-        ),
-        "best_precision": max(precisions, key=lambda name: precisions[name]["log_evidence"]),
-        "regularised_table": table(
-            ["data set", *(f"{part} RMSE {how}" for how in ("without", "with") for part in ("train", "test")), *LAST],
-            [
-                [name, *(f"{row[key]:.3f}" for key in RMSE)]
-                for name, row in [*enumerate(regularised), ("mean", average)]
-            ],
-        ),
-        "sizes_table": table(
-            ["hidden units", "weights", "effective", "log evidence"],
-            [formatted(row, "width", "weights", "effective:.1f", "log_evidence:.1f") for row in sizes],
-        ),
-        "depths_table": table(
-            ["network", "weights", "effective", "noise std (true 0.1)", "std at the data", "between", "away"],
-            [
-                [name, *formatted(part, "weights", "effective:.1f", "noise_sd:.3f"), *of_regions(part)]
-                for name, part in networks.items()
-            ],
-        ),
-        "sampling_table": table(
-            ["prediction", "RMSE of the average at the data", "log-likelihood of the data per point"],
-            [[label, *formatted(sampling[name], "rmse:.3f", "log_likelihood:.2f")] for name, label in SAMPLING.items()],
-        ),
+        "networks": {
+            name: {**part, "std": list(part["regions"].values())} for name, part in depths.items() if " x " in name
+        },
+        "cases": cases,
+        "swag": {name: each["full, 3% by SWAG"]["ratio"] for name, each in cases.items()},
+        "diagonal": {name: each["diagonal, all weights"]["ratio"] for name, each in cases.items()},
         "ranks": {
             name: {
                 "prior": part["ranks"]["at the prior"],
@@ -97,39 +66,24 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             }
             for name, part in subnetworks.items()
         },
-        "tanh_table": subnetwork_table(subnetworks["tanh"]["cases"]),
-        "relu_table": subnetwork_table(subnetworks["relu"]["cases"]),
     }
 
 
-def of_curve(curve: dict[str, Any]) -> list[str]:
-    """Return cells of a table: evidence and standard deviations."""
-    return [f"{curve['log_evidence']:.1f}", *(f"{std:.3f}" for std in std_at(curve))]
+def is_curve(part: Any) -> bool:
+    """Return whether a part of a cell is a curve with error bars, not settings or data."""
+    return isinstance(part, dict) and "sd" in part
 
 
-def of_regions(part: dict[str, Any]) -> list[str]:
-    """Return cells of a table: standard deviations at, between and away from the data."""
-    return [f"{std:.3f}" for std in part["regions"].values()]
+def with_std(curve: dict[str, Any]) -> dict[str, Any]:
+    """Return a curve with the standard deviations of the function at `PLACES`."""
+    return {**curve, "std": [float(np.interp(x, curve["x"], curve["sd"])) for x in PLACES]}
 
 
-def shape(case: dict[str, Any]) -> float:
-    """Return how much wider error bars are between the data than at them; 0 without any at the data."""
-    at, between = case["regions"]["at the data"], case["regions"]["between"]
-    return between / at if at > 1e-6 else 0.0
-
-
-def subnetwork_table(cases: dict[str, Any]) -> str:
-    """Return the table of posteriors over parts of the network."""
-    whole = next(iter(cases.values()))["regions"]["between"]
-    rows = []
-    for name, case in cases.items():
-        kept = f"{case['regions']['between'] / whole:.0%}"
-        ratio = f"{shape(case):.1f}" if shape(case) else "none at the data"
-        rows.append(
-            [name, case["weights"], *of_regions(case), kept, ratio, *formatted(case, "curvature:.2g", "influence:.2g")]
-        )
-    head = ["posterior", "weights", "std at the data", "between", "away", "between, of the full one's"]
-    return table([*head, "between / at the data", "median curvature", "influence"], rows)
+def of_case(case: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return a posterior over a part of the network: how much of the standard deviation between the data it keeps."""
+    at, between, _ = std = list(case["regions"].values())
+    whole = part["cases"]["full, all weights"]["regions"]["between"]
+    return {**case, "std": std, "kept": between / whole, "ratio": between / at if at > 1e-6 else float("nan")}
 
 
 # --- figures -----------------------------------------------------------------------------------------------
@@ -139,7 +93,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw all figures of the page."""
     bands(folder, "structures", results["structures"], {n: n for n in ("kronecker", "diagonal", "full")}, 3, 4.0)
     part = results["precisions"]
-    swept = {n: f"prior precision {n}" for n in part if isinstance(part[n], dict) and "sd" in part[n]}
+    swept = {n: f"prior precision {n}" for n in part if is_curve(part[n])}
     bands(folder, "precisions", part, swept, 4, 4.0, width=2.7)
     depths = results["depths"]
     bands(folder, "depths", depths, {n: n for n in depths if n.startswith(("1 x", "2 x"))}, 2, 5.0, width=3.6)

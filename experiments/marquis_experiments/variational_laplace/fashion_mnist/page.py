@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from marquis_experiments.common.figure import Figure
-from marquis_experiments.common.page import formatted, table, verdict
+from marquis_experiments.common.page import verdict
 
 Row = dict[str, Any]
 
@@ -28,9 +28,6 @@ PAPER = {
     "MAP": "0.29 / 93.6 / 0.096",
 }
 """VL Table 1, Fashion-MNIST: test NLL, accuracy in percent, ECE."""
-PAPER_SECONDS = {"vl": 114.9, "vi": 43.2, "map": 41.8}
-"""VL Table 2, CIFAR-10 on a GPU."""
-SCORES = ["test NLL", "accuracy %", "ECE"]
 
 
 def of_variant(rows: list[Row], variant: str, tempering: float | None = None) -> list[Row]:
@@ -59,22 +56,26 @@ def chosen_tempering(rows: list[Row], variant: str) -> float | None:
     return min(found, key=lambda t: mean(found[t])) if found else None
 
 
-def spread(values: list[float], form: str) -> str:
-    """Return the mean, and the standard deviation where there are several values."""
-    text = format(mean(values), form)
-    return f"{text} ± {format(stdev(values), form)}" if len(values) > 1 else text
+class Spread(list[float]):
+    """Numbers that are written as their mean ± standard deviation."""
+
+    def __format__(self, spec: str) -> str:
+        deviation = f" ± {stdev(self):{spec}}" if len(self) > 1 else ""
+        return f"{mean(self):{spec}}{deviation}" if self else "diverged"
 
 
-def score_cells(rows: list[Row], variant: str) -> list[str]:
-    """Return test NLL, accuracy and ECE of one line of a table."""
-    if not rows:
-        return ["diverged"] * 3
-    percent = [100 * value for value in scores(rows, variant, "accuracy")]
-    return [
-        spread(scores(rows, variant, "nll"), ".3f"),
-        spread(percent, ".1f"),
-        spread(scores(rows, variant, "ece"), ".3f"),
-    ]
+def line(rows: list[Row], variant: str, tempering: float | None = None) -> dict[str, Any]:
+    """Return one line of a table: scores of a variant at a tempering."""
+    usable = of_variant(rows, variant, tempering)
+    return {
+        "method": variant,
+        "tempering": "-" if tempering is None else f"{tempering:g}",
+        "paper": PAPER[variant],
+        "nll": Spread(scores(usable, variant, "nll")),
+        "percent": Spread(100 * value for value in scores(usable, variant, "accuracy")),
+        "ece": Spread(scores(usable, variant, "ece")),
+        "training": Spread(row["training"]["nll"] for row in usable if "training" in row),
+    }
 
 
 @dataclass(frozen=True)
@@ -126,116 +127,52 @@ def comparisons(rows: list[Row], tempering: float | None = None) -> list[Compari
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's tables; the paper's order must come out by more than the range over seeds."""
+    """Return the rows of the tables; the paper's order must come out by more than the range over seeds."""
     grid, few, resnet = results["grid"], results["overfitting"], results["resnet"]
     compared, overfitted = comparisons(grid), comparisons(few)
-    won, won_few = sum(c.won for c in compared), sum(c.won for c in overfitted)
-    best = {name: chosen_tempering(grid, name) for name in VARIANTS}
-    chosen = {name: of_variant(grid, name, best[name]) for name in VARIANTS}
-    weakest = min(temperings(few))
-    curve = average_curve(few, "MAP", weakest)
-    least = min(curve, key=lambda point: point[1]) if curve else (0, float("nan"))
+    curve = average_curve(few, "MAP", min(temperings(few))) or [(0, float("nan"))]
+    epoch, least = min(curve, key=lambda point: point[1])
     return {
-        "main": table(
-            ["method", "β", *SCORES, "paper: NLL / accuracy / ECE"],
-            [[name, f"{best[name]}", *score_cells(chosen[name], name), PAPER[name]] for name in VARIANTS],
-        ),
-        "order": order_table(compared),
-        "order_few": order_table(overfitted),
-        "grid_table": grid_table(grid),
-        "few_table": grid_table(few, training=True),
-        "few_chosen": table(
-            ["method", "β", *SCORES],
-            [
-                [name, f"{(t := chosen_tempering(few, name))}", *score_cells(of_variant(few, name, t), name)]
-                for name in VARIANTS
-            ],
-        ),
-        "equal": equal_table(few),
-        "resnet_table": table(
-            ["method", "β", *SCORES],
-            [
-                [name, *(f"{row['tempering']:g}" for row in rows[:1]), *score_cells(rows, name)]
-                for name in VARIANTS
-                if (rows := of_variant(resnet, name))
-            ],
-        ),
-        "multiplier_table": multiplier_table(results["multiplier"]),
-        "seconds": seconds_table(results),
-        "count": {"all": len(compared), "won": won, "few": len(overfitted), "won_few": won_few},
-        "least": {"epoch": least[0], "nll": least[1], "last": curve[-1][1] if curve else float("nan")},
-        "weakest": weakest,
-        "seeds": len(results["settings"]["seeds"]),
-        "seeds_few": len(results["settings"]["overfitting"]["seeds"]),
+        "chosen": [line(grid, name, chosen_tempering(grid, name)) for name in VARIANTS],
+        "grid_lines": [line(grid, name, t) for t in temperings(grid) for name in VARIANTS],
+        "few_chosen": [line(few, name, chosen_tempering(few, name)) for name in VARIANTS],
+        "few_lines": [line(few, name, t) for t in temperings(few) for name in VARIANTS],
+        "resnet_lines": [line(resnet, name, chosen_tempering(resnet, name)) for name in VARIANTS],
+        "order": [vars(c) | {"outcome": c.outcome} for c in compared],
+        "few_order": [vars(c) | {"outcome": c.outcome} for c in overfitted],
+        "equal": [
+            vars(c) | {"tempering": t, "mark": "**" if c.won else ""}
+            for t in temperings(few)
+            for c in comparisons(few, t)
+        ],
+        "multipliers": [
+            {
+                **row,
+                "upper": row["method"].upper(),
+                "log_likelihood": -row["mean"]["nll"],
+                "percent": 100 * row["mean"]["accuracy"],
+            }
+            for row in sorted(results["multiplier"], key=lambda r: (-r["tempering"], r["method"], r["multiplier"]))
+            if not row["diverged"]
+        ],
+        "seconds": [*seconds("CNN", grid), *seconds("narrow ResNet", resnet)],
+        "won": {"all": len(compared), "grid": sum(c.won for c in compared), "few": sum(c.won for c in overfitted)},
+        "least": {"epoch": epoch, "nll": least, "last": curve[-1][1], "tempering": min(temperings(few))},
+        "seeds": {"grid": len(results["settings"]["seeds"]), "few": len(results["settings"]["overfitting"]["seeds"])},
         "digits": results["settings"]["data"] == "digits",
         "verdict": verdict(*(c.won for c in [*compared, *overfitted])) if compared and overfitted else "not",
     }
 
 
-def order_table(compared: list[Comparison]) -> str:
-    """Return one line per comparison."""
-    lines = [[f"{c.score}: VL < {c.other}", f"{c.gap:+.4f}", f"{c.spread:.4f}", c.outcome] for c in compared]
-    return table(["paper's order", "difference", "range over seeds", "holds"], lines)
-
-
-def grid_table(rows: list[Row], training: bool = False) -> str:
-    """Return scores of every method and tempering, with the NLL of the training images where it was recorded."""
-    lines = []
-    for tempering in temperings(rows):
-        for variant in VARIANTS:
-            usable = of_variant(rows, variant, tempering)
-            fitted = spread([row["training"]["nll"] for row in usable], ".3f") if usable and training else ""
-            line = [f"{tempering:g}", variant, *score_cells(usable, variant)]
-            lines.append([*line, fitted] if training else line)
-    return table(["β", "method", *SCORES, *(["training NLL"] if training else [])], lines)
-
-
-def equal_table(rows: list[Row]) -> str:
-    """Return the others' scores minus VL's with the same tempering for all."""
-    others = [variant for variant in VARIANTS if variant != "VL"]
-    lines = []
-    for tempering in temperings(rows):
-        for score in ("NLL", "ECE"):
-            gaps = {c.other: c for c in comparisons(rows, tempering) if c.score == score}
-            marks = {other: "**" if c.won else "" for other, c in gaps.items()}
-            cells = [
-                f"{marks[o]}{gaps[o].gap:+.3f}{marks[o]} ({gaps[o].spread:.3f})" if o in gaps else "-" for o in others
-            ]
-            lines.append([f"{tempering:g}", score, *cells])
-    return table(["β", "score", *others], lines)
-
-
-def multiplier_table(rows: list[Row]) -> str:
-    """Return bounds and scores against the learning-rate multiplier."""
-    lines = []
-    for row in sorted(rows, key=lambda r: (-r["tempering"], r["method"], r["multiplier"])):
-        start = [f"{row['tempering']:g}", row["method"].upper(), f"{row['multiplier']:g}"]
-        if row["diverged"]:
-            lines.append([*start, *["diverged"] * 5])
-            continue
-        test = {"log": -row["mean"]["nll"], "percent": 100 * row["mean"]["accuracy"], **row}
-        fields = ("elbo:.3f", "elbo_by_draws:.3f", "log:.3f", "percent:.1f", "median_sigma_over_prior:.2f")
-        lines.append([*start, *formatted(test, *fields)])
-    head = ["β", "method", "multiplier", "ELBO/N", "ELBO/N by sampling", "test log-lik.", "accuracy %", "median σ/s"]
-    return table(head, lines)
-
-
-def seconds_table(results: dict[str, Any]) -> str:
-    """Return seconds per epoch, and the ratio to MAP."""
-    lines = []
-    measured = {
-        name: {
-            m: [r["cpu_seconds_per_epoch"] for r in rows if r["method"] == m and not r["diverged"]]
-            for m in PAPER_SECONDS
-        }
-        for name, rows in (("CNN", results["grid"]), ("narrow ResNet", results["resnet"]))
+def seconds(network: str, rows: list[Row]) -> list[dict[str, Any]]:
+    """Return seconds per epoch of every method, and the ratio to MAP."""
+    each = {
+        variant: mean(row["cpu_seconds_per_epoch"] for row in usable)
+        for variant, (_, kind) in VARIANTS.items()
+        if kind == "mean" and (usable := of_variant(rows, variant))
     }
-    paper = {"paper: full ResNet, GPU": {method: [value] for method, value in PAPER_SECONDS.items()}}
-    for name, seconds in {**measured, **paper}.items():
-        for method, each in seconds.items():
-            if each and seconds["map"]:
-                lines.append([name, method.upper(), f"{mean(each):.1f}", f"{mean(each) / mean(seconds['map']):.2f}"])
-    return table(["network", "method", "seconds per epoch", "ratio to MAP"], lines)
+    point = each.get("MAP", float("nan"))
+    return [{"network": network, "method": v, "seconds": s, "ratio": s / point} for v, s in each.items()]
 
 
 def average_curve(rows: list[Row], variant: str, tempering: float) -> list[tuple[int, float]]:
@@ -275,10 +212,10 @@ def draw_scores(axes: Any, rows: list[Row]) -> None:
         for variant in VARIANTS:
             points = []
             for tempering in temperings(rows):
-                values = scores(of_variant(rows, variant, tempering), variant, metric)
-                axis.plot([tempering] * len(values), values, MARKERS[variant], ms=3, alpha=0.35, color=COLOURS[variant])
-                if values:
-                    points.append((tempering, mean(values)))
+                each = scores(of_variant(rows, variant, tempering), variant, metric)
+                axis.plot([tempering] * len(each), each, MARKERS[variant], ms=3, alpha=0.35, color=COLOURS[variant])
+                if each:
+                    points.append((tempering, mean(each)))
             if points:
                 style = {"marker": MARKERS[variant], "color": COLOURS[variant], "label": variant}
                 axis.plot(*zip(*points, strict=True), **style)
