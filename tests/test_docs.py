@@ -88,6 +88,32 @@ def test_equations_are_numbered_in_order():
         assert numbers == [str(number) for number in range(1, len(numbers) + 1)], page.name
 
 
+def lower_bounds() -> dict[str, str]:
+    """The oldest versions that pyproject.toml allows, Python among them."""
+    text = (ROOT / "pyproject.toml").read_text()
+    required = text.split("\ndependencies = [")[1].split("\n]")[0]
+    bounds = dict(re.findall(r'"([\w-]+)>=([\d.]+)', required))
+    return bounds | {"python": re.findall(r'requires-python = ">=([\d.]+)"', text)[0]}
+
+
+def test_installation_page_and_packaging_agree_on_the_oldest_versions():
+    page = (ROOT / "docs/installation.md").read_text()
+    names = {"Python": "python", "PyTorch": "torch", "NumPy": "numpy", "Lightning": "lightning"}
+    stated = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", page, re.MULTILINE))
+    bounds = lower_bounds()
+    assert {names.get(name, name): version for name, version in stated.items()}.items() <= bounds.items()
+    assert {"Python", "PyTorch"} <= set(stated)
+
+
+def test_the_oldest_versions_are_what_the_workflow_installs():
+    bounds = lower_bounds()
+    pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(), re.MULTILINE))
+    assert set(pinned) == set(bounds) - {"python"}
+    assert all(f"{version}.".startswith(f"{bounds[name]}.") for name, version in pinned.items())
+    workflow = (ROOT / ".github/workflows/test.yml").read_text()
+    assert f'python: "{bounds["python"]}", constraints: constraints-oldest.txt' in workflow
+
+
 def test_the_site_asks_nobody_else():
     settings = (ROOT / "mkdocs.yml").read_text()
     assert "font: false" in settings
