@@ -30,7 +30,6 @@ LAYERS = [
     "structures",
     "testing",
     "curvature",
-    "normalised",
     "priors",
     "posterior",
     "predictive",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from marquis.normalised import normalised_groups
+from marquis.priors.normalised import normalised_groups
 from marquis_experiments.linearised_laplace.adapted_evidence import study
 from marquis_experiments.linearised_laplace.adapted_evidence.networks import NETWORKS, SmallCNN, build, scaled
 from marquis_experiments.linearised_laplace.adapted_evidence.page import clear

@@ -11,7 +11,6 @@ from torch.distributions import MultivariateNormal
 
 from marquis.curvature import accumulate
 from marquis.evidence import EvidenceProblem, Statistics
-from marquis.evidence.problem import unit_noise
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.priors import Prior
@@ -48,7 +47,7 @@ def build(
     layout = Layout.of(chosen)
     mean = layout.flatten(chosen).detach()
     curvature = accumulate(
-        model, loader, unit_noise(likelihood), structure=structure, params=params, mask_of=mask_of, progress=False
+        model, loader, likelihood.at_unit_noise(), structure=structure, params=params, mask_of=mask_of, progress=False
     )
     bound = (prior or Prior()).bind(layout, model, loader[0][0], params=params, like=mean)
     seen = Statistics.gather(model, loader, likelihood, params=params, mask_of=mask_of)

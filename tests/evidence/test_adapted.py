@@ -16,7 +16,7 @@ from torch.func import functional_call, jacrev
 from marquis.errors import UnsupportedOperationError
 from marquis.evidence import log_evidence, tune
 from marquis.evidence.adapted import adapted, curvature_at, shifted_network
-from marquis.evidence.tangent import Tangent
+from marquis.evidence.linear_model import LinearModel
 from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from marquis.priors import Prior
 
@@ -232,7 +232,7 @@ def test_classes_are_at_a_joint_fixed_point(likelihood, simplified, hessian_at):
 def test_curvature_at_theta_star(structure):
     model, x, _, problem = class_problem(structure)
     star = problem.mean + 0.5 * randn(problem.layout.total, seed=30)
-    tangent = Tangent(problem, "adapted")
+    tangent = LinearModel(problem, "adapted")
     moved = curvature_at(tangent, problem, star, shifted_network(model))
     assert moved.kind == structure and moved.layout == problem.layout
     assert not torch.allclose(moved.diagonal(), problem.curvature.diagonal())
@@ -255,7 +255,9 @@ def test_approximate_structures_precondition_and_tune():
         tuned = adapted(problem, tolerance=1e-2, theta_tolerance=1e-9)
         assert tuned.converged
         # theta-star is the linear model's own, whatever the structure: it solves the same convex problem.
-        star = Tangent(full, "adapted").optimum(tuned.prior.vector(), tuned.prior.mean, 1.0, full.mean, tolerance=1e-14)
+        star = LinearModel(full, "adapted").optimum(
+            tuned.prior.vector(), tuned.prior.mean, 1.0, full.mean, tolerance=1e-14
+        )
         torch.testing.assert_close(star.theta, tuned.theta_star, rtol=1e-4, atol=1e-5)
         assert float((tuned.prior.precision / exact.prior.precision - 1).abs().max()) > 0.01
 

@@ -14,7 +14,7 @@ from marquis.errors import DataError
 from marquis.evidence import TuningWarning, effective_parameters, tune
 from marquis.evidence.adapted import adapted
 from marquis.evidence.expectation import Exact, Noise, effective_by_samples, posterior_samples
-from marquis.evidence.tangent import Tangent
+from marquis.evidence.linear_model import LinearModel
 from marquis.likelihoods import Categorical, Gaussian
 from marquis.priors import Prior
 
@@ -27,7 +27,7 @@ def class_problem(groups: str = "layer"):
     return build(model, batches(x, y, 9), Categorical(), Prior(1.7, groups=groups))
 
 
-def identity_noise(problem, tangent: Tangent) -> Noise:
+def identity_noise(problem, tangent: LinearModel) -> Noise:
     """Deterministic twin: one "sample" per coordinate of all the noise, scaled so that means become sums."""
     size, columns = problem.layout.total, []
     for batch in tangent.batches():
@@ -45,7 +45,7 @@ def identity_noise(problem, tangent: Tangent) -> Noise:
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_solutions_have_exactly_the_posterior_covariance(scale):
     problem = class_problem()
-    tangent = Tangent(problem, "sampled")
+    tangent = LinearModel(problem, "sampled")
     noise = identity_noise(problem, tangent)
     delta = problem.grouped_prior.vector()
     draws = posterior_samples(tangent.product, delta, scale, noise, tolerance=1e-13)
@@ -59,7 +59,7 @@ def test_solutions_have_exactly_the_posterior_covariance(scale):
 
 def test_effective_parameters_from_samples_are_those_of_mackay():
     problem = class_problem()
-    tangent = Tangent(problem, "sampled")
+    tangent = LinearModel(problem, "sampled")
     exact = effective_parameters(problem)
     delta = problem.grouped_prior.vector()
     draws = posterior_samples(tangent.product, delta, 1.0, identity_noise(problem, tangent), tolerance=1e-13)
@@ -77,7 +77,7 @@ def test_effective_parameters_from_samples_are_those_of_mackay():
 
 def test_drawn_noise_has_the_covariance_of_the_curvature():
     problem = class_problem()
-    drawn = Noise.draw(Tangent(problem, "sampled"), 4000, generator(3))
+    drawn = Noise.draw(LinearModel(problem, "sampled"), 4000, generator(3))
     dense = problem.curvature.to_dense()
     variance = drawn.data.square().mean(0)
     error = dense.diagonal() * (2 / 4000) ** 0.5
@@ -179,12 +179,12 @@ def test_nothing_is_changed_and_bad_numbers_are_refused():
 def test_few_weights_have_their_effective_parameters_exactly(groups):
     problem = class_problem(groups)
     prior = problem.grouped_prior
-    gamma, error = Exact(Tangent(problem, "sampled"))(prior, prior.vector(), 1.0)
+    gamma, error = Exact(LinearModel(problem, "sampled"))(prior, prior.vector(), 1.0)
     torch.testing.assert_close(gamma, effective_parameters(problem), rtol=1e-8, atol=0)
     assert not bool(error.any())
     # Where the prior decides, P - delta tr(Sigma) would have no digits left: gamma is H/delta to first order.
     strong = prior.with_precision(torch.full_like(prior.precision, 1e8))
-    tiny, _ = Exact(Tangent(problem, "sampled"))(strong, strong.vector(), 1.0)
+    tiny, _ = Exact(LinearModel(problem, "sampled"))(strong, strong.vector(), 1.0)
     expected = torch.zeros_like(tiny).index_add(0, prior.index, problem.curvature.diagonal() / 1e8)
     torch.testing.assert_close(tiny, expected, rtol=1e-6, atol=0)
 

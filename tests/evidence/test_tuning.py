@@ -213,7 +213,7 @@ def test_report_says_what_changed():
 
 def test_unknown_method_and_options():
     problem = network_problem()
-    with pytest.raises(UnsupportedOperationError, match="evidence, gradient, adapted, grid, sampled"):
+    with pytest.raises(UnsupportedOperationError, match="'evidence', 'gradient', 'adapted', 'grid', 'sampled'"):
         tune(problem, "guess")
     with pytest.raises(UnsupportedOperationError, match="score="):
         tune(problem, "grid")

@@ -17,7 +17,7 @@ import marquis as mq
 from marquis.curvature import ggn
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.online import NoisyAdam, OnlineLaplace, OnlineState
-from marquis.online.noise import fill_with_deviations, fill_with_noise, quantile_table
+from marquis.online.random_numbers import fill_with_deviations, fill_with_noise, quantile_table
 from marquis.structures import Diagonal, Layout
 
 N, B = 40, 10

@@ -252,7 +252,7 @@ def test_last_layer_in_factored_form(kind, bias):
     found = la.predict(x)
     close(found.covariance, expected, 1e-10)
     close(found.variance, expected.diagonal(dim1=1, dim2=2), 1e-10)
-    from marquis.predictive.head import find_head
+    from marquis.predictive.last_layer import find_head
 
     head = find_head(PosteriorFunction(network, la.posterior), x)
     assert head is not None

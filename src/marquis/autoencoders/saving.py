@@ -19,7 +19,7 @@ from marquis.autoencoders.posthoc import PosteriorAutoencoder, from_posterior
 from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.laplace import Laplace
-from marquis.laplace.saving import pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
+from marquis.laplace.file_format import pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
 
 FILE_KIND = "autoencoder"
 State = tuple[dict[str, Any], dict[str, Tensor]]

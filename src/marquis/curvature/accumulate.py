@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
 from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError
-from marquis.functional.call import Model
+from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.loaders import Batch, MaskOf, number_of_batches
 from marquis.progress import ProgressBar
 from marquis.structures import Layout, Structure
+
+Observer = Callable[[Tensor, Batch], None]
+"""Receives outputs and the batch that they belong to."""
 
 
 def accumulate(
@@ -42,8 +47,9 @@ def accumulate(
     device: torch.device | str | None = None,
     progress: bool = True,
     checkpoint: str | Path | None = None,
-    mask_of: Callable[[Any], Tensor] | None = None,
+    mask_of: MaskOf | None = None,
     distributed: bool = True,
+    observer: Observer | None = None,
 ) -> Structure:
     """The curvature of a data set: `ggn` summed over the batches of a loader (a sum over the data, never a mean).
 
@@ -78,6 +84,8 @@ def accumulate(
             `lambda batch: batch[2]`. An entry of the batch that is this very tensor is not passed on to the model.
         distributed: if a `torch.distributed` group is up, each process's loader is its share of the data (shares need
             not be equal), and all return the sum over processes.
+        observer: receives the outputs and the batch (inputs, labels, mask) of every forward pass, so that a fit of the
+            labels needs no pass of its own. A batch may come in several pieces.
 
     Raises:
         DataError: an empty loader, NaN or a wrong shape in a batch (named by its index), a corrupt checkpoint, or a
@@ -116,11 +124,29 @@ def accumulate(
             "parameters": str(layout),
             "values of the parameters": digest_of_network(model, everything),
         }
+
+    def each(batch: Batch) -> Structure:
+        return ggn(
+            model,
+            batch.x,
+            known,
+            **options,
+            generator=generator,
+            mask=batch.mask,
+            weight_sharing=weight_sharing,
+            observer=None if observer is None else functools.partial(_notify, observer, batch),
+        )
+
+    @torch.no_grad()
+    def observe(batch: Batch) -> None:
+        assert observer is not None
+        with plain_attention():
+            observer(call(model, everything, copied_buffers(model), batch.x), batch)
+
     work = DataPass(
-        each=lambda x, mask: ggn(
-            model, x, known, **options, generator=generator, mask=mask, weight_sharing=weight_sharing
-        ),
-        budget=Budget(model, known, options, dtype, _length(loader)),
+        each=each,
+        skipped=None if observer is None else observe,
+        budget=Budget(model, known, options, dtype, number_of_batches(loader)),
         home=home,
         dtype=dtype,
         device=device,
@@ -130,7 +156,7 @@ def accumulate(
     )
     failure: Exception | None = None
     try:
-        with ProgressBar(f"{structure} curvature", _length(loader), progress and _is_first(together)) as bar:
+        with ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
             work.run(loader, bar)
     except Exception as error:
         if not together:
@@ -146,12 +172,8 @@ def accumulate(
     return own
 
 
-def _length(loader: Any) -> int | None:
-    """Number of batches, where the loader knows it."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
+def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:
+    observer(outputs, batch)
 
 
 def _identity_of(likelihood: Likelihood) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import SECONDS, Checkpoint, Saved, digest_of
 from marquis.errors import DataError, MarquisError, MemoryBudgetError
-from marquis.functional.checks import batch_size
-from marquis.loaders import split_batch
+from marquis.functional.checks import batch_size, samples_of
+from marquis.loaders import Batch, MaskOf, read_batches
 from marquis.progress import ProgressBar
 from marquis.structures import Structure
 
@@ -42,24 +42,26 @@ class DataPass:
     """One pass over the data.
 
     Attributes:
-        each: curvature of one batch, from its inputs and its mask.
+        each: returns the curvature of one batch.
+        skipped: called with a batch that is in the sum already, or None.
         budget: says how many samples fit at a time.
         home: device of the model.
         dtype: of the sum, or None for that of the batches.
         device: of the sum, or None for that of the batches.
         generator: whose state belongs to the position.
-        mask_of: gives a batch's mask.
+        mask_of: returns a batch's mask.
         file: where the position is written, or None.
         at: where the pass stands.
     """
 
-    each: Callable[[Any, Tensor | None], Structure]
+    each: Callable[[Batch], Structure]
+    skipped: Callable[[Batch], None] | None
     budget: Budget
     home: torch.device
     dtype: torch.dtype | None
     device: torch.device | str | None
     generator: torch.Generator | None
-    mask_of: Callable[[Any], Tensor] | None
+    mask_of: MaskOf | None
     file: Checkpoint | None
     at: Position = field(default_factory=Position)
 
@@ -69,15 +71,16 @@ class DataPass:
         written = time.monotonic()
         index, digest = -1, ""
         try:
-            for index, batch in enumerate(loader):
-                x, mask = self._inputs(batch, index)
-                digest = digest_of((x, mask), digest) if self.file is not None else ""
+            for index, batch in enumerate(read_batches(loader, self.home, self.mask_of)):
+                digest = digest_of((batch.x, batch.mask), digest) if self.file is not None else ""
                 if index >= saved.batches:
-                    parts = self._plus(self._curvature(x, mask, index))
+                    parts = self._plus(self._curvature(batch, index))
                     drawn = None if self.generator is None else self.generator.get_state()
                     self.at = Position(parts, index + 1, digest, drawn)
                 elif index + 1 == saved.batches and digest != saved.data:
                     raise DataError(self._other_data())
+                elif self.skipped is not None:
+                    self.skipped(batch)
                 bar.advance()
                 if self.file is not None and time.monotonic() - written >= SECONDS:
                     self._save()
@@ -101,18 +104,19 @@ class DataPass:
             return (*self.at.parts, part)
         return (self.at.parts[0] + part,)
 
-    def _curvature(self, x: Any, mask: Tensor | None, index: int) -> Structure:
-        """One batch, in as many pieces as the memory asks for."""
+    def _curvature(self, batch: Batch, index: int) -> Structure:
+        """Return the curvature of one batch, computed in as many pieces as the memory asks for."""
+        x = batch.x
         try:
             size = batch_size(x)
             rows = self.budget.rows(x, size, self.at.batches)
-            found: Structure | None = None
+            total: Structure | None = None
             for start in range(0, size, rows):
-                piece = (x, mask) if rows >= size else _slice((x, mask), start, start + rows)
-                part = self._converted(self.each(*piece))
-                found = part if found is None else found + part
-            assert found is not None
-            return found
+                piece = batch if rows >= size else samples_of(batch, start, start + rows)
+                part = self.each(piece).to(dtype=self.dtype, device=self.device)
+                total = part if total is None else total + part
+            assert total is not None
+            return total
         except MarquisError as error:
             raise type(error)(f"batch {index}: {error}") from error
         except RuntimeError as error:
@@ -123,25 +127,6 @@ class DataPass:
             raise DataError(f"batch {index} cannot be used ({_shapes(x)}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError) as error:
             raise DataError(f"batch {index} cannot be used ({_shapes(x)}): {type(error).__name__}: {error}") from error
-
-    def _converted(self, part: Structure) -> Structure:
-        """In the dtype and on the device of the sum."""
-        return part.to(dtype=self.dtype, device=self.device)
-
-    def _inputs(self, batch: Any, index: int) -> tuple[Any, Tensor | None]:
-        """Inputs and mask, on the model's device."""
-        try:
-            mask = None if self.mask_of is None else self.mask_of(batch)
-            x, _ = split_batch(batch if mask is None else _without(batch, mask))
-            if mask is not None and (mask.dim() == 0 or mask.shape[0] != batch_size(x)):
-                raise DataError(
-                    f"the mask has shape {list(mask.shape)}, but there are {batch_size(x)} samples; give it one row "
-                    "per sample (mask.expand)."
-                )
-        except MarquisError as error:
-            raise type(error)(f"batch {index}: {error}") from error
-        x, mask = pytree.tree_map_only(Tensor, lambda t: t.to(self.home), (x, mask))
-        return x, mask
 
     def _resume(self) -> Position:
         saved = self.file.load() if self.file is not None else None
@@ -165,20 +150,6 @@ class DataPass:
             "yield the same ones again. Resuming needs the same batches in the same order: switch off shuffling and "
             "random augmentation, or seed them alike; or delete the file to start anew."
         )
-
-
-def _without(batch: Any, mask: Tensor) -> Any:
-    """The batch without the entry that is the mask."""
-    if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if value is not mask}
-    if isinstance(batch, (tuple, list)):
-        return tuple(value for value in batch if value is not mask)
-    return batch
-
-
-def _slice(tree: Any, start: int, stop: int) -> Any:
-    """Some samples of a batch."""
-    return pytree.tree_map_only(Tensor, lambda t: t[start:stop], tree)
 
 
 def _shapes(x: Any) -> str:

@@ -56,6 +56,7 @@ def ggn(
     mask: Tensor | None = None,
     weight_sharing: str = "expand",
     memory_limit: int | None = None,
+    observer: Callable[[Tensor], None] | None = None,
 ) -> Structure:
     """The generalised Gauss-Newton matrix of one batch, `sum_n J_nᵀ L_n J_n` (a sum over the batch, never a mean).
 
@@ -84,6 +85,7 @@ def ggn(
         mask: 1 where a target entry was observed; the others leave the likelihood.
         weight_sharing: for `kronecker`, "expand" (sum over positions after the products) or "reduce" (before).
         memory_limit: bytes that the call may take beyond the model and the forward values; default: what is free.
+        observer: receives the outputs of the batch, so that whoever needs them as well runs no second forward pass.
 
     Raises:
         UnsupportedOperationError: the combination or the network has no right answer here; names the place.
@@ -91,6 +93,7 @@ def ggn(
         DataError: NaN or infinity in `x`, an empty batch, a mask or output of the wrong shape.
     """
     job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    job.observer = observer
     structure, estimator = check_choices(structure, estimator, probes)
     if estimator == "approximate":
         return job.squared()
@@ -191,6 +194,7 @@ class _Job:
     mask: Tensor | None
     weight_sharing: str
     memory_limit: int | None
+    observer: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         self.structure = choose("structure", self.structure, STRUCTURES)
@@ -221,6 +225,8 @@ class _Job:
                 f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
             )
         self.likelihood.resolve(outputs).validate(outputs, None, self.mask)
+        if self.observer is not None:
+            self.observer(outputs.detach())
         return outputs
 
     def factored(self, make_root: MakeRoot, columns: int | None) -> Structure:

@@ -6,11 +6,12 @@ trains. All take an `EvidenceProblem`, which `Laplace` builds.
 
 from __future__ import annotations
 
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import EvidenceTerms, effective_parameters, evidence_terms, log_evidence
-from marquis.evidence.problem import EvidenceProblem, Statistics
+from marquis.evidence.statistics import Statistics
 from marquis.evidence.training import Epoch, Trained, number_of_updates, train
 from marquis.evidence.tune import tune
-from marquis.evidence.tuned import Step, Tuned, TuningWarning
+from marquis.evidence.tuning_result import Step, Tuned, TuningWarning
 
 __all__ = [
     "Epoch",

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from marquis.curvature import accumulate
 from marquis.errors import UnsupportedOperationError
-from marquis.evidence.climb import Anderson, bounded, pruned
+from marquis.evidence.anderson import Anderson, bounded, pruned
+from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.mackay import proposal, step_of
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tangent import Tangent
-from marquis.evidence.tuned import HIGHEST, Step, Tuned, finish
+from marquis.evidence.tuning_result import HIGHEST, Step, Tuned, finish
 from marquis.structures import Full, Structure
 
 POINTS = ("linearisation", "theta_star")
@@ -95,7 +95,7 @@ def adapted(
         raise UnsupportedOperationError(f"hessian_at={hessian_at!r} is not known; choose one of {', '.join(POINTS)}.")
     problem.grouped_prior  # noqa: B018  (refuses a prior without precisions before any work)
     problem.scaled_curvature()
-    tangent = Tangent(problem, "adapted", simplified=simplified, store_bytes=store_bytes)
+    tangent = LinearModel(problem, "adapted", simplified=simplified, store_bytes=store_bytes)
     dense = exact_curvature(tangent, problem)
     moves = hessian_at == "theta_star" and not problem.likelihood.constant_hessian
     shifted = shifted_network(problem.model) if moves else None
@@ -230,7 +230,7 @@ def preconditioner_of(problem: EvidenceProblem, dense: Structure | None) -> Any:
     return lambda rows: posterior.solve(rows.to(posterior.dtype)).to(rows)
 
 
-def exact_curvature(tangent: Tangent, problem: EvidenceProblem) -> Structure | None:
+def exact_curvature(tangent: LinearModel, problem: EvidenceProblem) -> Structure | None:
     """The whole matrix, as a preconditioner, where the problem's own is an approximation and the weights are few.
 
     A solve costs P^2 and a product 2 N O P: with fewer labels than that pays for, more products are the cheaper way.
@@ -245,7 +245,7 @@ def exact_curvature(tangent: Tangent, problem: EvidenceProblem) -> Structure | N
 
 
 def curvature_at(
-    tangent: Tangent, problem: EvidenceProblem, theta: Tensor, shifted: Any, estimator: str = "exact"
+    tangent: LinearModel, problem: EvidenceProblem, theta: Tensor, shifted: Any, estimator: str = "exact"
 ) -> Structure:
     """`sum_n J^T L(h(theta, x_n)) J` with J at the point of linearisation, as the structure of the problem's kind.
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.iterative import Estimate, conjugate_gradients
+from marquis.evidence.linear_model import LinearModel, Rows
 from marquis.evidence.log_evidence import sum_by_group
-from marquis.evidence.tangent import Rows, Tangent
 from marquis.priors import BoundPrior
 
 FEW_WEIGHTS = 512
@@ -33,7 +33,7 @@ class Noise:
     diagonal: Tensor
 
     @staticmethod
-    def draw(tangent: Tangent, samples: int, generator: torch.Generator | None) -> Noise:
+    def draw(tangent: LinearModel, samples: int, generator: torch.Generator | None) -> Noise:
         """One pass over the data with `samples` vector-Jacobian products."""
         like = tangent.centre
 
@@ -113,7 +113,7 @@ class Exact:
         tangent: the linear model.
     """
 
-    def __init__(self, tangent: Tangent) -> None:
+    def __init__(self, tangent: LinearModel) -> None:
         eye = torch.eye(len(tangent.centre), dtype=tangent.centre.dtype, device=tangent.centre.device)
         matrix = tangent.product(eye).double()
         self._matrix = (matrix + matrix.mT) / 2
@@ -147,7 +147,7 @@ class Sampled:
     """
 
     def __init__(
-        self, tangent: Tangent, samples: int, tolerance: float, max_products: int, generator: torch.Generator | None
+        self, tangent: LinearModel, samples: int, tolerance: float, max_products: int, generator: torch.Generator | None
     ) -> None:
         self._product, self._noise = tangent.product, Noise.draw(tangent, samples, generator)
         self._tolerance, self._max_products = tolerance, max_products

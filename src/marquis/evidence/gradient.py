@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import log_evidence
 from marquis.evidence.mackay import step_of
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tuned import HIGHEST, LOWEST, Step
+from marquis.evidence.tuning_result import HIGHEST, LOWEST, Step
 from marquis.priors import BoundPrior
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from marquis.errors import DataError, NumericalError
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.mackay import step_of
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tuned import Step, Tuned, finish
+from marquis.evidence.tuning_result import Step, Tuned, finish
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.evidence.problem import EvidenceProblem
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.priors import BoundPrior
 
 
@@ -34,7 +34,7 @@ class EvidenceTerms:
 
 def evidence_terms(problem: EvidenceProblem) -> EvidenceTerms:
     """The three terms of the log evidence; gradients flow to prior precisions and to the noise precision."""
-    precision = problem.prior.add_to(problem.scaled_curvature())
+    precision = problem.precision()
     return EvidenceTerms(
         fit=log_likelihood(problem) / problem.temperature,
         scatter=problem.prior.quadratic(problem.mean).double(),

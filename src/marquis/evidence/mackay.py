@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tuned import Step, limited
+from marquis.evidence.tuning_result import Step, limited
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marquis.evidence.gradient import ascend
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.mackay import mackay
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tuned import Step
+from marquis.evidence.tuning_result import Step
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.evidence.expectation import FEW_WEIGHTS, SAMPLES, Exact, Sampled
+from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.evidence.mackay import step_of
-from marquis.evidence.problem import EvidenceProblem
-from marquis.evidence.tangent import Tangent
-from marquis.evidence.tuned import Step, Tuned, TuningWarning, finish, limited
+from marquis.evidence.tuning_result import Step, Tuned, TuningWarning, finish, limited
 from marquis.priors import BoundPrior
 
 JITTER = 1e-6
@@ -69,7 +69,7 @@ def sampled(
     if (samples is not None and samples < 1) or iterations < 1:
         raise DataError(f"samples={samples} and iterations={iterations} have to be at least 1.")
     prior = problem.grouped_prior
-    tangent = Tangent(problem, "sampled", simplified=simplified)
+    tangent = LinearModel(problem, "sampled", simplified=simplified)
     if samples is None and len(tangent.centre) <= FEW_WEIGHTS:
         expectation = Exact(tangent)
     else:

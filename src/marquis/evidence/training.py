@@ -14,21 +14,16 @@ from torch import Tensor, nn
 from marquis.curvature import accumulate
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.maximise import maximise
-from marquis.evidence.problem import (
-    EvidenceProblem,
-    MaskOf,
-    Statistics,
-    labelled_batches,
-    noise_precision,
-    unit_noise,
-)
-from marquis.evidence.tuned import Step, finish
-from marquis.functional.call import call
+from marquis.evidence.statistics import Collector
+from marquis.evidence.tuning_result import Step, finish
+from marquis.functional.call import run as run_module
 from marquis.functional.checks import batch_size
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.loaders import MaskOf, read_batches
 from marquis.priors import BoundPrior, Prior
 from marquis.progress import ProgressBar
 from marquis.structures import Layout
@@ -194,7 +189,7 @@ def train(
                 value = float(log_evidence(problem))
                 if best is None or value > best.log_evidence:
                     best = _Checkpoint(value, number, copy.deepcopy(network.state_dict()), problem)
-            beta = noise_precision(run.likelihood)
+            beta = run.likelihood.scalar_noise_precision
             history.append(
                 Epoch(number, loss, value, run.prior.precision.detach().clone(), None if beta is None else float(beta))
             )
@@ -229,9 +224,9 @@ class _Run:
         """One pass of mini-batch steps; the mean of the loss per datum."""
         self.network.train()
         total, seen = 0.0, 0
-        for x, y, mask in labelled_batches(loader, self.prior.mean.device, self.mask_of):
+        for x, y, mask in read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence"):
             optimiser.zero_grad()
-            f = call(self.network, {}, {}, x)
+            f = run_module(self.network, x)
             count = f.shape[0]
             data = -self.likelihood.log_prob(f, y, mask).sum() / (count * self.temperature)
             loss = data + 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
@@ -247,18 +242,22 @@ class _Run:
     ) -> EvidenceProblem:
         """The evidence at the present weights."""
         self.network.eval()
+        collector = Collector(self.likelihood)
         curvature = accumulate(
             self.network,
             data,
-            unit_noise(self.likelihood),
+            self.likelihood.at_unit_noise(),
             structure=structure,
             estimator=estimator,
             parameters=list(self.layout.names),
             mask_of=self.mask_of,
             generator=generator,
             progress=False,
+            observer=collector.observe,
         )
-        seen = Statistics.gather(self.network, data, self.likelihood, mask_of=self.mask_of)
+        if not collector.labelled:
+            raise DataError("the loader yields batches without labels, but the evidence depends on them; yield (x, y).")
+        seen = collector.statistics()
         if seen.n != self.n:
             raise DataError(
                 f"the curvature's loader holds {seen.n} data and the training loader {self.n}; both must hold the same "
@@ -279,7 +278,7 @@ def _climb(logs: LogPrecisions, problem: EvidenceProblem, steps: int) -> Evidenc
 def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:
     """Number of data, and the first batch's inputs."""
     n, first = 0, None
-    for x, _, _ in labelled_batches(loader, device, mask_of):
+    for x, _, _ in read_batches(loader, device, mask_of, labels_for="the evidence"):
         first = x if first is None else first
         n += batch_size(x)
     if n == 0:
@@ -297,7 +296,7 @@ def _restored(
         warnings.warn(text, UserWarning, stacklevel=3)
         return Trained(run.network.eval(), run.prior, run.likelihood, None, len(history), 0, tuple(history), text)
     run.network.load_state_dict(best.state)
-    before = best.problem.with_hyper(prior.precision, noise_precision(likelihood))
+    before = best.problem.with_hyper(prior.precision, likelihood.scalar_noise_precision)
     steps = [Step(None, prior.precision)] + [
         Step(epoch.log_evidence, epoch.precision, epoch.noise_precision)
         for epoch in history

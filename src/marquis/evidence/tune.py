@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.evidence.adapted import adapted
 from marquis.evidence.gradient import ascend
 from marquis.evidence.grid import grid
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.maximise import maximise
-from marquis.evidence.problem import EvidenceProblem
 from marquis.evidence.sampled import sampled
-from marquis.evidence.tuned import Tuned, finish
+from marquis.evidence.tuning_result import Tuned, finish
 from marquis.priors import BoundPrior
 
 METHODS = ("evidence", "gradient", "adapted", "grid", "sampled")
@@ -36,22 +38,20 @@ def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> 
     Raises:
         UnsupportedOperationError: the method is not known, or there is nothing to tune.
     """
-    if method == "evidence":
-        return by_evidence(problem, **options)
-    if method == "gradient":
-        return by_gradient(problem, **options)
-    if method == "adapted":
-        return adapted(problem, **options)
-    if method == "grid":
-        if "score" not in options:
-            raise UnsupportedOperationError(
-                "tune(method='grid') needs score=, a function (prior, likelihood) -> log predictive density of "
-                "validation data."
-            )
-        return grid(problem, **options)
-    if method == "sampled":
-        return sampled(problem, **options)
-    raise UnsupportedOperationError(f"tune(method={method!r}) is not known; choose one of {', '.join(METHODS)}.")
+    method = choose("method", method, METHODS)
+    functions = {"evidence": by_evidence, "gradient": by_gradient, "adapted": adapted, "grid": grid, "sampled": sampled}
+    known = list(inspect.signature(functions[method]).parameters)[1:]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise UnsupportedOperationError(
+            f"tune(method={method!r}) has no option {', '.join(map(repr, unknown))}; it has {', '.join(known)}."
+        )
+    if method == "grid" and "score" not in options:
+        raise UnsupportedOperationError(
+            "tune(method='grid') needs score=, a function (prior, likelihood) -> log predictive density of "
+            "validation data."
+        )
+    return functions[method](problem, **options)
 
 
 def by_evidence(

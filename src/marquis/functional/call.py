@@ -72,6 +72,13 @@ def call_module(
     return replica(*arguments, **(keywords or {}))
 
 
+def run(module: nn.Module, x: Any) -> Any:
+    """Return what a module returns as it is, in training: what its forward pass writes to buffers is kept."""
+    if isinstance(x, Mapping):
+        return module(**x)
+    return module(*x) if isinstance(x, (tuple, list)) else module(x)
+
+
 def buffers_of(model: Model) -> dict[str, Tensor]:
     """Return the model's buffers by name; a function has none."""
     return dict(model.named_buffers()) if isinstance(model, nn.Module) else {}

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError
-from marquis.evidence.problem import EvidenceProblem
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, samples_of
-from marquis.loaders import split_batch
+from marquis.loaders import read_batches
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.sampling import WeightSamples
@@ -100,8 +99,9 @@ def mean_shift(model: Model, posterior: Posterior, problem: EvidenceProblem, loa
     For experiments: far from a mode small eigenvalues make the step huge, and the expansion is good where it was made.
     """
     data, _ = _gradient(PosteriorFunction(model, posterior), problem, loader)
-    gradient = (data + problem.prior.gradient(problem.mean)).to(posterior.precision.dtype)
-    step = posterior.precision.solve(gradient)
+    precision = problem.precision()
+    gradient = (data + problem.prior.gradient(problem.mean)).to(precision.dtype)
+    step = precision.solve(gradient)
     mean = posterior.layout.unflatten(posterior.vector - posterior.embed(step).to(posterior.vector))
     return MeanShift(mean, 0.5 * step @ gradient)
 
@@ -130,10 +130,11 @@ def check(
     total = data + prior
     scale = float(data.norm() + prior.norm())
     relative = float(total.norm()) / scale if scale else 0.0
-    step = posterior.precision.solve(total.to(posterior.precision.dtype))
+    precision = problem.precision()
+    step = precision.solve(total.to(precision.dtype))
     distance = float((step @ total.to(step.dtype)).clamp(min=0) / max(1, len(total))) ** 0.5
     error = _linearisation_error(function, first, generator)
-    share = float((_determined(problem, posterior) < AT_PRIOR).double().mean())
+    share = float((_determined(problem) < AT_PRIOR).double().mean())
     findings = [
         Finding(
             "at a mode: relative gradient",
@@ -169,11 +170,11 @@ def check(
     return CheckReport(relative, distance, error, share, noise_is_tuned, tuple(findings))
 
 
-def _determined(problem: EvidenceProblem, posterior: Posterior) -> Tensor:
-    """Share of each weight that the data determine, `[K]`: 1 - posterior variance / prior variance."""
+def _determined(problem: EvidenceProblem) -> Tensor:
+    """Return the share of each weight that the data determine, `[K]`: 1 - posterior variance / prior variance."""
     prior = problem.prior
     if isinstance(prior, StructuredPrior):
-        return 1 - posterior.precision.inverse_diagonal() / prior.structure.inverse_diagonal()
+        return 1 - problem.precision().inverse_diagonal() / prior.structure.inverse_diagonal()
     return problem.scaled_curvature().effective_dimension(prior.diagonal())
 
 
@@ -183,10 +184,7 @@ def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Ite
     device = posterior.vector.device
     total: Tensor | None = None
     first: Any = None
-    for batch in loader:
-        x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
-        if y is None:
-            raise DataError("check needs labels: the loader has to yield (x, y).")
+    for x, y, _ in read_batches(loader, device, labels_for="the gradient"):
         first = samples_of(x, 0, min(INPUTS, batch_size(x))) if first is None else first
 
         def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:

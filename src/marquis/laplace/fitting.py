@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
-from marquis.errors import DataError, UnsupportedOperationError
-from marquis.evidence.problem import Statistics, unit_noise
-from marquis.functional.call import Model, call, copied_buffers, plain_attention
-from marquis.functional.checks import refuse_training_mode
+from marquis.curvature.planning.plan import plan
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.evidence.statistics import Collector, Statistics
+from marquis.functional.call import Model
+from marquis.functional.checks import refuse_training_mode, samples_of
+from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import parameters_of, select
-from marquis.laplace.loading import MaskOf, Watched, inputs_of, is_one_shot, peek
 from marquis.likelihoods import Likelihood
+from marquis.loaders import MaskOf, OpenedLoader, is_one_shot, read_batch
 from marquis.posterior import Posterior
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import Layout, Structure
@@ -89,32 +92,33 @@ def fit(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Fitted:
-    """Curvature, prior and fit of the data at the network's present weights.
+    """Compute curvature, prior and fit of the data at the network's present weights.
+
+    Cost: one pass over the data, in which every batch is read once and runs forward once; a `Subnetwork` that ranks
+    its weights by data takes another one.
 
     Args:
-        model: module in eval mode, or a function.
-        loader: batches, `(x, y)`; without labels there is a posterior but no evidence.
+        model: Module in evaluation mode, or a function.
+        loader: Batches, `(x, y)`; without labels there is a posterior but no evidence.
         likelihood: p(y|f).
-        structure: of the curvature; a `Subnetwork` brings its own.
-        estimator: None decides by the number of outputs.
+        structure: Structure of the curvature; a `Subnetwork` brings its own.
+        estimator: How the network is differentiated; None decides by the number of outputs.
         parameters: "all", "last-layer", a `Subnetwork`, a pattern, a predicate, or names.
-        prior: to be bound, or an earlier posterior.
+        prior: A prior to be bound to these parameters, or an earlier posterior.
         temperature: T, which matters to the ranking of a subnetwork's weights only.
-        params: parameter values, for a function.
-        mask_of: gives a batch's mask.
-        progress: show a bar.
-        generator: for sketches and random subnetworks.
-        options: passed to `curvature.accumulate`.
+        params: Parameter values, for a function.
+        mask_of: Returns a batch's mask.
+        progress: Show a bar.
+        generator: Source of randomness for sketches and random subnetworks.
+        options: Passed to `curvature.accumulate`.
     """
     refuse_training_mode(model)
     everything = parameters_of(model, params)
-    first, loader = peek(loader)
-    x = inputs_of(first, mask_of, next(iter(everything.values())).device)
-    with torch.no_grad(), plain_attention():
-        outputs = call(model, {n: p.detach() for n, p in everything.items()}, copied_buffers(model), x)
-    columns = likelihood.resolve(outputs).root_shape(outputs).numel()
-    estimator = estimator or ("exact" if columns <= FEW_OUTPUTS else "sketched")
-    watched = Watched(loader, model, everything, likelihood, mask_of)
+    opened = OpenedLoader(loader)
+    x = read_batch(opened.first, next(iter(everything.values())).device, mask_of).x
+    estimator = estimator or _default_estimator(model, x, likelihood, params)
+    collector = Collector(likelihood)
+    unit = likelihood.at_unit_noise()
     common: dict[str, Any] = {
         "params": params,
         "generator": generator,
@@ -128,18 +132,39 @@ def fit(
         if isinstance(prior, Posterior):
             chosen, bound = _as_before(prior)
         else:
+            if parameters.needs_data and is_one_shot(loader):
+                raise DataError(
+                    f"Subnetwork(by={parameters.by!r}) first passes over the data to rank the weights, but the loader "
+                    "is a one-shot iterator; pass a list of batches or a DataLoader."
+                )
             ranking = {"estimator": estimator, "temperature": temperature, **common}
-            chosen, bound = _choose(parameters, model, everything, loader, likelihood, prior, x, ranking)
-        curvature = subcurvature(model, watched, unit_noise(likelihood), chosen, structure, estimator, **common)
+            chosen, bound = _choose(parameters, model, everything, opened, likelihood, prior, x, ranking)
+        curvature = subcurvature(
+            model, opened, unit, chosen, structure, estimator, observer=collector.observe, **common
+        )
         layout, index = chosen.layout, chosen.index.to(curvature.device)
     else:
         names = last_layer(model, everything, x) if _is_last_layer(parameters) else list(select(everything, parameters))
         layout = Layout.of({name: everything[name] for name in names})
         bound = _as_prior(prior, layout, model, x, params)
-        known = unit_noise(likelihood)
-        curvature = accumulate(model, watched, known, structure, estimator, parameters=names, **common)
+        curvature = accumulate(
+            model, opened, unit, structure, estimator, parameters=names, observer=collector.observe, **common
+        )
     mean = {name: everything[name].detach().clone() for name in layout.names}
-    return Fitted(layout, mean, index, curvature, bound, watched.statistics(), structure, estimator)
+    return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(), structure, estimator)
+
+
+def _default_estimator(model: Model, x: Any, likelihood: Likelihood, params: Mapping[str, Tensor] | None) -> str:
+    """Return "exact" for few outputs, else "sketched"; found by planning, without a forward pass over the batch."""
+    try:
+        shape = plan(model, x, likelihood, "diagonal", "sketched", params=params).outputs
+        outputs = torch.empty(shape, device="meta")
+        columns = likelihood.resolve(outputs).root_shape(outputs).numel()
+    except MarquisError:  # cannot be planned, or will be refused with a better message
+        function = NetworkFunction.copy_of(model, params=params)
+        outputs = function.at_point(samples_of(x, 0, 1))
+        columns = likelihood.resolve(outputs).root_shape(outputs).numel()
+    return "exact" if columns <= FEW_OUTPUTS else "sketched"
 
 
 def _choose(
@@ -153,11 +178,6 @@ def _choose(
     options: Mapping[str, Any],
 ) -> tuple[Chosen, BoundPrior]:
     """The weights of a subnetwork and their prior."""
-    if subnetwork.needs_data and is_one_shot(loader):
-        raise DataError(
-            f"Subnetwork(by={subnetwork.by!r}) first passes over the data to rank the weights, but the loader is a "
-            "one-shot iterator; pass a list of batches or a DataLoader."
-        )
     candidates = Layout.of(select(everything))
     whole = prior.bind(candidates, model, x, params=options["params"])
     chosen = subnetwork.choose(model, candidates, loader=loader, likelihood=likelihood, prior=whole, **options)
@@ -165,7 +185,7 @@ def _choose(
 
 
 def _is_last_layer(parameters: Any) -> bool:
-    return isinstance(parameters, str) and parameters == "last-layer"
+    return match_choice(parameters, ("last-layer",)) is not None
 
 
 def _as_prior(

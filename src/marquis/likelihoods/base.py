@@ -167,6 +167,15 @@ class Likelihood:
         seen = torch.ones_like(y, dtype=torch.bool) if mask is None else as_mask(mask, y.shape)
         return sum_outputs(seen.long())
 
+    @property
+    def scalar_noise_precision(self) -> Tensor | None:
+        """The noise precision where it is one number, by which curvature is rescaled; None otherwise."""
+        return None
+
+    def at_unit_noise(self) -> Likelihood:
+        """Return the likelihood at which curvature is kept: with noise precision 1 where that is one number."""
+        return self
+
     def resolve(self, f: Tensor) -> Likelihood:
         """Return the likelihood with dimensions counted from the front, for outputs of this many dimensions."""
         del f

@@ -64,6 +64,14 @@ class Gaussian(PointwiseLikelihood):
         return self._noise.precision if isinstance(self._noise, _EntrywiseNoise) else None
 
     @property
+    def scalar_noise_precision(self) -> Tensor | None:  # noqa: D102
+        precision = self.noise_precision
+        return precision if precision is not None and precision.ndim == 0 else None
+
+    def at_unit_noise(self) -> Gaussian:  # noqa: D102
+        return self if self.scalar_noise_precision is None else self.with_noise(1.0)
+
+    @property
     def precision_matrix(self) -> Tensor | None:
         """Return the full matrix; None without one."""
         return self._noise.matrix if isinstance(self._noise, _MatrixNoise) else None

@@ -12,14 +12,13 @@ from torch import Tensor
 from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
 from marquis.distributed import from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.evidence.problem import noise_precision, unit_noise
 from marquis.functional.call import Model, buffers_of, call, describe, laid_out_like
 from marquis.functional.checks import batch_size
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.learnt_noise import likelihood_and_noise, squared_error, start_value
-from marquis.online.noise import fill_with_deviations, fill_with_noise
-from marquis.online.perturbed import Perturbed
+from marquis.online.random_numbers import fill_with_deviations, fill_with_noise
+from marquis.online.reparameterised import Perturbed
 from marquis.online.saving import pack, unpack
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.online.state import OnlineState, weighted
@@ -157,7 +156,7 @@ class OnlineLaplace:
             return outputs_and_ggn(
                 self.model,
                 x,
-                unit_noise(self.likelihood),
+                self.likelihood.at_unit_noise(),
                 self.structure,
                 self.estimator,
                 params={**parameters_of(self.model, self._params), **theta},
@@ -179,7 +178,7 @@ class OnlineLaplace:
             return ggn(
                 self.model,
                 x,
-                unit_noise(self.likelihood),
+                self.likelihood.at_unit_noise(),
                 self.structure,
                 self.estimator,
                 params={**parameters_of(self.model, self._params), **at},
@@ -324,7 +323,7 @@ class OnlineLaplace:
     @property
     def noisy_likelihood(self) -> Likelihood:
         """The likelihood with the present noise precision."""
-        if isinstance(self.likelihood, Gaussian) and noise_precision(self.likelihood) is not None:
+        if isinstance(self.likelihood, Gaussian) and self.likelihood.scalar_noise_precision is not None:
             return self.likelihood.with_noise(self.state.noise_precision)
         return self.likelihood
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from marquis.errors import UnsupportedOperationError
-from marquis.evidence.problem import noise_precision
 from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
 
 Number = float | Literal["learnt"] | None
@@ -17,7 +16,7 @@ Number = float | Literal["learnt"] | None
 def likelihood_and_noise(likelihood: str | Likelihood, given: Number) -> tuple[Likelihood, Number]:
     """The likelihood, and its noise precision where that is one number."""
     own = as_likelihood(likelihood)
-    held = noise_precision(own)
+    held = own.scalar_noise_precision
     if held is None:
         if given is not None:
             raise UnsupportedOperationError(f"noise_precision={given!r}: {own} has no single noise precision.")

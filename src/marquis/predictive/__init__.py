@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from marquis.predictive.dispatch import METHODS, predict, predict_loader
 from marquis.predictive.links import LINKS
+from marquis.predictive.predict import METHODS, predict, predict_loader
 from marquis.predictive.prediction import Prediction
 
 __all__ = ["LINKS", "METHODS", "Prediction", "predict", "predict_loader"]

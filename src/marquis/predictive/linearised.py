@@ -14,7 +14,7 @@ from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.likelihoods import Likelihood
 from marquis.predictive.function import PosteriorFunction
-from marquis.predictive.head import Head, find_head
+from marquis.predictive.last_layer import Head, find_head
 from marquis.predictive.links import point
 from marquis.predictive.sampling import Averages
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from marquis.curvature.accumulate import accumulate
+from marquis.curvature.accumulate import Observer, accumulate
 from marquis.curvature.ggn import ggn
 from marquis.distributed import group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, samples_of
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood
-from marquis.loaders import split_batch
+from marquis.loaders import MaskOf, number_of_batches, read_batches
 from marquis.progress import ProgressBar
 from marquis.structures import Block, Diagonal, Full, LowRank, Structure
 from marquis.subnetwork.choose import Chosen
@@ -39,7 +38,8 @@ def subcurvature(
     generator: torch.Generator | None = None,
     memory_limit: int | None = None,
     progress: bool = True,
-    mask_of: Callable[[Any], Tensor] | None = None,
+    mask_of: MaskOf | None = None,
+    observer: Observer | None = None,
     **unsupported: Any,
 ) -> Structure:
     """`H_ss`, summed over a loader, for the chosen weights s (methods.md 2.9).
@@ -60,6 +60,7 @@ def subcurvature(
         memory_limit: bytes for temporaries.
         progress: show a bar.
         mask_of: refused: masks are not supported here.
+        observer: as in `accumulate`.
         unsupported: options of `accumulate` that mean nothing here; refused by name.
     """
     if unsupported:
@@ -84,21 +85,20 @@ def subcurvature(
             generator=generator,
             memory_limit=memory_limit,
             progress=progress,
+            observer=observer,
         )
         return Diagonal(chosen.inside, whole.diagonal()[chosen.index.to(whole.device)])
     device = parameters_of(model, params)[names[0]].device
     collected = _Collected(chosen, structure)
-    with ProgressBar("subnetwork curvature", _length(loader), progress) as bar:
-        for batch in loader:
-            x, _ = split_batch(batch)
-            x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
-            size, start = batch_size(x), 0
+    with ProgressBar("subnetwork curvature", number_of_batches(loader), progress) as bar:
+        for batch in read_batches(loader, device):
+            size, start = batch_size(batch.x), 0
             while start < size:
                 stop = min(size, start + collected.width(memory_limit))
-                part = pytree.tree_map_only(Tensor, lambda t, a=start, b=stop: t[a:b], x)
+                part = samples_of(batch, start, stop)
                 found = ggn(
                     model,
-                    part,
+                    part.x,
                     likelihood,
                     "lowrank",
                     estimator,
@@ -106,6 +106,7 @@ def subcurvature(
                     parameters=names,
                     probes=probes,
                     generator=generator,
+                    observer=None if observer is None else lambda f, part=part: observer(f, part),
                 )
                 assert isinstance(found, LowRank)
                 collected.add(found.columns, stop - start)
@@ -159,10 +160,3 @@ def _modules(chosen: Chosen) -> dict[str, list[str]]:
     for name in chosen.inside.names:
         members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
     return members
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from marquis.curvature.graph.cache import network_of
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import Model
-from marquis.normalised import LAYERS
+from marquis.priors.normalised import LAYERS
 
 
 def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:

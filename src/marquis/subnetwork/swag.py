@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.functional.call import Model
+from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
-from marquis.loaders import split_batch
+from marquis.loaders import read_batches
 
 MINIMUM = 1e-30
 """Lower limit of the variances (methods.md 2.9)."""
@@ -70,12 +69,8 @@ def swag_moments(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed)
         for epoch in range(epochs):
-            for batch in loader:
-                x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
-                if y is None:
-                    raise DataError("SWAG trains, so it needs labels: the loader has to yield (x, y).")
-                outputs = trained(**x) if isinstance(x, dict) else trained(*(x if isinstance(x, tuple) else (x,)))
-                loss = -likelihood.log_prob(outputs, y).sum() / batch_size(x)
+            for x, y, _ in read_batches(loader, device, labels_for="training (SWAG)"):
+                loss = -likelihood.log_prob(run(trained, x), y).sum() / batch_size(x)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()

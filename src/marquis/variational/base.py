@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
@@ -191,13 +191,6 @@ class Method(nn.Module):
             torch.randn(t.shape, dtype=t.dtype, device=t.device if g is None else g.device, generator=g).to(t.device)
             for t in like
         ]
-
-
-def run(network: nn.Module, x: Any) -> Tensor:
-    """Call the network as `functional.call.call` would, but with its own parameters and buffers."""
-    if isinstance(x, Mapping):
-        return network(**x)
-    return network(*x) if isinstance(x, (tuple, list)) else network(x)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import UnsupportedOperationError
-from marquis.variational.base import Method, run
+from marquis.functional.call import run
+from marquis.variational.base import Method
 from marquis.variational.objective import Terms, decay
 
 

@@ -9,9 +9,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from marquis.functional.call import run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Predictive
-from marquis.variational.base import Method, evaluating, inputs_and_labels, run
+from marquis.variational.base import Method, evaluating, inputs_and_labels
 
 
 class LightningMethod(LightningModule):

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call
+from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
-from marquis.variational.base import batches, evaluating, run
+from marquis.variational.base import batches, evaluating
 from marquis.variational.gaussian_method import INITIAL_OFFSET, LEARNING_RATE_MULTIPLIER, GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients

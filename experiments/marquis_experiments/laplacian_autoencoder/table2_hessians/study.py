@@ -20,7 +20,6 @@ from marquis.autoencoders import PosteriorAutoencoder, from_posterior
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.estimate import Moments
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
-from marquis.evidence.problem import noise_precision
 from marquis.likelihoods import Gaussian
 from marquis.priors import BoundPrior
 from marquis.report.canvas import png
@@ -119,7 +118,7 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
             train_errors.append(squared(sample.decode(sample.encode(train)).mean, train))
     each = torch.stack(errors)  # [S, n]
     count, pixels = len(each), test[0].numel()
-    noise = float(noise_precision(autoencoder.likelihood) or 0.0)
+    noise = float(autoencoder.likelihood.scalar_noise_precision or 0.0)
     refitted = pixels / float(torch.stack(train_errors).mean())
     per_image = {
         "nlp": each.mean(0),

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from marquis.evidence import tune
-from marquis.evidence.problem import EvidenceProblem, Statistics
+from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.statistics import Statistics
 from marquis.functional.jacobian import jacobian
 from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical

@@ -18,7 +18,7 @@ from torch import Tensor
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.selection import parameters_of
-from marquis.normalised import normalised_groups
+from marquis.priors.normalised import normalised_groups
 from marquis.structures import Layout, Structure
 
 GROUPS = ("scalar", "layer", "tensor", "parameter", "normalised")

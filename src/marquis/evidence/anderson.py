@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from marquis.evidence.tuned import HIGHEST, LOWEST
+from marquis.evidence.tuning_result import HIGHEST, LOWEST
 
 MEMORY = 5
 """Earlier steps that are mixed."""

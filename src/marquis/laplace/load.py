@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, MarquisError, ModelMismatchError
-from marquis.evidence.problem import noise_precision
 from marquis.functional.call import Model
 from marquis.io.tensors import load_tensors
-from marquis.laplace.front import Laplace
-from marquis.laplace.saving import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
+from marquis.laplace.file_format import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
+from marquis.laplace.laplace import Laplace
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.function import require_fit
@@ -78,11 +77,19 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
     require_model(model, header["model"], fitted.mean)
     _require_same_dtypes(fitted.mean, model)
     known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
-    temperature, tuned = header["temperature"], header["noise_tuned"]
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not isinstance(tuned, bool):
-        raise DataError(f"temperature {temperature!r} or noise_tuned {tuned!r} in the file is of the wrong kind.")
+    tuned = header["noise_tuned"]
+    # Files of version 0.1.0 have no posterior_temperature.
+    temperatures = {
+        "temperature": header["temperature"],
+        "posterior_temperature": header.get("posterior_temperature", 1.0),
+    }
+    for name, value in temperatures.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise DataError(f"{name} {value!r} in the file is not a number.")
+    if not isinstance(tuned, bool):
+        raise DataError(f"noise_tuned {tuned!r} in the file is neither true nor false.")
     seen = fitted.statistics
-    if seen is not None and (seen.sse is None) != (noise_precision(known) is None):
+    if seen is not None and (seen.sse is None) != (known.scalar_noise_precision is None):
         raise ModelMismatchError(
             f"the file's fit of the data was computed with another kind of likelihood than {known}: a sum of squares "
             "belongs to a Gaussian with one noise precision, a log likelihood to all others."
@@ -90,5 +97,5 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
     is_module = isinstance(model, torch.nn.Module)
     if is_module:
         fitted = fitted.to(next(iter(model.parameters())).device)
-    options = {"temperature": float(temperature), "noise_tuned": tuned}
-    return Laplace.from_fitted(model, known, fitted, params=None if is_module else fitted.mean, **options)
+    params = None if is_module else fitted.mean
+    return Laplace.from_fitted(model, known, fitted, params=params, noise_tuned=tuned, **temperatures)

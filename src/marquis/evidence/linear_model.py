@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.iterative import conjugate_gradients
-from marquis.evidence.problem import Collector, EvidenceProblem, Statistics, labelled_batches, unit_noise
-from marquis.evidence.stored import StoredBatch, fits, jacobian_of
+from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.statistics import Collector, Statistics
+from marquis.evidence.stored_jacobians import StoredBatch, fits, jacobian_of
 from marquis.functional.function import NetworkFunction
 from marquis.functional.linearise import BatchJacobian
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood
+from marquis.loaders import read_batches
 from marquis.structures import Layout
 
 Rows = Callable[[Tensor], Tensor]
@@ -58,7 +60,7 @@ class Optimum:
     converged: bool
 
 
-class Tangent:
+class LinearModel:
     """`h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified (methods.md 5.5).
 
     The point of linearisation is the problem's mean, whatever the module holds now. Where the Jacobians of all data fit
@@ -83,7 +85,7 @@ class Tangent:
         own = parameters_of(model, problem.params)
         placed = {n: t.to(own[n]) for n, t in self.layout.unflatten(self.centre).items()}
         self.network = NetworkFunction.copy_of(model, params={**own, **placed}, parameters=list(self.layout.names))
-        self.likelihood = unit_noise(problem.likelihood)
+        self.likelihood = problem.likelihood.at_unit_noise()
         self.simplified = simplified
         self._mask_of = problem.mask_of
         self._n, self._limit = problem.statistics.n, store_bytes
@@ -107,7 +109,7 @@ class Tangent:
             yield from self._stored
             return
         kept: list[StoredBatch] | None = []
-        for x, y, mask in labelled_batches(self._loader, self.network.device, self._mask_of):
+        for x, y, mask in read_batches(self._loader, self.network.device, self._mask_of, labels_for="the evidence"):
             batch: TangentBatch | StoredBatch = TangentBatch(self.network, self.layout, x, y, mask)
             self.likelihood.validate(batch.f, y, mask)
             if kept is not None:

@@ -11,10 +11,10 @@ from evidence_oracle import F64, Regression, batches, build, randn
 from torch import Tensor, nn
 
 from marquis.evidence.adapted import adapted, exact_curvature, log_precisions, plain_step, with_logs
-from marquis.evidence.climb import Anderson, bounded, longest, pruned
+from marquis.evidence.anderson import Anderson, bounded, longest, pruned
+from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import effective_parameters
-from marquis.evidence.stored import jacobian_of
-from marquis.evidence.tangent import Tangent
+from marquis.evidence.stored_jacobians import jacobian_of
 from marquis.functional.function import NetworkFunction
 from marquis.likelihoods import Categorical, Gaussian
 from marquis.priors import Prior
@@ -30,7 +30,7 @@ def classes(structure: str = "full", model: nn.Module | None = None):
 
 def test_kept_jacobians_give_the_same_products():
     problem = classes()
-    kept, passes = Tangent(problem, "adapted"), Tangent(problem, "adapted", store_bytes=0)
+    kept, passes = LinearModel(problem, "adapted"), LinearModel(problem, "adapted", store_bytes=0)
     rows = randn(3, problem.layout.total, seed=3)
     theta = problem.mean + 0.3 * randn(problem.layout.total, seed=4)
     expected = passes.product(rows, theta)
@@ -40,23 +40,23 @@ def test_kept_jacobians_give_the_same_products():
     assert kept.stored and not passes.stored
     size = 30 * 4 * problem.layout.total * 8
     for limit, stored in ((size, True), (size - 1, False)):
-        tangent = Tangent(problem, "adapted", store_bytes=limit)
+        tangent = LinearModel(problem, "adapted", store_bytes=limit)
         tangent.product(rows)
         assert tangent.stored is stored
 
 
 def test_the_whole_matrix_from_kept_jacobians_is_the_curvature():
     problem, approximate = classes("full"), classes("kronecker")
-    matrix = Tangent(problem, "adapted").dense()
+    matrix = LinearModel(problem, "adapted").dense()
     assert matrix is not None and problem.curvature is not None
     torch.testing.assert_close(matrix, problem.curvature.to_dense(), rtol=1e-10, atol=1e-12)
-    assert exact_curvature(Tangent(problem, "adapted"), problem) is None  # it has it already
-    found = exact_curvature(Tangent(approximate, "adapted"), approximate)
+    assert exact_curvature(LinearModel(problem, "adapted"), problem) is None  # it has it already
+    found = exact_curvature(LinearModel(approximate, "adapted"), approximate)
     assert found is not None
     torch.testing.assert_close(found.to_dense(), matrix)
-    assert exact_curvature(Tangent(approximate, "adapted", store_bytes=0), approximate) is None
+    assert exact_curvature(LinearModel(approximate, "adapted", store_bytes=0), approximate) is None
     few = replace(approximate, loader=approximate.loader[:2])  # 64 rows for 44 weights: products are cheaper
-    assert exact_curvature(Tangent(few, "adapted"), few) is None
+    assert exact_curvature(LinearModel(few, "adapted"), few) is None
 
 
 @pytest.mark.parametrize(("structure", "accuracy"), [("full", 1e-8), ("diagonal", 1e-3)])

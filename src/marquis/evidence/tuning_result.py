@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marquis.evidence.problem import EvidenceProblem, noise_precision
+from marquis.evidence.inputs import EvidenceProblem
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior, StructuredPrior
 
@@ -112,7 +112,7 @@ def finish(
     if isinstance(prior, BoundPrior):
         prior = prior.with_precision(prior.precision.detach().clone())
         notes = [*notes, *limit_notes(prior)]
-    beta = noise_precision(likelihood)
+    beta = likelihood.scalar_noise_precision
     if beta is not None and (float(beta) >= 0.99 * HIGHEST or float(beta) <= 1.01 * LOWEST):
         notes = [*notes, f"the noise precision stopped at its limit, {float(beta):.0e}; check the scale of the labels."]
     report = table(before, prior, likelihood, method, log_evidence, gamma, history, notes, value_name)
@@ -147,7 +147,7 @@ def table(
             shown = "" if gamma is None else f"{float(gamma.sum()):.1f}"
             label = f"prior precision, {len(prior.precision)} groups"
             rows.append((label, _range(old), _range(prior.precision), f"{total}", shown))
-    old_noise, new_noise = noise_precision(before.likelihood), noise_precision(likelihood)
+    old_noise, new_noise = before.likelihood.scalar_noise_precision, likelihood.scalar_noise_precision
     if old_noise is not None and new_noise is not None:
         rows.append(("noise precision", _number(old_noise), _number(new_noise), "", ""))
     first = history[0].log_evidence if history else None

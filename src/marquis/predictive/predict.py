@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
-from marquis.loaders import split_batch
+from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
@@ -203,11 +202,8 @@ def predict_loader(
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     state = generator.get_state()
     parts: list[Prediction] = []
-    with ProgressBar("predicting", _length(loader), progress) as bar:
-        for batch in loader:
-            x, _ = split_batch(batch)
-            if device is not None:
-                x = pytree.tree_map_only(Tensor, lambda t: t.to(device), x)
+    with ProgressBar("predicting", number_of_batches(loader), progress) as bar:
+        for x, _, _ in read_batches(loader, device):
             generator.set_state(state)
             part = predict(posterior, model, x, likelihood, generator=generator, **options)
             parts.append(part if keep_inputs else replace(part, _draw=None))
@@ -215,10 +211,3 @@ def predict_loader(
     if not parts:
         raise DataError("the loader is empty: there is nothing to predict.")
     return Prediction.join(parts, keep_draws=keep_inputs)
-
-
-def _length(loader: Iterable[Any]) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None

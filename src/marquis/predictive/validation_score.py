@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.jacobian import jacobian
 from marquis.likelihoods import Likelihood
-from marquis.loaders import split_batch
+from marquis.loaders import read_batches
 from marquis.posterior import Posterior
-from marquis.predictive.dispatch import predict
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import COVARIANCE_OUTPUTS
+from marquis.predictive.predict import predict
 from marquis.predictive.prediction import Prediction
 
 KEPT = 2**29
@@ -53,10 +52,7 @@ class ValidationScore:
         left = KEPT if memory_limit is None else memory_limit
         device = next(iter(posterior.mean.values())).device
         self._batches: list[_Batch] = []
-        for batch in loader:
-            x, y = pytree.tree_map_only(Tensor, lambda t: t.to(device), split_batch(batch))
-            if y is None:
-                raise DataError("validation data need labels: the loader has to yield (x, y).")
+        for x, y, _ in read_batches(loader, device, labels_for="the validation score"):
             mean = function.at_point(x)
             size = mean.numel() * posterior.layout.total * mean.element_size()
             if mean[0].numel() <= COVARIANCE_OUTPUTS and size <= left:

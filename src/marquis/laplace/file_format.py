@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from marquis.curvature.planning.choices import ESTIMATORS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
-from marquis.evidence.problem import Statistics
+from marquis.evidence.statistics import Statistics
 from marquis.functional.call import Model, buffers_of
 from marquis.functional.selection import parameters_of
 from marquis.io.tensors import split_prefix

@@ -1,0 +1,553 @@
+"""`Laplace`: a posterior for any trained network, in five lines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.choices import choose
+from marquis.curvature.accumulate import accumulate
+from marquis.curvature.planning.choices import ESTIMATORS
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.evidence.grid import Score
+from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.statistics import Statistics
+from marquis.evidence.tuning_result import Tuned
+from marquis.functional.call import Model, describe
+from marquis.io.tensors import save_tensors
+from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
+from marquis.laplace.file_format import describe_model, pack_fitted, pack_likelihood
+from marquis.laplace.fitting import Fitted, fit
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.loaders import MaskOf, is_one_shot
+from marquis.posterior import Posterior
+from marquis.predictive import Prediction, predict, predict_loader
+from marquis.predictive.validation_score import ValidationScore
+from marquis.priors import BoundPrior, Prior, StructuredPrior
+from marquis.structures import STRUCTURES, Structure
+from marquis.subnetwork import Subnetwork, function_of_chosen
+
+
+class Laplace:
+    """A Gaussian posterior over the weights of a trained network (MacKay 1992).
+
+    The posterior is centred at the network's present weights, with precision `(H/T + prior) / T_p`, H the generalised
+    Gauss-Newton matrix summed over the data (docs/method/posterior.md#posterior-precision). Nothing is ever written to
+    the network, and any number of threads may predict with one `Laplace`.
+
+    Args:
+        model: A module in evaluation mode, or a function `(params, x) -> outputs`.
+        likelihood: "gaussian", "bernoulli", "categorical", "heteroscedastic", or an object.
+        structure: "kronecker", "diagonal", "block", "full" or "lowrank".
+        estimator: "exact", "sketched", "approximate" or "mixed"; None: exact up to 64 outputs, else sketched.
+        parameters: "all" (that require a gradient), "last-layer", a `Subnetwork` (with its own structure), a name
+            pattern, a predicate `(name, tensor) -> bool`, or names.
+        prior: A `Prior`, a number (scalar precision), or an earlier posterior (or `Laplace`) to continue from.
+        temperature: T, tempers the likelihood: precision `H/T + prior`. Above 1 the data count less.
+        posterior_temperature: T_p, tempers the whole posterior, prior included: it multiplies the covariance. Below 1
+            the posterior is cold (Wenzel et al. 2020). The evidence does not depend on it.
+        params: Parameter values, required for a function.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        likelihood: str | Likelihood | Any,
+        structure: str = "kronecker",
+        estimator: str | None = None,
+        *,
+        parameters: Any = "all",
+        prior: Prior | Posterior | Laplace | float | None = None,
+        temperature: float = 1.0,
+        posterior_temperature: float = 1.0,
+        params: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        structure = choose("structure", structure, STRUCTURES)
+        estimator = None if estimator is None else choose("estimator", estimator, ESTIMATORS)
+        for name, value in (("temperature", temperature), ("posterior_temperature", posterior_temperature)):
+            if not 0 < value < float("inf"):
+                raise DataError(f"{name}={value}: it has to be positive and finite.")
+        self.model = model
+        self.likelihood = as_likelihood(likelihood)
+        self.structure = parameters.structure if isinstance(parameters, Subnetwork) else structure
+        self.estimator = estimator
+        self.parameters = parameters
+        self.temperature = float(temperature)
+        self.posterior_temperature = float(posterior_temperature)
+        if isinstance(prior, Laplace):
+            prior = prior.posterior
+        if prior is None or isinstance(prior, (int, float)):
+            prior = Prior(1.0 if prior is None else prior)
+        self._prior: Prior | Posterior = prior
+        self._params = None if params is None else dict(params)
+        self._fitted: Fitted | None = None
+        self._posterior: Posterior | None = None
+        self._loader: Iterable[Any] | None = None
+        self._mask_of: MaskOf | None = None
+        self._noise_tuned = False
+
+    # --- fitting -----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        mask_of: MaskOf | None = None,
+        probes: int = 1,
+        width_limit: int = 512,
+        weight_sharing: str = "expand",
+        memory_limit: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = True,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Laplace:
+        """Compute the curvature in one pass over the data, and return this object.
+
+        Every batch is read once and runs forward once, also where the loader is a one-shot iterator. The options are
+        those of `curvature.accumulate`; a `Subnetwork` takes `probes`, `memory_limit`, `generator` and `progress`.
+
+        Args:
+            loader: Batches `(x, y)`; without labels there is a posterior but no evidence.
+            mask_of: Returns a batch's mask, 1 where a label was observed.
+            probes: Number of random columns of the estimator "sketched".
+            width_limit: Widest tensor that the estimator "mixed" treats exactly.
+            weight_sharing: For "kronecker", "expand" or "reduce".
+            memory_limit: Bytes beyond the model and the batch; batches that do not fit are split.
+            dtype: Type of the sum.
+            device: Device of the sum.
+            checkpoint: File from which an interrupted pass is resumed.
+            distributed: Sum over the processes of a `torch.distributed` group, if one is up.
+            generator: Source of randomness for sketches and random subnetworks.
+            progress: Show a bar.
+        """
+        options = {
+            "probes": probes,
+            "width_limit": width_limit,
+            "weight_sharing": weight_sharing,
+            "memory_limit": memory_limit,
+            "dtype": dtype,
+            "device": device,
+            "checkpoint": checkpoint,
+            "distributed": distributed,
+        }
+        defaults = inspect.signature(accumulate).parameters
+        changed = {name: value for name, value in options.items() if value != defaults[name].default}
+        self._fitted = fit(
+            self.model,
+            loader,
+            self.likelihood,
+            self.structure,
+            self.estimator,
+            self.parameters,
+            self._prior,
+            temperature=self.temperature,
+            params=self._params,
+            mask_of=mask_of,
+            progress=progress,
+            generator=generator,
+            **changed,
+        )
+        self._posterior, self._mask_of, self._noise_tuned = None, mask_of, False
+        self._loader = None if is_one_shot(loader) else loader
+        return self
+
+    @property
+    def fitted(self) -> Fitted:
+        """What one pass over the data left; raises before `fit`."""
+        if self._fitted is None:
+            raise MarquisError("this Laplace approximation has seen no data yet: call fit(loader) first.")
+        return self._fitted
+
+    @property
+    def curvature(self) -> Structure:
+        """H summed over the data; at noise precision 1 for a Gaussian with one noise precision."""
+        return self.fitted.curvature
+
+    @property
+    def prior(self) -> BoundPrior | StructuredPrior:
+        """The prior with its present precisions."""
+        return self.fitted.prior
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Number of data and their fit at the mean; None if they had no labels."""
+        return self.fitted.statistics
+
+    @property
+    def posterior(self) -> Posterior:
+        """`N(theta*, T_p (H/T + prior)^-1)`; a value, also usable as the next prior."""
+        if self._posterior is None:
+            self._posterior = self._posterior_with(self.fitted.prior, self.likelihood)
+        return self._posterior
+
+    def _posterior_with(self, prior: BoundPrior | StructuredPrior, likelihood: Likelihood) -> Posterior:
+        fitted, noise = self.fitted, likelihood.scalar_noise_precision
+        scale = (1.0 if noise is None else float(noise)) / self.temperature
+        precision = prior.add_to(fitted.curvature * scale)
+        if self.posterior_temperature != 1:
+            precision = precision * (1 / self.posterior_temperature)
+        return Posterior(fitted.layout, fitted.mean, precision, fitted.index)
+
+    # --- prediction --------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Any,
+        method: str = "linearised",
+        samples: int = 100,
+        link: str | None = None,
+        at: str | None = None,
+        joint: bool = False,
+        diagonal: bool | None = None,
+        generator: torch.Generator | None = None,
+        memory_limit: int | None = None,
+    ) -> Prediction:
+        """Predict with uncertainty for a batch (docs/method/predictive.md).
+
+        Args:
+            x: Inputs with the batch as dimension 0.
+            method: "linearised" (closed form), "linearised-samples" (for many outputs), or "sampled" (networks at
+                sampled weights).
+            samples: Number of weight samples, or of logit samples for link="mc".
+            link: How Gaussian logits become probabilities: "probit", "bridge" or "mc".
+            at: Path of a module whose output is predicted instead.
+            joint: Whether to return the covariance over all inputs together.
+            diagonal: True for variances only, False for covariances of any size; None decides by the outputs' number.
+            generator: Source of randomness.
+            memory_limit: Bytes for temporaries.
+
+        Raises:
+            As `predictive.predict`.
+        """
+        return predict(
+            self.posterior,
+            self.model,
+            x,
+            self.likelihood,
+            method,
+            samples,
+            link,
+            at,
+            joint,
+            diagonal,
+            generator,
+            memory_limit,
+        )
+
+    def predict_loader(
+        self,
+        loader: Iterable[Any],
+        method: str = "linearised",
+        *,
+        samples: int = 100,
+        link: str | None = None,
+        at: str | None = None,
+        diagonal: bool | None = None,
+        generator: torch.Generator | None = None,
+        memory_limit: int | None = None,
+        keep_inputs: bool = False,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+    ) -> Prediction:
+        """Predict for a data set, batch by batch, with the same weight samples for every batch.
+
+        Args:
+            loader: Batches of inputs, or of `(x, y)`, whose labels are ignored.
+            method: As in `predict`.
+            samples: As in `predict`.
+            link: As in `predict`.
+            at: As in `predict`.
+            diagonal: As in `predict`.
+            generator: As in `predict`.
+            memory_limit: As in `predict`.
+            keep_inputs: Keep the batches, so that `sample` works on the result.
+            device: Where the batches are moved to before they are used.
+            progress: Show a bar.
+        """
+        return predict_loader(
+            self.posterior,
+            self.model,
+            loader,
+            self.likelihood,
+            method=method,
+            samples=samples,
+            link=link,
+            at=at,
+            diagonal=diagonal,
+            generator=generator,
+            memory_limit=memory_limit,
+            keep_inputs=keep_inputs,
+            device=device,
+            progress=progress,
+        )
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Return `n` samples of the weights, by name `[n, *shape]`."""
+        return self.posterior.sample(n, generator)
+
+    # --- evidence ----------------------------------------------------------------------------------------
+
+    def problem(self, loader: Iterable[Any] | None = None) -> EvidenceProblem:
+        """Return what the evidence is a function of, for `marquis.evidence`.
+
+        Args:
+            loader: Data for methods that pass over them; default that of `fit`.
+        """
+        fitted = self.fitted
+        if fitted.statistics is None:
+            raise DataError("the evidence depends on labels, but the data of fit had none; fit on (x, y).")
+        model, params = self.model, self._params
+        if fitted.index is not None:
+            inside = fitted.curvature.layout
+            model, params = function_of_chosen(model, params, fitted.mean, fitted.index, inside)
+        return EvidenceProblem(
+            fitted.curvature,
+            fitted.vector,
+            fitted.prior,
+            self.likelihood,
+            fitted.statistics,
+            self.temperature,
+            model,
+            self._loader if loader is None else loader,
+            params,
+            self._mask_of,
+        )
+
+    def log_evidence(self) -> Tensor:
+        """Return the log marginal likelihood of the data under prior and noise (docs/method/evidence.md)."""
+        from marquis.evidence import log_evidence
+
+        return log_evidence(self.problem())
+
+    def effective_parameters(self, per_group: bool = False) -> Tensor:
+        """Return how many parameters the data determine: one number, or one per prior group."""
+        from marquis.evidence import effective_parameters
+
+        gamma = effective_parameters(self.problem())
+        return gamma if per_group else gamma.sum()
+
+    def tune(
+        self,
+        method: str = "evidence",
+        loader: Iterable[Any] | None = None,
+        *,
+        noise: bool | None = None,
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        learning_rate: float | None = None,
+        steps: int | None = None,
+        values: Sequence[float] | None = None,
+        relative: bool | None = None,
+        score: Score | None = None,
+        samples: int | None = None,
+        iterations: int | None = None,
+        g_prior: bool | None = None,
+        simplified: bool | None = None,
+        hessian_at: str | None = None,
+        estimator: str | None = None,
+        theta_tolerance: float | None = None,
+        solve_tolerance: float | None = None,
+        max_products: int | None = None,
+        store_bytes: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tuned:
+        """Choose prior precisions, and the noise precision of a Gaussian, without another pass over the data.
+
+        Args:
+            method: "evidence" (MacKay's fixed points), "gradient" (Adam on the logarithms), "adapted" (the evidence of
+                the linearised network at its own optimum), "grid" (validation data) or "sampled" (without any
+                factorisation); see `marquis.evidence.tune`. Other options than those of the method are refused.
+            loader: Validation data for "grid"; training data for "adapted" and "sampled" (default: that of `fit`).
+            noise: Whether the noise precision is tuned too (True by default; all but "grid").
+            tolerance: Relative change at which to stop (all but "grid").
+            max_iterations: Most updates ("evidence", "adapted").
+            learning_rate: Step size of Adam ("gradient").
+            steps: Number of steps of Adam ("gradient").
+            values: Prior precisions to try ("grid").
+            relative: Whether `values` multiply the present precisions ("grid").
+            score: Function `(prior, likelihood) -> log density` to maximise; by default of `loader` ("grid").
+            samples: Number of posterior samples ("sampled").
+            iterations: Most expectation-maximisation steps ("sampled").
+            g_prior: Whether to scale the prior by the Jacobian's columns ("sampled").
+            simplified: Whether to leave out the linear model's offset ("adapted", "sampled").
+            hessian_at: "linearisation" or "theta_star" ("adapted").
+            estimator: Estimator of the curvature at theta-star ("adapted").
+            theta_tolerance: Accuracy of the linear model's optimum, in nats ("adapted", "sampled").
+            solve_tolerance: Relative residual of the linear solves ("sampled").
+            max_products: Most matrix products per solve ("adapted", "sampled").
+            store_bytes: Memory for Jacobians ("adapted").
+            generator: Source of randomness ("sampled").
+
+        Returns:
+            What was tuned, from what to what; print it for a table.
+        """
+        from marquis.evidence import tune
+        from marquis.evidence.tune import METHODS
+
+        method = choose("method", method, METHODS)
+        if method == "grid" and score is None:
+            if loader is None:
+                raise DataError("tune(method='grid') needs validation data: tune('grid', loader=validation_loader).")
+            validation = ValidationScore(self.model, self.posterior, loader)
+            score = lambda prior, likelihood: validation(self._posterior_with(prior, likelihood), likelihood)  # noqa: E731
+        options = {
+            "noise": noise,
+            "tolerance": tolerance,
+            "max_iterations": max_iterations,
+            "learning_rate": learning_rate,
+            "steps": steps,
+            "values": values,
+            "relative": relative,
+            "score": score,
+            "samples": samples,
+            "iterations": iterations,
+            "g_prior": g_prior,
+            "simplified": simplified,
+            "hessian_at": hessian_at,
+            "estimator": estimator,
+            "theta_tolerance": theta_tolerance,
+            "solve_tolerance": solve_tolerance,
+            "max_products": max_products,
+            "store_bytes": store_bytes,
+            "generator": generator,
+        }
+        problem = self.problem(None if method == "grid" else loader)
+        tuned = tune(problem, method, **{name: value for name, value in options.items() if value is not None})
+        self.update(tuned.prior, tuned.likelihood)
+        self._noise_tuned = True
+        return tuned
+
+    def log_marginal_likelihood(
+        self, prior_precision: Tensor | float | None = None, sigma_noise: Tensor | float | None = None
+    ) -> Tensor:
+        """Return `log_evidence`, under the name that it has in laplace-torch.
+
+        Args:
+            prior_precision: Prior precision to evaluate at instead: one number, or one per group of the prior.
+            sigma_noise: Standard deviation of the noise to evaluate at instead. Nothing is changed by either, and
+                gradients flow to both.
+        """
+        from marquis.evidence import log_evidence
+
+        problem = self.problem()
+        if prior_precision is not None:
+            present = problem.grouped_prior.precision
+            prior_precision = torch.as_tensor(prior_precision).to(present).expand_as(present)
+        noise = None if sigma_noise is None else torch.as_tensor(sigma_noise) ** -2
+        return log_evidence(problem.with_hyper(prior_precision, noise))
+
+    def optimize_prior_precision(self, method: str = "marglik", val_loader: Iterable[Any] | None = None) -> Tuned:
+        """Tune the prior precision alone, by laplace-torch's name and methods; `tune` has more.
+
+        Args:
+            method: "marglik" for `tune("evidence", noise=False)`, "gridsearch" for `tune("grid", val_loader)`.
+            val_loader: Validation data for "gridsearch".
+        """
+        if choose("method", method, ("marglik", "gridsearch")) == "gridsearch":
+            return self.tune("grid", val_loader)
+        return self.tune("evidence", noise=False)
+
+    def update(
+        self, prior: BoundPrior | StructuredPrior | None = None, likelihood: Likelihood | None = None
+    ) -> Laplace:
+        """Replace prior or noise without another pass over the data, and return this object.
+
+        Raises:
+            UnsupportedOperationError: the likelihood is of another kind, so that the curvature would be another one.
+        """
+        if likelihood is not None:
+            rescales = None not in (likelihood.scalar_noise_precision, self.likelihood.scalar_noise_precision)
+            if not rescales and likelihood is not self.likelihood:
+                raise UnsupportedOperationError(
+                    f"from {self.likelihood} to {likelihood} the curvature is no multiple of itself; fit again."
+                )
+            self.likelihood = likelihood
+        if prior is not None:
+            self.fitted.prior.layout.require_same(prior.layout)
+            self._fitted = replace(self.fitted, prior=prior)
+        self._posterior = None
+        return self
+
+    def mean_shift(self, loader: Iterable[Any] | None = None) -> MeanShift:
+        """Return the Newton step to the mode of the quadratic approximation; nothing uses it by default.
+
+        Args:
+            loader: Training data; default that of `fit`.
+        """
+        return mean_shift(self.model, self.posterior, self.problem(), self._data(loader, "mean_shift"))
+
+    def _data(self, loader: Iterable[Any] | None, what: str) -> Iterable[Any]:
+        data = self._loader if loader is None else loader
+        if data is None:
+            raise DataError(f"{what} passes over the training data; pass {what}(loader).")
+        return data
+
+    def check(self, loader: Iterable[Any] | None = None, generator: torch.Generator | None = None) -> CheckReport:
+        """Check whether the posterior can be trusted: mode, linearisation, weights at the prior, noise.
+
+        Args:
+            loader: Training data; default that of `fit`.
+            generator: Source of randomness for the weight samples.
+        """
+        data = self._data(loader, "check")
+        noise = None if self.likelihood.scalar_noise_precision is None else self._noise_tuned
+        return check(self.model, self.posterior, self.problem(), data, noise, generator)
+
+    # --- saving ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_fitted(
+        cls,
+        model: Model,
+        likelihood: Likelihood,
+        fitted: Fitted,
+        *,
+        temperature: float = 1.0,
+        posterior_temperature: float = 1.0,
+        noise_tuned: bool = False,
+        params: Mapping[str, Tensor] | None = None,
+    ) -> Laplace:
+        """Return a Laplace approximation from what an earlier pass over the data left, for instance from a file."""
+        made = cls(
+            model,
+            likelihood,
+            fitted.structure,
+            fitted.estimator,
+            temperature=temperature,
+            posterior_temperature=posterior_temperature,
+            params=params,
+        )
+        made._fitted, made._noise_tuned = fitted, noise_tuned
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file, atomically; `marquis.load(path, model)` reads it."""
+        header, tensors = pack_fitted(self.fitted)
+        likelihood, more = pack_likelihood(self.likelihood)
+        header |= {
+            "likelihood": likelihood,
+            "temperature": self.temperature,
+            "posterior_temperature": self.posterior_temperature,
+            "noise_tuned": self._noise_tuned,
+            "model": describe_model(self.model, self.fitted.mean),
+        }
+        save_tensors(path, "laplace", header, {**tensors, **more})
+
+    def __repr__(self) -> str:
+        """Model, likelihood, structure, estimator, and how many weights once fitted."""
+        if self._fitted is None:
+            how = self.estimator or "estimator by number of outputs"
+            return f"Laplace({describe(self.model)}, {self.likelihood}, {self.structure}, {how}; not fitted)"
+        seen = "" if self.statistics is None else f" on {self.statistics.n} data"
+        weights = f"{self.posterior.num_random} weights"
+        inside = f"{self.likelihood}, {self.fitted.structure}, {self.fitted.estimator}"
+        return f"Laplace({describe(self.model)}, {inside}; {weights}{seen}, {self.prior!r})"
