@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.errors import DataError
-from marquis.tasks.imputation import Imputation, condition, impute
+from marquis.tasks.imputation import Imputation, impute, impute_weighted
 from marquis.tasks.masks import top_half
 from marquis_experiments.classifiers import (
     CHUNK,
@@ -37,7 +37,7 @@ class Procedure:
     Attributes:
         start: What the missing pixels start from: "noise" (the paper), "black", "mean image" (of the training images),
             or "training images": for every version the pixels of another training image, drawn at random. "weighted
-            codes" is not a start but another procedure: `marquis.tasks.imputation.condition`.
+            codes" is not a start but another procedure: `marquis.tasks.imputation.impute_weighted`.
         versions: S1, answers per image.
         averaged: S2, networks that the second stage averages.
         rounds: How often observed pixels are put back and reconstructed again.
@@ -160,7 +160,7 @@ def filled_in(
     options: dict[str, Any] = {"generator": generator, "progress": False}
     if how.weighted:
         options |= {"exponent": how.exponent, "networks": how.networks, "samples": how.versions, "batch_size": 1000}
-        return condition(own, x, training[: how.donors], missing, **options)
+        return impute_weighted(own, x, training[: how.donors], missing, **options)
     options |= {"averaged": how.averaged, "rounds": how.rounds}
     options |= {"batch_size": len(x)}  # all images meet the same networks
     if how.start != TRAINING:

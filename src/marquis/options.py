@@ -6,15 +6,17 @@ options, and configuration files hold them under the same names.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from marquis.errors import DataError
 
 Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(default: Any = MISSING, help: str = "", *, shown: str | None = None) -> Any:
@@ -108,6 +110,26 @@ def rename_options(options: Mapping[str, Any], new_names: Mapping[str, str], own
             renamed[new] = renamed[old]
         renamed.pop(old, None)
     return renamed
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Function], Function]:
+    """Return a decorator for functions that still accept deprecated names of arguments, with a `DeprecationWarning`.
+
+    Args:
+        **new_names: The present name for each deprecated one.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            for old in options.keys() & new_names.keys():
+                warn_renamed(f"{function.__name__}({old}=)", f"{new_names[old]}=")
+                options[new_names[old]] = options.pop(old)
+            return function(*arguments, **options)
+
+        return cast(Function, call)
+
+    return decorate
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:

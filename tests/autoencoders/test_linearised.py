@@ -25,7 +25,7 @@ from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationEr
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout
 from marquis.tasks import imputation
-from marquis.tasks.batches import SameDraws
+from marquis.tasks.batches import SameSeed
 from marquis.tasks.ood import scores
 
 
@@ -218,7 +218,7 @@ def test_means_are_exact_with_few_draws_and_variances_are_around_them():
 def test_the_error_of_few_draws_is_that_of_the_mean_and_the_spread_around_it():
     model, x = linearised(trained(), 1.0), data(4)
     said = scores(model, x, 2, generator=generator(4), progress=False)["error"]
-    same = SameDraws(model, generator(4)).again()
+    same = SameSeed(model, generator(4)).generator()
     kept = model.reconstruct(x, 2, generator=same, keep=True)
     f = EncoderDecoder(model.encoder, model.decoder)(x).detach()
     expected = ((f - x).square() + (kept.samples - f).square().mean(0)).flatten(1).sum(1)

@@ -28,7 +28,7 @@ from marquis.errors import DataError
 from marquis.run import Run, Scaling, TrainingSettings, training_data
 from marquis.run.settings import steps_between
 from marquis.tasks import ood
-from marquis.tasks.batches import SameDraws
+from marquis.tasks.batches import SameSeed
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_run_from_before_structure_and_temperature_opens(marquis, digits):
         (("vae", "--data", "digits", "--structure", "kronecker"), ("--structure", "lae-posthoc")),
         (("ae", "--data", "digits", "--temperature", "0.1"), ("--temperature", "lae-posthoc")),
         (("lae", "--data", "digits", "--structure", "lowrank"), ("lowrank", "kronecker")),
-        (("lae", "--data", "digits", "--temperature", "-1"), ("temperature", "-1")),
+        (("lae", "--data", "digits", "--posterior-temperature", "-1"), ("temperature", "-1")),
         (("lae", "--data", "digits", "--target", "a"), ("target", "does not apply")),
         (("lae", "--out", "nothing", "--resume"), ("nothing", "not a run")),
     ],
@@ -249,7 +249,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "go on with: marquis train ae --out r --resume" in err and "Traceback" not in err
+    assert "resume with: marquis train ae --out r --resume" in err and "Traceback" not in err
     assert len(read_rows(tmp_path / "r/metrics.csv")) >= 1
 
 
@@ -262,7 +262,7 @@ def test_evaluate(marquis, digits, tmp_path):
     one_line(marquis("evaluate", digits, "--samples", "3"), "--force")
     np.savez(tmp_path / "noise.npz", x=np.random.RandomState(0).rand(40, 1, 8, 8).astype(np.float32))
     code, out, _ = marquis("evaluate", digits, "--ood", tmp_path / "noise.npz", "--samples", "3")
-    assert code == 0 and "AUROC" in out and "40 inside, 40 outside" in out
+    assert code == 0 and "AUROC" in out and "40 in-distribution, 40 OOD" in out
     table = json.loads((digits / "ood-noise.json").read_text())["table"]
     assert table["nll"]["auroc"] > 0.95  # noise is not a digit, and the likelihood says so after two epochs
     assert Image.open(digits / "ood-noise.png").size[0] > 1000
@@ -330,7 +330,7 @@ def test_the_linearised_network_at_temperature_one(marquis, digits):
     model = linearised(
         trained, 0.01 / trained.effective_temperature
     )  # trained at 0.01, and not long enough for that to be all
-    same = SameDraws(model, torch.Generator().manual_seed(0)).again()
+    same = SameSeed(model, torch.Generator().manual_seed(0)).generator()
     np.testing.assert_allclose(straight, model.encode(x, 5, generator=same).std, rtol=1e-4)
     for words in (
         ("score", digits, "digits", "--out", "s.csv"),

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_wine
 
 from helpers.commands import ONE_EPOCH, exit_code, one_line
-from marquis.cli.quality import ERROR, ERROR_OF_MEAN, learnt_nothing
+from marquis.cli.held_out import ERROR, ERROR_OF_MEAN, untrained_warning
 from marquis.data import Data, images, load
 from marquis.errors import DataError
 from marquis.run import Run, Scaling
@@ -59,7 +59,7 @@ def test_rows_at_random_are_a_few_of_all_in_their_order():
     assert at_random(data, 100, 0) is data
 
 
-def test_ordinary_rows_of_a_sorted_table_are_not_strange(marquis, run, tmp_path):
+def test_ordinary_rows_of_a_sorted_table_are_no_outliers(marquis, run, tmp_path):
     """The first rows of the table are all of one group; compared with those alone, the other would be strange."""
     pd.read_csv(run.parent / "table.csv").iloc[300:].to_csv(tmp_path / "second.csv", index=False)
     few = ("--samples", "5", "--reference", "40")
@@ -68,7 +68,7 @@ def test_ordinary_rows_of_a_sorted_table_are_not_strange(marquis, run, tmp_path)
     few = ("--samples", "5", "--limit", "40")
     assert marquis("evaluate", run, "--ood", run.parent / "table.csv", *few)[0] == 0
     found = json.loads((run / "ood-table.json").read_text())
-    assert found["inside"] == found["outside"] == 40
+    assert found["in_distribution"] == found["out_of_distribution"] == 40
     assert 0.3 < found["table"]["nll"]["auroc"] < 0.7  # the same table: nothing to tell apart
 
 
@@ -106,10 +106,10 @@ def test_samples_vary_as_the_data_do(marquis, run, tmp_path):
         marquis("sample", run, "-n", "9", "--method", "two-stage", "--rounds", "2", "--out", tmp_path / "t.csv")[0] == 0
     )
     assert pd.read_csv(tmp_path / "t.csv").shape == (9, 4)
-    one_line(marquis("sample", run, "--method", "magic", "--out", tmp_path / "u.csv"), "--method magic", "codes")
+    one_line(marquis("sample", run, "--method", "magic", "--out", tmp_path / "u.csv"), "--method 'magic'", "codes")
     one_line(marquis("sample", run, "--rounds", "2", "--out", tmp_path / "u.csv"), "--rounds", "two-stage")
     (run.parent / "table.csv").unlink()
-    one_line(marquis("sample", run, "--out", tmp_path / "u.csv"), "two-stage does without")
+    one_line(marquis("sample", run, "--out", tmp_path / "u.csv"), "two-stage needs no")
     assert marquis("sample", run, "-n", "4", "--method", "two-stage", "--out", tmp_path / "u.csv")[0] == 0
 
 
@@ -204,7 +204,7 @@ def test_a_small_table_is_learnt_and_what_is_not_is_said(marquis, tmp_path):
     slow = ("--lr", "1e-7", "--out", tmp_path / "slow", "--no-report", "--epochs", "3")
     code, _, err = marquis("train", "lae", "--data", tmp_path / "wine.csv", *slow)
     assert code == 0 and "learnt nothing" in err and "--lr" in err
-    assert learnt_nothing({ERROR: 5.0, ERROR_OF_MEAN: 10.0}) is None and learnt_nothing({}) is None
+    assert untrained_warning({ERROR: 5.0, ERROR_OF_MEAN: 10.0}) is None and untrained_warning({}) is None
 
 
 def test_too_few_rows_leave_no_folder_behind(marquis, tmp_path):
@@ -217,7 +217,7 @@ def test_rows_too_few_for_validation_are_said(marquis, tmp_path):
     (tmp_path / "few.csv").write_text("a,b\n" + "".join(f"{i},{i * i}\n" for i in range(6)))
     words = ("train", "ae", "--data", tmp_path / "few.csv", "--out", tmp_path / "run", *ONE_EPOCH)
     code, out, err = marquis(*words)
-    assert code == 0 and "5 rows are too few to hold any back" in out and "across ranks" not in err
+    assert code == 0 and "5 rows are too few for validation" in out and "across ranks" not in err
 
 
 def test_old_answers_go_with_the_old_model(marquis, run):

@@ -1,4 +1,4 @@
-"""`marquis impute`: the same numbers as `impute` and, with `--method codes`, `condition`; its donors, and bad ones."""
+"""`marquis impute`: the same numbers as `impute` and `impute_weighted`; its reference set, and bad ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sklearn.datasets import load_wine
 from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
 from marquis.data import load
 from marquis.run import Run
-from marquis.tasks.imputation import condition, impute
+from marquis.tasks.imputation import impute, impute_weighted
 
-CODES = ("--method", "codes")
+WEIGHTED = ("--method", "weighted")
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +39,16 @@ def training_rows(run: Run) -> torch.Tensor:
     return run.data_module.train.x
 
 
-def test_images_are_filled_as_condition_does(marquis, kept):
-    words = ("impute", kept / "digits", "digits", "--hide", "top", "--limit", "6", *CODES, "--donor-rows", "50")
+def test_images_are_filled_as_impute_weighted_does(marquis, kept):
+    words = ("impute", kept / "digits", "digits", "--hide", "top", "--limit", "6", *WEIGHTED, "--reference-rows", "50")
     code, said, _ = marquis(*words, "--exponent", "0.3", "--seed", "3", "--samples", "4", "--out", "a.npz")
-    assert code == 0 and "donors: 50 of 108 training rows of digits\n" in said and " of 500 candidates" in said
+    assert code == 0 and "reference set: 50 of 108 training rows of digits\n" in said and " of 500\n" in said
     run, x = Run.open(kept / "digits"), load("digits", "test").x[:6]
     missing = torch.zeros_like(x, dtype=torch.bool)
     missing[:, :, :4] = True
     generator = torch.Generator().manual_seed(3)
     donors = training_rows(run)[torch.randperm(108, generator=generator)[:50]]
-    expected = condition(run.model(), x, donors, missing, exponent=0.3, samples=4, generator=generator)
+    expected = impute_weighted(run.model(), x, donors, missing, exponent=0.3, samples=4, generator=generator)
     found = np.load("a.npz")
     assert np.array_equal(found["x"], expected.mean.numpy())
     assert np.array_equal(found["std"], expected.total_variance.sqrt().numpy())
@@ -68,7 +68,7 @@ def test_images_are_filled_as_condition_does(marquis, kept):
 def test_tables_are_filled_in_their_own_units(marquis, kept):
     given = pd.read_csv(kept / "wine.csv")
     for name in ("f.csv", "f.parquet"):
-        code, said, _ = marquis("impute", kept / "wine", kept / "wine.csv", *CODES, "--out", name)
+        code, said, _ = marquis("impute", kept / "wine", kept / "wine.csv", *WEIGHTED, "--out", name)
         assert code == 0
     run = Run.open(kept / "wine")
     rows = training_rows(run)
@@ -77,7 +77,7 @@ def test_tables_are_filled_in_their_own_units(marquis, kept):
     assert 10 < left_out < 60 and f"left out: {left_out} with missing entries\n" in said
     x = run.read(kept / "wine.csv").x
     generator = torch.Generator().manual_seed(0)  # a thousand at most, so none is chosen
-    expected = condition(run.model(), x, rows[complete], samples=25, generator=generator)
+    expected = impute_weighted(run.model(), x, rows[complete], samples=25, generator=generator)
     filled, holes = pd.read_csv("f.csv"), given.isna()
     with_holes = [name for name in given if holes[name].any()]
     assert list(filled) == [*given, *(f"{name}_std" for name in with_holes)] and len(with_holes) > 3
@@ -115,17 +115,17 @@ def test_two_stages_are_asked_as_the_model_has_learnt_it(marquis, kept, trained_
     assert np.array_equal(found[None], found[usual["rounds"]]) and not np.allclose(found[0], found[1], rtol=1e-5)
 
 
-def test_donors_of_a_file_are_found_by_name_and_scaled(marquis, kept):
+def test_a_reference_file_is_read_by_name_and_scaled(marquis, kept):
     donors = pd.read_csv(kept / "complete.csv")[:40]
     donors.to_csv("donors.csv", index=False)
     donors.iloc[:, ::-1].to_csv("reversed.csv", index=False)
     run = Run.open(kept / "wine")
     for name in ("donors", "reversed"):
-        words = (kept / "wine.csv", *CODES, "--donors", f"{name}.csv", "--out", f"{name}.npz")
+        words = (kept / "wine.csv", *WEIGHTED, "--reference", f"{name}.csv", "--out", f"{name}.npz")
         code, said, _ = marquis("impute", kept / "wine", *words)
-        assert code == 0 and f"donors: 40 of 40 rows of {name}.csv\n" in said
+        assert code == 0 and f"reference set: 40 of 40 rows of {name}.csv\n" in said
     x, generator = run.read(kept / "wine.csv").x, torch.Generator().manual_seed(0)
-    expected = condition(run.model(), x, run.read("donors.csv").x, samples=25, generator=generator)
+    expected = impute_weighted(run.model(), x, run.read("donors.csv").x, samples=25, generator=generator)
     assert run.scaling is not None
     holes = x.isnan().numpy()
     for name in ("donors", "reversed"):
@@ -133,25 +133,25 @@ def test_donors_of_a_file_are_found_by_name_and_scaled(marquis, kept):
 
 
 def test_a_name_gives_its_training_rows_and_a_folder_all(marquis, kept):
-    words = ("impute", kept / "digits", "digits", "--hide", "left", "--limit", "2", *CODES)
-    code, said, _ = marquis(*words, "--donors", "digits", "--donor-rows", "30", "--out", "n.npz")
-    assert code == 0 and "donors: 30 of 1438 rows of digits\n" in said
+    words = ("impute", kept / "digits", "digits", "--hide", "left", "--limit", "2", *WEIGHTED)
+    code, said, _ = marquis(*words, "--reference", "digits", "--reference-rows", "30", "--out", "n.npz")
+    assert code == 0 and "reference set: 30 of 1438 rows of digits\n" in said
     Path("pictures").mkdir()
     for number, image in enumerate(load("digits", "train").stored[:5]):
         Image.fromarray((image[0].numpy() * 255).astype(np.uint8)).save(f"pictures/{number}.png")
-    code, said, _ = marquis(*words, "--donors", "pictures", "--out", "p.npz")
-    assert code == 0 and "donors: 5 of 5 rows of pictures\n" in said
+    code, said, _ = marquis(*words, "--reference", "pictures", "--out", "p.npz")
+    assert code == 0 and "reference set: 5 of 5 rows of pictures\n" in said
 
 
-def test_no_row_is_its_own_donor(marquis, kept):
+def test_no_row_is_in_its_own_reference_set(marquis, kept):
     x = load("digits", "test").x[:25]
     np.savez("donors.npz", x=x.numpy())
-    words = ("impute", kept / "digits", "digits", "--hide", "top", *CODES, "--donors", "donors.npz")
+    words = ("impute", kept / "digits", "digits", "--hide", "top", *WEIGHTED, "--reference", "donors.npz")
     code, said, _ = marquis(*words, "--limit", "5", "--out", "a.npz")
-    assert code == 0 and "donors: 20 of 25 rows of donors.npz; left out: 5 among those to be filled\n" in said
+    assert code == 0 and "reference set: 20 of 25 rows of donors.npz; left out: 5 among those to be filled\n" in said
     found, model = np.load("a.npz"), Run.open(kept / "digits").model()
     others, all_of_them = (
-        condition(model, x[:5], rows, torch.tensor(found["missing"]), generator=torch.Generator().manual_seed(0))
+        impute_weighted(model, x[:5], rows, torch.tensor(found["missing"]), generator=torch.Generator().manual_seed(0))
         for rows in (x[5:], x)
     )
     assert np.array_equal(found["x"], others.mean.numpy())
@@ -163,23 +163,23 @@ def test_no_row_is_its_own_donor(marquis, kept):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        (("--method", "code"), ("--method code", "two-stage, codes")),
-        ((*CODES, "--rounds", "2"), ("--rounds belongs to --method two-stage",)),
-        (("--donors", "x.csv"), ("--donors belongs to --method codes",)),
-        (("--donor-rows", "5"), ("--donor-rows belongs to --method codes",)),
-        (("--exponent", "0"), ("--exponent belongs to --method codes",)),
-        ((*CODES, "--donor-rows", "0"), ("--donor-rows 0", "at least 1")),
-        ((*CODES, "--exponent", "-1"), ("exponent=-1.0",)),
-        ((*CODES, "--exponent", "nan"), ("exponent=nan",)),
-        ((*CODES, "--samples", "0"), ("samples=0",)),
-        ((*CODES, "--donors", "nowhere.csv"), ("nowhere.csv", "does not exist")),
-        ((*CODES, "--donors", "digit"), ("digit", "Did you mean")),
-        ((*CODES, "--donors", "digits"), ("8x8", "6 columns")),
-        ((*CODES, "--donors", "less.csv"), ("less.csv", "lacks c")),
-        ((*CODES, "--donors", "words.csv"), ("'c'", "not numeric")),
-        ((*CODES, "--donors", "holes.csv"), ("holes.csv", "all rows", "missing entries", "--donors FILE")),
-        ((*CODES, "--donors", "damaged.npz"), ("damaged.npz",)),
-        ((*CODES, "--out", "there.csv"), ("there.csv", "--force")),
+        (("--method", "code"), ("--method 'code'", "'two-stage', 'weighted'")),
+        ((*WEIGHTED, "--rounds", "2"), ("--rounds belongs to --method two-stage",)),
+        (("--reference", "x.csv"), ("--reference belongs to --method weighted",)),
+        (("--reference-rows", "5"), ("--reference-rows belongs to --method weighted",)),
+        (("--exponent", "0"), ("--exponent belongs to --method weighted",)),
+        ((*WEIGHTED, "--reference-rows", "0"), ("--reference-rows 0", "at least 1")),
+        ((*WEIGHTED, "--exponent", "-1"), ("exponent=-1.0",)),
+        ((*WEIGHTED, "--exponent", "nan"), ("exponent=nan",)),
+        ((*WEIGHTED, "--samples", "0"), ("samples=0",)),
+        ((*WEIGHTED, "--reference", "nowhere.csv"), ("nowhere.csv", "does not exist")),
+        ((*WEIGHTED, "--reference", "digit"), ("digit", "Did you mean")),
+        ((*WEIGHTED, "--reference", "digits"), ("8x8", "6 columns")),
+        ((*WEIGHTED, "--reference", "less.csv"), ("less.csv", "lacks c")),
+        ((*WEIGHTED, "--reference", "words.csv"), ("'c'", "not numeric")),
+        ((*WEIGHTED, "--reference", "holes.csv"), ("holes.csv", "all rows", "missing entries", "--reference FILE")),
+        ((*WEIGHTED, "--reference", "damaged.npz"), ("damaged.npz",)),
+        ((*WEIGHTED, "--out", "there.csv"), ("there.csv", "--force")),
     ],
 )
 def test_what_is_wrong_is_one_line(marquis, kept, words, texts):
@@ -199,6 +199,6 @@ def test_training_rows_that_are_gone(marquis, kept, tmp_path):
     held = json.loads((run / "config.json").read_text())
     held["settings"]["data"] = str(tmp_path / "gone.csv")
     (run / "config.json").write_text(json.dumps(held))
-    words = ("impute", run, kept / "wine.csv", *CODES, "--out", "x.csv")
-    one_line(marquis(*words), "training rows cannot be read", "gone.csv does not exist", "--donors FILE")
-    assert marquis(*words, "--donors", kept / "complete.csv")[0] == 0
+    words = ("impute", run, kept / "wine.csv", *WEIGHTED, "--out", "x.csv")
+    one_line(marquis(*words), "training rows cannot be read", "gone.csv does not exist", "--reference FILE")
+    assert marquis(*words, "--reference", kept / "complete.csv")[0] == 0

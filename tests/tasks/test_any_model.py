@@ -43,7 +43,7 @@ def test_all_tasks_on(name):
     model.train()
     x, generator = images(12, 1), torch.Generator().manual_seed(0)
     found = ood.evaluate(model, x, 1 - x, images(15, 2), samples=4, generator=generator)
-    assert found.draws == draws
+    assert found.samples == draws
     assert found.varies("output_variance") == found.varies("latent_variance") == (draws > 1)
     filled = imputation.impute(model, x, imputation.top_half(SHAPE), samples=4, averaged=4, generator=generator)
     assert filled.samples.shape == (draws, *x.shape)

@@ -65,7 +65,7 @@ def test_what_becomes_a_tensor(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "labels: a tensor or an array of numbers is wanted, got NoneType"),
+        (None, "labels: a tensor or an array of numbers is needed, got NoneType"),
         ("abc", "got str"),
         (np.array(["a"]), "got ndarray of <U1"),
         (np.array([object()]), "got ndarray of object"),
@@ -94,14 +94,15 @@ def test_scores(model):
     tensor = torch.tensor(x, dtype=torch.float32)
     expected = ood.evaluate(model, tensor, 1 - tensor, tensor, generator=generator(), **QUIET)
     found = ood.evaluate(model, x, 1 - x, x, generator=generator(), **QUIET)
-    for name, score in expected.inside.items():
-        torch.testing.assert_close(found.inside[name], score, rtol=1e-6, atol=1e-6)
+    for name, score in expected.in_distribution.items():
+        torch.testing.assert_close(found.in_distribution[name], score, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(
-        ood.typicality(expected.inside["nll"].numpy(), expected.train["nll"].numpy()),
-        expected.inside["typicality_nll"],
+        ood.typicality(expected.in_distribution["nll"].numpy(), expected.train["nll"].numpy()),
+        expected.in_distribution["typicality_nll"],
     )
-    arrays = [{name: score.numpy() for name, score in part.items()} for part in (expected.inside, expected.train)]
-    torch.testing.assert_close(ood.combined(*arrays), expected.inside["combined"])
+    parts = (expected.in_distribution, expected.train)
+    arrays = [{name: score.numpy() for name, score in part.items()} for part in parts]
+    torch.testing.assert_close(ood.combined(*arrays), expected.in_distribution["combined"])
     for data in (None, 3):
         with pytest.raises(DataError, match=f"scores: data are a tensor, .* got {type(data).__name__}"):
             ood.scores(model, data, **QUIET)

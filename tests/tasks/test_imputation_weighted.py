@@ -44,7 +44,7 @@ def test_equals_brute_force(own_noise):
     plain.noise_variance = 0.2
     model = OwnNoise(plain) if own_noise else plain
     x, missing, donors = case()
-    found = imputation.condition(
+    found = imputation.impute_weighted(
         model, x, donors, missing, exponent=0.7, networks=3, samples=4, generator=seeded(), batch_size=2
     )
     _, _, first = plain.calls[0]
@@ -83,7 +83,7 @@ def test_conditional_of_a_linear_gaussian_model(exponent):
     donors = torch.linspace(-9, 9, 2001, dtype=F64)[:, None] * d
     x = torch.tensor([[0.4, -0.7, 1.0, 0.0], [-0.2, 0.9, 0.0, -1.1]], dtype=F64)
     missing = torch.tensor([[False, False, True, True], [True, False, True, False]])
-    found = imputation.condition(model, x, donors, missing, exponent=exponent, networks=1, samples=2000)
+    found = imputation.impute_weighted(model, x, donors, missing, exponent=exponent, networks=1, samples=2000)
     for row in range(2):
         o, h = ~missing[row], missing[row]
         code = (d[o] @ x[row, o]) / d[o].square().sum()
@@ -100,7 +100,7 @@ def test_nothing_counts_with_exponent_zero_or_nothing_observed():
     model, _ = projector(scale=0.3)
     x, missing, donors = case()
     options = {"networks": 3, "samples": 21, "generator": seeded()}
-    ignored = imputation.condition(model, x, donors, missing, exponent=0.0, **options)
+    ignored = imputation.impute_weighted(model, x, donors, missing, exponent=0.0, **options)
     assert ignored.effective == pytest.approx(torch.full((5,), 21.0, dtype=F64), rel=1e-12)
     candidates = ignored.reconstructions[:, 0]
     assert len(candidates.unique(dim=0)) == 21  # as many steps as candidates of equal weight: each once
@@ -110,16 +110,16 @@ def test_nothing_counts_with_exponent_zero_or_nothing_observed():
         spread = candidates.var(0, correction=0)
         assert ignored.variance[b][missing[b]] == pytest.approx(spread[missing[b]], rel=1e-10)
     everything = torch.ones(8, dtype=torch.bool)
-    made = imputation.condition(model, x, donors, everything, exponent=1.0, **(options | {"generator": seeded()}))
+    made = imputation.impute_weighted(model, x, donors, everything, exponent=1.0, **(options | {"generator": seeded()}))
     assert torch.equal(made.reconstructions, ignored.reconstructions)
-    weighed = imputation.condition(model, x, donors, missing, exponent=1.0, **(options | {"generator": seeded()}))
+    weighed = imputation.impute_weighted(model, x, donors, missing, exponent=1.0, **(options | {"generator": seeded()}))
     assert float(weighed.effective.min()) < 16  # and what was observed does count
 
 
 def test_one_candidate_has_all_the_weight():
     model, p = projector()
     x, missing, donors = case()
-    found = imputation.condition(model, x, donors[:1], missing, networks=1, samples=3)
+    found = imputation.impute_weighted(model, x, donors[:1], missing, networks=1, samples=3)
     assert torch.equal(found.effective, torch.ones(5, dtype=F64))
     only = (donors[:1] @ p.T).expand_as(x)
     assert found.mean[missing] == pytest.approx(only[missing], rel=1e-12)
@@ -133,11 +133,11 @@ def test_single_precision_decides_like_double():
     x, missing, donors = case()
     model.noise_variance = 1e-4
     donors, x = donors + 30, x + 30
-    exact = imputation.condition(model, x, donors, missing, networks=2, generator=seeded(1), exponent=0.01)
+    exact = imputation.impute_weighted(model, x, donors, missing, networks=2, generator=seeded(1), exponent=0.01)
     single = LinearModel(model.encoder.float(), model.decoder.float(), 0.0, 1e-4)
     double = LinearModel(model.encoder.float().double(), model.decoder.float().double(), 0.0, 1e-4)
-    rough = imputation.condition(single, x.float(), donors.float(), missing, exponent=1e-4)
-    fine = imputation.condition(double, x.float().double(), donors.float().double(), missing, exponent=1e-4)
+    rough = imputation.impute_weighted(single, x.float(), donors.float(), missing, exponent=1e-4)
+    fine = imputation.impute_weighted(double, x.float().double(), donors.float().double(), missing, exponent=1e-4)
     assert rough.effective == pytest.approx(fine.effective, rel=1e-2)
     assert exact.effective.dtype == F64 and rough.samples.dtype == torch.float32
 
@@ -145,10 +145,12 @@ def test_single_precision_decides_like_double():
 def test_nan_marks_what_is_missing():
     model, _ = projector(scale=0.3)
     x, missing, donors = case()
-    by_mask = imputation.condition(model, x, donors, missing, generator=seeded())
-    by_nan = imputation.condition(model, torch.where(missing, torch.nan, x), donors, generator=seeded())
+    by_mask = imputation.impute_weighted(model, x, donors, missing, generator=seeded())
+    by_nan = imputation.impute_weighted(model, torch.where(missing, torch.nan, x), donors, generator=seeded())
     assert torch.equal(by_mask.samples, by_nan.samples) and torch.equal(by_mask.mean, by_nan.mean)
     assert torch.equal(by_mask.filled, by_nan.filled)
+    with pytest.warns(DeprecationWarning, match="impute_weighted"):
+        assert torch.equal(imputation.condition(model, x, donors, missing, generator=seeded()).mean, by_mask.mean)
     again = imputation.errors(by_mask, x)  # what holds for any imputation
     assert again.missing.shape == (5,) and bool((again.missing > 0).all())
 
@@ -176,16 +178,16 @@ def test_systematic_resampling_rounds_the_expected_count():
         ({"exponent": math.nan}, "exponent=nan"),
         ({"networks": 0}, "networks=0"),
         ({"samples": 0}, "samples=0"),
-        ({"donors": torch.rand(7, 6, dtype=F64)}, r"donors are complete data .* got \[7, 6\]"),
-        ({"donors": torch.rand(0, 8, dtype=F64)}, "donors are complete data"),
-        ({"donors": torch.full((2, 8), torch.nan, dtype=F64)}, "leave out those with NaN"),
+        ({"donors": torch.rand(7, 6, dtype=F64)}, r"reference set must be complete data .* got \[7, 6\]"),
+        ({"donors": torch.rand(0, 8, dtype=F64)}, "reference set must be complete data"),
+        ({"donors": torch.full((2, 8), torch.nan, dtype=F64)}, "leave out samples with NaN"),
     ],
 )
 def test_bad_options_are_refused(options, message):
     model, _ = projector()
     x, missing, donors = case()
     with pytest.raises(DataError, match=message):
-        imputation.condition(model, x, options.pop("donors", donors), missing, **options)
+        imputation.impute_weighted(model, x, options.pop("donors", donors), missing, **options)
 
 
 def test_models_without_a_likelihood_are_refused():
@@ -200,10 +202,10 @@ def test_models_without_a_likelihood_are_refused():
             return Reconstruction(**{**vars(said), "noise_variance": noise})
 
     x, missing, donors = case()
-    with pytest.raises(UnsupportedOperationError, match="NoNoise claims no noise variance"):
-        imputation.condition(NoNoise(None), x, donors, missing)
+    with pytest.raises(UnsupportedOperationError, match="NoNoise has no noise variance"):
+        imputation.impute_weighted(NoNoise(None), x, donors, missing)
     with pytest.raises(NumericalError, match="positive and finite"):
-        imputation.condition(NoNoise(0.0), x, donors, missing)
+        imputation.impute_weighted(NoNoise(0.0), x, donors, missing)
     assert isinstance(projector()[0].encode(x), Estimate)
     with pytest.raises(UnsupportedOperationError, match="no method `reconstruct"):
-        imputation.condition(object(), x, donors, missing)
+        imputation.impute_weighted(object(), x, donors, missing)

@@ -29,7 +29,7 @@ def test_scores_are_those_of_the_draws():
     model, _ = projector(scale=0.1)
     x = normal(6)
     found = ood.scores(model, x, 7, generator=seeded())
-    said = model.reconstruct(x, 7, generator=ood.SameDraws(model, seeded()).again(), keep=True)
+    said = model.reconstruct(x, 7, generator=ood.SameSeed(model, seeded()).generator(), keep=True)
     samples, codes = said.samples, said.latent.samples
     assert found["error"] == pytest.approx((samples - x).square().sum(2).mean(0), rel=1e-12)
     assert found["nll"] == pytest.approx(-said.log_prob, rel=1e-12)
@@ -94,31 +94,33 @@ def test_table_against_scikit_learn_and_the_raw_scores():
     found = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
     truth = [0] * 40 + [1] * 40
     for name, row in found.table.items():
-        score = torch.cat([found.inside[name], found.outside[name]])
+        score = torch.cat([found.in_distribution[name], found.out_of_distribution[name]])
         assert row["auroc"] == pytest.approx(roc_auc_score(truth, score), rel=1e-12)
         assert row["aupr"] == pytest.approx(average_precision_score(truth, score), rel=1e-12)
         curve = found.roc(name)
         assert row["fpr95"] == float(curve.false_positive_rate[curve.true_positive_rate >= 0.95][0])
         assert f"{name:<18} {row['auroc']:7.4f}" in str(found)
         assert found.train[name].shape == (50,)
-    assert found.draws == 5
-    assert str(found).startswith("40 inside, 40 outside, 5 draw(s)")
+    assert found.samples == 5
+    assert str(found).startswith("40 in-distribution, 40 OOD, 5 sample(s)")
     assert found.train["typicality"] == pytest.approx(ood.typicality(found.train["error"], found.train["error"]))
-    assert found.inside["typicality_nll"] == pytest.approx((found.train["nll"].mean() - found.inside["nll"]).abs())
+    assert found.in_distribution["typicality_nll"] == pytest.approx(
+        (found.train["nll"].mean() - found.in_distribution["nll"]).abs()
+    )
     again = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
     assert again.table == found.table
 
 
-def test_trainings_together_are_the_mixture_of_their_draws():
+def test_an_ensemble_is_the_mixture_of_all_networks():
     """By hand from all draws of both: mean error, log of the mean density, mean of the variances within each."""
     models = [projector(scale=scale, seed=seed)[0] for scale, seed in ((0.1, 0), (0.3, 5))]
-    sets = {"inside": normal(6), "outside": normal(7, seed=2) + 1, "train": normal(9, seed=3)}
+    sets = {"in_distribution": normal(6), "out_of_distribution": normal(7, seed=2) + 1, "train": normal(9, seed=3)}
     options = {"samples": 5, "generator": seeded()}
     results = [ood.evaluate(model, *sets.values(), **options | {"generator": seeded()}) for model in models]
-    found = ood.together(results)
+    found = ood.ensemble(results)
     by_hand: dict[str, dict[str, torch.Tensor]] = {}
     for name, x in sets.items():
-        said = [m.reconstruct(x, 5, generator=ood.SameDraws(m, seeded()).again(), keep=True) for m in models]
+        said = [m.reconstruct(x, 5, generator=ood.SameSeed(m, seeded()).generator(), keep=True) for m in models]
         samples = torch.cat([one.samples for one in said])
         log_prob = -0.5 * (samples - x).square().sum(2) - 4 * math.log(2 * math.pi)
         by_hand[name] = {
@@ -134,17 +136,17 @@ def test_trainings_together_are_the_mixture_of_their_draws():
         assert getattr(found, name)["typicality"] == pytest.approx((by_hand[name]["error"] - typical).abs(), rel=1e-9)
         joined = ood.combined(by_hand[name], by_hand["train"])
         assert getattr(found, name)["combined"] == pytest.approx(joined, rel=1e-9)
-    assert found.draws == 10 and found.table["nll"]["auroc"] == auroc(
-        by_hand["inside"]["nll"], by_hand["outside"]["nll"]
+    assert found.samples == 10 and found.table["nll"]["auroc"] == auroc(
+        by_hand["in_distribution"]["nll"], by_hand["out_of_distribution"]["nll"]
     )
-    alone = ood.together(results[:1])
-    for score, values in results[0].outside.items():
-        assert alone.outside[score] == pytest.approx(values, rel=1e-12)
+    alone = ood.ensemble(results[:1])
+    for score, values in results[0].out_of_distribution.items():
+        assert alone.out_of_distribution[score] == pytest.approx(values, rel=1e-12)
     with pytest.raises(DataError, match="no results"):
-        ood.together([])
-    fewer = ood.evaluate(models[0], sets["inside"][:4], sets["outside"], sets["train"], **options)
-    with pytest.raises(DataError, match="4, 6 data inside"):
-        ood.together([results[0], fewer])
+        ood.ensemble([])
+    fewer = ood.evaluate(models[0], sets["in_distribution"][:4], sets["out_of_distribution"], sets["train"], **options)
+    with pytest.raises(DataError, match="4, 6 samples"):
+        ood.ensemble([results[0], fewer])
 
 
 def test_histogram_shares_its_edges():
@@ -152,9 +154,9 @@ def test_histogram_shares_its_edges():
     found = ood.evaluate(model, normal(30, seed=5), 3 * normal(20, seed=6), normal(30, seed=7), 3)
     edges, inside, outside = found.histogram("nll", 8)
     assert (int(inside.sum()), int(outside.sum()), len(edges)) == (30, 20, 9)
-    both = torch.cat([found.inside["nll"], found.outside["nll"]])
+    both = torch.cat([found.in_distribution["nll"], found.out_of_distribution["nll"]])
     assert (edges[0], edges[-1]) == (both.min(), both.max())
-    first = (found.outside["nll"] < edges[1]).sum()
+    first = (found.out_of_distribution["nll"] < edges[1]).sum()
     assert outside[0] == first
     with pytest.raises(DataError, match="no score 'entropy'; there are error"):
         found.histogram("entropy")
@@ -219,7 +221,7 @@ def test_plain_autoencoder_on_digits(digits):
         inside
     )  # the same pixels, elsewhere
     found = ood.evaluate(model, inside, outside, train[:500])
-    assert found.draws == 1
+    assert found.samples == 1
     for name in ("error", "nll", "typicality", "combined"):
         assert found.table[name]["auroc"] > 0.95
     assert found.table["nll"]["auroc"] == pytest.approx(found.table["error"]["auroc"], abs=1e-4)  # fixed noise
@@ -231,7 +233,7 @@ def test_plain_autoencoder_on_digits(digits):
     assert not found.varies("output_variance")
     lines = {line.split()[0]: line.split()[1:] for line in str(found).splitlines()}
     assert lines["output_variance"] == ["-", "-", "-"]
-    assert "tells nothing" in str(found)
+    assert "cannot tell" in str(found)
 
 
 def test_bad_data_are_refused():
@@ -240,11 +242,11 @@ def test_bad_data_are_refused():
     for nothing in (x[:0], [], [x[:0]]):
         with pytest.raises(DataError, match="there are no data"):
             ood.scores(model, nothing)
-    with pytest.raises(DataError, match=r"data outside have shape \[2, 4\] each, the training data \[8\]"):
+    with pytest.raises(DataError, match=r"out-of-distribution data have shape \[2, 4\] each, the training data \[8\]"):
         ood.evaluate(model, x, x.view(4, 2, 4), x)
     with pytest.raises(DataError, match="a batch has shape"):
         ood.scores(model, [x, x.view(4, 2, 4)])
-    with pytest.raises(DataError, match="at least one entry per datum"):
+    with pytest.raises(DataError, match="at least one entry per sample"):
         ood.scores(model, x[0])
     with pytest.raises(DataError, match="batch_size=0"):
         ood.scores(model, x, batch_size=0)
@@ -252,3 +254,17 @@ def test_bad_data_are_refused():
         ood.scores(model, ["x"])
     with pytest.raises(DataError, match="4 of 4 values of 'error' are not finite"):
         ood.scores(model, x * torch.inf)
+
+
+def test_deprecated_names_still_work():
+    model, _ = projector(scale=0.2)
+    options = {"train": normal(9, seed=3), "samples": 2, "progress": False}
+    with pytest.warns(DeprecationWarning, match="in_distribution="):
+        found = ood.evaluate(model, inside=normal(6), outside=normal(7, seed=2), generator=seeded(), **options)
+    for old, new in (("inside", "in_distribution"), ("outside", "out_of_distribution"), ("draws", "samples")):
+        with pytest.warns(DeprecationWarning, match=new):
+            assert getattr(found, old) is getattr(found, new)
+    with pytest.warns(DeprecationWarning, match="ensemble"):
+        assert ood.together([found]).table.keys() == found.table.keys()
+    with pytest.warns(DeprecationWarning, match="in_scores="):
+        assert auroc(inside=torch.zeros(2), outside=torch.ones(3)) == 1

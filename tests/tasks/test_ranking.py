@@ -96,11 +96,11 @@ def test_infinite_scores_have_a_rank():
 @pytest.mark.parametrize("measure", [ranking.auroc, ranking.average_precision, ranking.fpr_at_tpr, ranking.roc_curve])
 def test_what_has_no_rank_is_refused(measure):
     good = torch.arange(3.0)
-    with pytest.raises(DataError, match=r"outside scores must be a tensor \[n\]"):
+    with pytest.raises(DataError, match=r"OOD scores must be a tensor \[n\]"):
         measure(good, torch.zeros(0))
-    with pytest.raises(DataError, match=r"inside scores must be a tensor \[n\].*\[3, 1\]"):
+    with pytest.raises(DataError, match=r"in-distribution scores must be a tensor \[n\].*\[3, 1\]"):
         measure(good.unsqueeze(1), good)
-    with pytest.raises(DataError, match="1 of 2 inside scores are NaN"):
+    with pytest.raises(DataError, match="1 of 2 in-distribution scores are NaN"):
         measure(torch.tensor([0.0, torch.nan]), good)
     with pytest.raises(DataError, match="list"):
         measure([1.0], good)

@@ -81,8 +81,6 @@ def test_bins_are_closed_on_the_right(dtype):
             assert found.count.nonzero().item() == edge - 1
 
 
-
-
 @pytest.mark.parametrize(
     ("probs", "labels", "message"),
     [
@@ -204,6 +202,6 @@ def test_bad_levels_bins_and_draws_are_refused():
     with pytest.raises(DataError, match="no target"):
         calibration.sample_coverage(torch.zeros(2, 1), torch.tensor([torch.nan]))
     one_is_nan = torch.tensor([[-1.0, -1.0], [torch.nan, 1.0]])
-    with pytest.raises(DataError, match="draws must not be NaN"):
+    with pytest.raises(DataError, match="samples must not be NaN"):
         calibration.sample_coverage(one_is_nan, torch.zeros(2), [0.3])
     assert calibration.sample_coverage(one_is_nan, torch.tensor([torch.nan, 0.0]), [0.3]) == {0.3: 1.0}

@@ -1,7 +1,7 @@
 """The root command, its options, and how errors become exit codes.
 
-Exit codes: 0 all went well; 1 a `StorageError`, told in one line, or a bug of ours (with a traceback, please report
-it); 2 wrong usage or any other `MarquisError`, told in one line; 130 stopped with Ctrl-C.
+Exit codes: 0 all went well; 1 a `StorageError`, printed in one line, or a bug of ours (with a traceback, please report
+it); 2 wrong usage or any other `MarquisError`, printed in one line; 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ STORAGE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
 
-# Command groups, each in a module of its own that exposes `app`; the sentence is what `--help` shows.
+# Command groups, each in its module, which exposes `app`; the sentence is what `--help` shows.
 GROUPS = {
     "train": ("marquis.cli.train", "Train an autoencoder; resumable."),
-    "evaluate": ("marquis.cli.evaluate", "Held-out likelihood and outlier detection of a trained model."),
-    "sample": ("marquis.cli.sample", "New data from a trained model."),
-    "embed": ("marquis.cli.embed", "Codes of data, with error bars."),
-    "impute": ("marquis.cli.impute", "Fill in what is missing, with error bars."),
-    "score": ("marquis.cli.score", "Outlier scores of data."),
+    "evaluate": ("marquis.cli.evaluate", "Evaluate a trained model, and its outlier detection."),
+    "sample": ("marquis.cli.sample", "Generate new data with a trained model."),
+    "embed": ("marquis.cli.embed", "Encode data, with error bars."),
+    "impute": ("marquis.cli.impute", "Impute missing values, with error bars."),
+    "score": ("marquis.cli.score", "Compute outlier scores of data."),
     "data": ("marquis.cli.data", "List, fetch and check data sets."),
     "reproduce": ("marquis.cli.reproduce", "Run an experiment of the papers."),
 }
@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"marquis {__version__}")
         raise typer.Exit
 
@@ -53,7 +53,7 @@ def _root(
         False, "--version", help="Print the version and stop.", callback=_print_version, is_eager=True
     ),
 ) -> None:
-    """Uncertainty in neural networks from the curvature of their loss."""
+    """Compute uncertainty in neural networks from the curvature of their loss."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -57,7 +57,7 @@ def check(
 
 
 def _check_and_print(name: str | None, data_dir: Path | None, *, absent_is_error: bool) -> None:
-    """One line per split as it is checked; one error at the end for all that is wrong."""
+    """Print one line per split as it is checked; raise one error at the end for all that is wrong."""
     from marquis.data.status import check as checked
     from marquis.errors import DataError
 

@@ -7,17 +7,17 @@ import typer
 from marquis.cli.options import (
     ColumnsFile,
     DataSource,
-    Draws,
-    DrawSeed,
     FinishedRun,
     FirstRows,
     Header,
     Linear,
     OverwriteFile,
+    Samples,
+    Seed,
     Split,
 )
 
-app = typer.Typer(help="Codes of data, with error bars.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Encode data, with error bars.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -26,16 +26,16 @@ def embed(
     data: DataSource,
     out: ColumnsFile = None,
     split: Split = None,
-    samples: Draws = 100,
+    samples: Samples = 100,
     linear: Linear = False,
     header: Header = None,
     limit: FirstRows = None,
-    seed: DrawSeed = 0,
+    seed: Seed = 0,
     force: OverwriteFile = False,
 ) -> None:
     """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ...
 
-    Columns of a table that were set apart in training (--target) are written beside them, and files of images before.
+    Columns of a table that were excluded from training (--target) follow; paths of images come first.
     """
     from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
     from marquis.errors import DataError
@@ -49,19 +49,19 @@ def embed(
     codes = [f"z{number + 1}" for number in range(opened.spec.latent)]
     taken = set(aside) & {"path", "label", "mean", "std", "y", *codes, *(f"{name}_std" for name in codes)}
     if taken:
-        raise DataError(f"the column {min(taken)} that was set apart is called like one of the answers; rename it")
+        raise DataError(f"the column {min(taken)} that was excluded from training has the name of a result; rename it")
     model = opened.model(linear=linear)
 
     import torch
 
-    from marquis.tasks.batches import SameDraws, batches
+    from marquis.tasks.batches import SameSeed, batches
 
-    same = SameDraws(model, torch.Generator().manual_seed(seed))
+    same = SameSeed(model, torch.Generator().manual_seed(seed))
     means, stds = [], []
     for x in batches(model, rows.x, 256, "codes", True):
-        said = model.encode(x, samples, generator=same.again())
-        means.append(said.mean.cpu())
-        stds.append(said.std.cpu())
+        encoded = model.encode(x, samples, generator=same.generator())
+        means.append(encoded.mean.cpu())
+        stds.append(encoded.std.cpu())
     mean, std = torch.cat(means).numpy(), torch.cat(stds).numpy()
     if out.suffix.lower() in ARRAYS:
         labels = {} if rows.y is None else {"y": rows.y.numpy()}

@@ -7,36 +7,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marquis.cli.options import Draws, DrawSeed, FinishedRun, Header, Linear
+from marquis.cli.options import FinishedRun, Header, Linear, Samples, Seed
 
 if TYPE_CHECKING:
     from marquis.tasks.ood import OodResult
 
 app = typer.Typer(
-    help="How good is a trained model, and does it know what it does not know?",
+    help="Evaluate a trained model on held-out and out-of-distribution data.",
     no_args_is_help=True,
     add_completion=False,
 )
 SHOWN = ("nll", "output_variance", "latent_variance", "combined")
-"""Scores that are drawn."""
+"""Scores that are plotted."""
 FEWEST_BINS, MOST_BINS = 8, 50
 
 
 @app.command()
 def evaluate(
     run: FinishedRun,
-    ood: Annotated[str | None, typer.Option(help="Data from elsewhere, by name or path: are they recognised?")] = None,
-    samples: Draws = 100,
+    ood: Annotated[str | None, typer.Option(help="Out-of-distribution data set, by name or path.")] = None,
+    samples: Samples = 100,
     linear: Linear = False,
-    limit: Annotated[int, typer.Option(help="At most so many rows of each set, at random.")] = 2000,
+    limit: Annotated[int, typer.Option(help="Maximum number of random rows of each data set.")] = 2000,
     header: Header = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for table and pictures.", show_default="the run")] = None,
-    seed: DrawSeed = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite results that are there already.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for table and figure.", show_default="the run")] = None,
+    seed: Seed = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing results.")] = False,
 ) -> None:
-    """Log-likelihood and error on held-out rows; with --ood, how well outliers are recognised, with pictures."""
+    """Evaluate a model on held-out rows; with --ood, evaluate how well it detects out-of-distribution data."""
+    from marquis.cli.held_out import held_out_metrics
     from marquis.cli.outputs import require_free, write_figure, writing
-    from marquis.cli.quality import quality
     from marquis.errors import DataError
     from marquis.io.atomic import write_json
     from marquis.run import Run
@@ -46,40 +46,40 @@ def evaluate(
         raise DataError(f"--limit {limit}: at least 1")
     opened = Run.open(run)
     name = ("evaluation" if ood is None else f"ood-{Path(ood).stem}") + ("-linearised" if linear else "")
-    table, picture = (out or run) / f"{name}.json", (out or run) / f"{name}.png"
-    for path in (table, picture):
+    table, figure = (out or run) / f"{name}.json", (out or run) / f"{name}.png"
+    for path in (table, figure):
         require_free(path, force)
     model, data = opened.model(linear=linear), opened.data_module
     data.setup()
     if data.test is None:
         raise DataError(f"{opened.settings.data} has no test rows to evaluate on")
     if ood is None:
-        found: dict[str, Any] = quality(model, at_random(data.test, limit, seed), samples, seed)
-        for key, value in found.items():
+        result: dict[str, Any] = held_out_metrics(model, at_random(data.test, limit, seed), samples, seed)
+        for key, value in result.items():
             typer.echo(f"{key:<30} {value:.6g}")
     else:
         import torch
 
-        from marquis.tasks.ood import evaluate as compared
+        from marquis.tasks.ood import evaluate as evaluate_ood
 
-        # as many inside as outside: the area under precision-recall depends on it
-        outside = opened.read(ood, some=min(limit, len(data.test)), seed=seed, header=header).x
-        inside = at_random(data.test, len(outside), seed).x
-        typical = at_random(data.train, limit, seed).x
+        # as many in-distribution as OOD rows: the area under precision-recall depends on it
+        out_of_distribution = opened.read(ood, some=min(limit, len(data.test)), seed=seed, header=header).x
+        in_distribution = at_random(data.test, len(out_of_distribution), seed).x
+        train = at_random(data.train, limit, seed).x
         generator = torch.Generator().manual_seed(seed)
-        result = compared(model, inside, outside, typical, samples, generator=generator)
-        typer.echo(str(result))
-        found = {"inside": len(inside), "outside": len(outside), "samples": result.draws}
-        found["table"] = result.table
-        write_figure(picture, lambda: _drawn(result, opened.settings.data, ood))
-        typer.echo(f"written: {picture}")
+        scores = evaluate_ood(model, in_distribution, out_of_distribution, train, samples, generator=generator)
+        typer.echo(str(scores))
+        counts = {"in_distribution": len(in_distribution), "out_of_distribution": len(out_of_distribution)}
+        result = {**counts, "samples": scores.samples, "table": scores.table}
+        write_figure(figure, lambda: _ood_figure(scores, opened.settings.data, ood))
+        typer.echo(f"written: {figure}")
     with writing(table):
-        write_json(table, found)
+        write_json(table, result)
     typer.echo(f"written: {table}")
 
 
-def _drawn(result: OodResult, inside: str, outside: str) -> Any:
-    """ROC curves and histograms of a few scores that vary; the table has them all."""
+def _ood_figure(result: OodResult, in_distribution: str, out_of_distribution: str) -> Any:
+    """Draw ROC curves and histograms of a few scores that vary; the table has them all."""
     from matplotlib.figure import Figure
 
     shown = [name for name in SHOWN if result.varies(name)]
@@ -89,14 +89,15 @@ def _drawn(result: OodResult, inside: str, outside: str) -> Any:
         curve, area = result.roc(name), result.table[name]["auroc"]
         first.plot(curve.false_positive_rate, curve.true_positive_rate, label=f"{_title(name)}: {area:.3f}")
     first.plot([0, 1], [0, 1], color="grey", linewidth=0.5)
-    first.set(xlabel="inside flagged", ylabel="outside flagged", title="ROC (area below)")
+    first.set(xlabel="false positive rate", ylabel="true positive rate", title="ROC curves (AUROC in the legend)")
     first.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
-    count = len(result.inside["nll"]) + len(result.outside["nll"])
+    count = len(result.in_distribution["nll"]) + len(result.out_of_distribution["nll"])
     bins = min(MOST_BINS, max(FEWEST_BINS, round(count**0.5)))
+    labels = f"in-distribution: {Path(in_distribution).stem}", f"OOD: {Path(out_of_distribution).stem}"
     for axes, name in zip(others, shown, strict=True):
-        edges, counts_inside, counts_outside = result.histogram(name, bins)
-        axes.stairs(counts_inside, edges, fill=True, alpha=0.5, label=f"inside: {Path(inside).stem}")
-        axes.stairs(counts_outside, edges, fill=True, alpha=0.5, label=f"outside: {Path(outside).stem}")
+        edges, *counts = result.histogram(name, bins)
+        for values, label in zip(counts, labels, strict=True):
+            axes.stairs(values, edges, fill=True, alpha=0.5, label=label)
         axes.set(title=_title(name), xlabel="score", ylabel="rows")
         axes.locator_params(axis="x", nbins=5)
     if others:
@@ -105,4 +106,4 @@ def _drawn(result: OodResult, inside: str, outside: str) -> Any:
 
 
 def _title(score: str) -> str:
-    return "-log p" if score == "nll" else score.replace("_", " ")
+    return "negative log-likelihood" if score == "nll" else score.replace("_", " ")

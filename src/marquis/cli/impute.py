@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marquis.choices import choose
-from marquis.cli.options import DrawSeed, FinishedRun, FirstRows, Header, OverwriteFile, Split
+from marquis.cli.options import FinishedRun, FirstRows, Header, OverwriteFile, Seed, Split
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from marquis.run import Rows, Run
     from marquis.tasks.imputation import Imputation
 
-app = typer.Typer(help="Fill in what is missing, with error bars.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Impute missing values, with error bars.", no_args_is_help=True, add_completion=False)
 HALVES = ("top", "bottom", "left", "right")
-METHODS = {"two-stage": ("rounds",), "codes": ("donors", "donor_rows", "exponent")}
-"""The ways to fill, and the options that belong to one of them only."""
+METHODS = {"two-stage": ("rounds",), "weighted": ("reference", "reference_rows", "exponent")}
+"""The methods, and the options that belong to one of them only."""
 FEW = 20
-"""Candidates of which a mean and a deviation say little."""
+"""Candidates whose mean and standard deviation are unreliable."""
 
 
 @app.command()
@@ -33,47 +33,61 @@ def impute(
         str | None, typer.Option(help="For images: treat the top, bottom, left or right half as missing.")
     ] = None,
     split: Split = None,
-    samples: Annotated[int, typer.Option(help="Different answers per row.")] = 25,
+    samples: Annotated[int, typer.Option(help="Number of imputations per row.")] = 25,
     method: Annotated[
-        str, typer.Option(help="two-stage (as published), or codes: of other data, weighted by what was observed.")
+        str, typer.Option(help="two-stage (as in the paper), or weighted: importance-weighted imputation.")
     ] = "two-stage",
-    rounds: Annotated[
-        int | None, typer.Option(help="For two-stage: how often the observed entries are put back.", show_default="1")
-    ] = None,
-    donors: Annotated[
+    rounds: Annotated[int | None, typer.Option(help="For two-stage: number of rounds.", show_default="1")] = None,
+    reference: Annotated[
         str | None,
-        typer.Option(help="For codes: file, folder or name of complete data.", show_default="training rows of the run"),
+        typer.Option(
+            "--reference",
+            "--donors",
+            help="For weighted: file, folder or name of the reference set, complete data.",
+            show_default="training rows of the run",
+        ),
     ] = None,
-    donor_rows: Annotated[
-        int | None, typer.Option(help="For codes: at most so many donors, taken at random.", show_default="1000")
+    reference_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--reference-rows",
+            "--donor-rows",
+            help="For weighted: maximum number of random rows of the reference set.",
+            show_default="1000",
+        ),
     ] = None,
     exponent: Annotated[
         float | None,
-        typer.Option(help="For codes: on the likelihood; less than 1 trusts what was observed less.", show_default="1"),
+        typer.Option(
+            help="For weighted: exponent of the likelihood; below 1 for correlated entries, such as pixels.",
+            show_default="1",
+        ),
     ] = None,
     header: Header = None,
     limit: FirstRows = None,
-    seed: DrawSeed = 0,
+    seed: Seed = 0,
     force: OverwriteFile = False,
 ) -> None:
     """Fill missing entries; observed ones stay exactly as they are.
 
     A table keeps its columns, and gets one more, NAME_std, for each one with missing entries: the standard deviation of
-    the missing value, zero where it was observed. A .png sheet shows for each image what was given, what was filled in,
-    and how much the answers differ (white: most). An .npz file holds `x`, `std`, `missing` and `samples`. One that is
-    read may have a boolean array `missing` beside `x`, for images with other holes than halves.
+    the missing value, zero where it was observed. A .png sheet shows for each image the input, the imputation, and the
+    standard deviation of the imputations (white: largest). An .npz file holds `x`, `std`, `missing` and `samples`. An
+    .npz input may have a boolean array `missing` beside `x`, for any pattern of missing pixels.
 
-    Two methods. `two-stage` reconstructs again and again, as published. `codes` asks which other, complete rows
-    (donors) explain what was observed, by Bayes' rule, and fills in what the model makes of those: nearer to the truth
-    on images, about as near on tables.
+    `two-stage` reconstructs repeatedly, as in the paper. `weighted` is importance-weighted imputation: reconstructions
+    of complete rows (the reference set), weighted by the likelihood of the observed entries. It is more accurate on
+    images and about as accurate on tables.
     """
-    method = _checked_method(method, rounds=rounds, donors=donors, donor_rows=donor_rows, exponent=exponent)
-    from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, require_free
+    method = _checked_method(
+        method, rounds=rounds, reference=reference, reference_rows=reference_rows, exponent=exponent
+    )
+    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, require_free
     from marquis.run import Run
 
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
-    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS), data)
+    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header, holes=True)
     missing = _missing(rows, hide)
     if out.suffix.lower() in TABLES:
@@ -82,17 +96,17 @@ def impute(
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    if method == "codes":
-        from marquis.cli.donors import chosen_donors
+    if method == "weighted":
+        from marquis.cli import reference_set
 
-        most = 1000 if donor_rows is None else donor_rows
-        given = chosen_donors(opened, rows.x[missing.flatten(1).any(1)], donors, most, generator)
-        found = _by_codes(opened, rows, missing, given, 1.0 if exponent is None else exponent, samples, generator)
+        most = 1000 if reference_rows is None else reference_rows
+        to_fill = rows.x[missing.flatten(1).any(1)]
+        complete = reference_set.reference_rows(opened, to_fill, reference, most, generator)
+        result = _weighted(opened, rows, missing, complete, 1.0 if exponent is None else exponent, samples, generator)
     else:
-        found = _in_two_stages(opened, rows, missing, 1 if rounds is None else rounds, samples, generator)
-    spread = found.total_variance.sqrt()
-    mean, std, answers = _in_units(opened, rows, missing, found.mean, spread, found.samples)
-    _write(out, rows, missing, mean, std, answers)
+        result = _in_two_stages(opened, rows, missing, 1 if rounds is None else rounds, samples, generator)
+    std = result.total_variance.sqrt()
+    _write(out, rows, missing, *_in_units(opened, rows, missing, result.mean, std, result.samples))
     typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
 
 
@@ -100,6 +114,9 @@ def _checked_method(method: str, **options: object) -> str:
     """Return the method's name; refuse an unknown one, and options of the other one, which would be ignored."""
     from marquis.errors import DataError
 
+    if method == "codes":
+        typer.echo("marquis: warning: --method codes is now called weighted", err=True)
+        method = "weighted"
     method = choose("--method", method, METHODS, error=DataError)
     for owner, names in METHODS.items():
         for name in names:
@@ -111,34 +128,34 @@ def _checked_method(method: str, **options: object) -> str:
 def _in_two_stages(
     run: Run, rows: Rows, missing: Tensor, rounds: int, samples: int, generator: Generator
 ) -> Imputation:
-    from marquis.tasks.imputation import impute as filled_in
+    from marquis.tasks import imputation
 
     fill: str | float = "noise" if run.scaling is None else 0.0  # the columns' means
-    if run.spec.missing == "mask":  # its encoder knows what a hole is, and would take a fill for an observation
+    if run.spec.missing == "mask":  # its encoder sees the mask, and would take a fill for an observation
         fill = "missing"
     options = {"samples": samples, "rounds": rounds, "fill": fill, "generator": generator}
-    return filled_in(run.model(), rows.x, missing, **options)
+    return imputation.impute(run.model(), rows.x, missing, **options)
 
 
-def _by_codes(
-    run: Run, rows: Rows, missing: Tensor, donors: Tensor, exponent: float, samples: int, generator: Generator
+def _weighted(
+    run: Run, rows: Rows, missing: Tensor, reference: Tensor, exponent: float, samples: int, generator: Generator
 ) -> Imputation:
-    """By Bayes' rule; says how many candidates a row's answer comes from, as one alone would be no distribution."""
-    from marquis.tasks.imputation import condition
+    """Impute by weighted candidates; prints how many of them count, as one alone would be no distribution."""
+    from marquis.tasks.imputation import impute_weighted
 
     options = {"exponent": exponent, "samples": samples, "generator": generator}
-    found = condition(run.model(), rows.x, donors, missing, **options)
-    typical = float(found.effective[missing.flatten(1).any(1)].median())
+    result = impute_weighted(run.model(), rows.x, reference, missing, **options)
+    typical = float(result.effective[missing.flatten(1).any(1)].median())
     few = "; few: a smaller --exponent takes more" if typical < FEW else ""
-    typer.echo(f"a typical row is filled from {typical:.1f} of {found.candidates} candidates{few}")
-    return found
+    typer.echo(f"effective number of candidates of a typical row: {typical:.1f} of {result.candidates}{few}")
+    return result
 
 
 def _missing(rows: Rows, hide: str | None) -> Tensor:
-    """Where entries are missing.
+    """Return where entries are missing.
 
     Raises:
-        DataError: Nowhere, or `hide` makes no sense.
+        DataError: Nowhere, or `hide` does not apply.
     """
     from marquis.errors import DataError
 
@@ -163,13 +180,13 @@ def _missing(rows: Rows, hide: str | None) -> Tensor:
 
 
 def _check_names(rows: Rows, missing: Tensor) -> None:
-    """Refuse a table in which NAME_std is the name of a column of its own, which would be lost."""
+    """Refuse a table in which NAME_std is the name of a column, which would be lost."""
     from marquis.cli.outputs import column_names
     from marquis.errors import DataError
 
     names = column_names(rows.names, rows.x.shape[1])
-    for name, has_holes in zip(names, missing.any(0).tolist(), strict=True):
-        if has_holes and f"{name}_std" in (*names, *rows.aside):
+    for name, has_missing in zip(names, missing.any(0).tolist(), strict=True):
+        if has_missing and f"{name}_std" in (*names, *rows.aside):
             raise DataError(
                 f"{rows.source} has a column {name}_std, which is what the error bars of {name} would be called; "
                 "write an .npz file, or train with another name for it"
@@ -179,7 +196,7 @@ def _check_names(rows: Rows, missing: Tensor) -> None:
 def _in_units(
     run: Run, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Back in the units of the data, with observed entries exactly as they were read."""
+    """Convert to the units of the data, with observed entries exactly as they were read."""
     import torch
 
     if run.scaling is not None:
@@ -190,17 +207,17 @@ def _in_units(
 def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor) -> None:
     import torch
 
-    from marquis.cli.outputs import ARRAYS, PICTURES, column_names, write_columns, write_picture
+    from marquis.cli.outputs import ARRAYS, IMAGES, column_names, write_columns, write_images
 
     if out.suffix.lower() in ARRAYS:
-        held = {"x": mean, "std": std, "missing": missing, "samples": samples}
-        write_columns(out, {name: value.numpy() for name, value in held.items()})
+        arrays = {"x": mean, "std": std, "missing": missing, "samples": samples}
+        write_columns(out, {name: value.numpy() for name, value in arrays.items()})
         return
-    if out.suffix.lower() in PICTURES:
-        given = torch.where(missing, 0.5, rows.original)
+    if out.suffix.lower() in IMAGES:
+        inputs = torch.where(missing, 0.5, rows.original)
         spread = samples.std(0) if len(samples) > 1 else std
-        rows_of_three = torch.stack([given, mean, spread / spread.max().clamp_min(1e-12)], 1).flatten(0, 1)
-        write_picture(out, rows_of_three.numpy(), together=3)
+        rows_of_three = torch.stack([inputs, mean, spread / spread.max().clamp_min(1e-12)], 1).flatten(0, 1)
+        write_images(out, rows_of_three.numpy(), group=3)
         return
     names = column_names(rows.names, rows.x.shape[1])
     filled = {name: mean[:, number].numpy() for number, name in enumerate(names)}

@@ -28,11 +28,12 @@ ColumnsFile = Annotated[
     Path | None, typer.Option(help="A .csv, .parquet or .npz file.", show_default="a .csv in the run's folder")
 ]
 Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
-Draws = Annotated[int, typer.Option(help="Draws of the model.")]
+Samples = Annotated[int, typer.Option(help="Number of posterior samples.")]
 Linear = Annotated[
     bool,
     typer.Option(
-        "--linearised", help="By the linearised network: lae at effective temperature 1, lae-posthoc at its own."
+        "--linearised",
+        help="Use the linearised network: lae at effective temperature 1, lae-posthoc at its temperature.",
     ),
 ]
 Header = Annotated[
@@ -43,8 +44,8 @@ Header = Annotated[
         show_default="auto-detected",
     ),
 ]
-FirstRows = Annotated[int | None, typer.Option(help="Only the first so many rows.")]
-DrawSeed = Annotated[int, typer.Option(help="Of the random draws.", callback=_checked_seed)]
+FirstRows = Annotated[int | None, typer.Option(help="Use only the first N rows.", metavar="N")]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 
 

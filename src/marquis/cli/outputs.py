@@ -1,4 +1,4 @@
-"""Writing results: by the file's ending, atomically, and never over something that is there already."""
+"""Results are written in the format of the file's ending, atomically, and never over an existing file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from marquis.errors import DataError
 from marquis.io.atomic import replacing
 
-TABLES, ARRAYS, PICTURES = (".csv", ".parquet"), (".npz",), (".png",)
-SMALLEST_PICTURE = 56
+TABLES, ARRAYS, IMAGES = (".csv", ".parquet"), (".npz",), (".png",)
+SMALLEST_EDGE = 56
 """Edge to which small images are enlarged, pixel by pixel, so that they can be seen."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the system complains about (read-only, full, too long a name) becomes an error with the file's name."""
+    """Turn errors of the file system (read-only, full, too long a name) into a `DataError` with the file's name."""
     try:
         yield
     except OSError as problem:
@@ -33,9 +33,9 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: 
 
     Args:
         path: The file.
-        force: Whether a file that is there may be overwritten.
+        force: Whether an existing file may be overwritten.
         suffixes: The endings it may have; any by default.
-        source: What is read: never overwritten, as it may be all there is of the user's data.
+        source: The file that is read; it is never overwritten, as it may be the user's only copy.
 
     Raises:
         DataError: It exists (without `force`), its folder does not or is read-only, its ending is not one of
@@ -58,13 +58,13 @@ def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str 
     if read is not None and path.exists() and read.exists() and path.samefile(read):
         raise DataError(f"--out {path} is the file that is read; choose another name")
     if path.exists() and not force:
-        raise DataError(f"{path} is there already; --force overwrites it")
+        raise DataError(f"{path} exists already; --force overwrites it")
 
 
 def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:
-    """Where results go if nobody says: `RUN/what-DATA.csv`, DATA the name of the data or of their file.
+    """Return the default file of results: `RUN/what-DATA.csv`, DATA the name of the data or of their file.
 
-    Those of the linearised network are other results, and go to `RUN/what-DATA-linearised.csv`.
+    Results of the linearised network go to `RUN/what-DATA-linearised.csv`.
     """
     source = Path(data).expanduser()
     name = source.resolve().stem if source.exists() else data.replace("/", "-")
@@ -72,17 +72,17 @@ def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:
 
 
 def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:
-    """Of a table: those that are known, else column_1, column_2, ..."""
+    """Return the names of a table's columns, where there are none column_1, column_2, ..."""
     return tuple(known or (f"column_{number}" for number in range(1, width + 1)))
 
 
 def path_column(files: Sequence[str] | None) -> dict[str, np.ndarray]:
-    """A first column with the path of each row, where rows are images of a folder."""
+    """Return a first column with the path of each row, where rows are images of a folder."""
     return {} if files is None else {"path": np.array(files)}
 
 
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """A table of named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
+    """Write named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
     suffix = path.suffix.lower()
     with writing(path), replacing(path) as temporary:
         if suffix in ARRAYS:
@@ -102,19 +102,19 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 
 def write_figure(path: Path, draw: Callable[[], Any]) -> None:
-    """What `draw` returns, a matplotlib figure, as PNG."""
+    """Write the matplotlib figure that `draw` returns as PNG."""
     figure = draw()
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
 
 
-def write_picture(path: Path, images: np.ndarray, together: int = 1) -> None:
-    """Images `[n, C, H, W]` in [0, 1] side by side in one PNG, nearly square; 1 or 3 channels.
+def write_images(path: Path, images: np.ndarray, group: int = 1) -> None:
+    """Write images `[n, C, H, W]` in [0, 1] side by side as one PNG, nearly square; 1 or 3 channels.
 
     Args:
         path: The file.
         images: What to show.
-        together: So many belong together and stay in one row.
+        group: How many neighbouring images stay in one row.
 
     Raises:
         DataError: Not images.
@@ -124,8 +124,8 @@ def write_picture(path: Path, images: np.ndarray, together: int = 1) -> None:
     from PIL import Image
 
     n, channels, height, width = images.shape
-    times = max(1, math.ceil(SMALLEST_PICTURE / min(height, width)))
-    across = together * math.ceil(math.sqrt(n / together) / math.sqrt(together))
+    times = max(1, math.ceil(SMALLEST_EDGE / min(height, width)))
+    across = group * math.ceil(math.sqrt(n / group) / math.sqrt(group))
     down = math.ceil(n / across)
     cell_height, cell_width = height * times + 2, width * times + 2
     sheet = np.ones((channels, down * cell_height, across * cell_width), np.float32)
@@ -134,6 +134,6 @@ def write_picture(path: Path, images: np.ndarray, together: int = 1) -> None:
         large = image.repeat(times, 1).repeat(times, 2)
         sheet[:, top : top + height * times, left : left + width * times] = large
     pixels = (sheet.clip(0, 1) * 255).round().astype(np.uint8)
-    picture = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
+    image_file = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
     with writing(path), replacing(path) as temporary:
-        picture.save(temporary)
+        image_file.save(temporary)

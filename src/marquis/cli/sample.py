@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marquis.choices import choose
-from marquis.cli.options import DrawSeed, FinishedRun, OverwriteFile
+from marquis.cli.options import FinishedRun, OverwriteFile, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from marquis.run import Run
 
-app = typer.Typer(help="New data from a trained model.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Generate new data with a trained model.", no_args_is_help=True, add_completion=False)
 METHODS = ("codes", "two-stage")
 KNOWN = 1000
-"""Training rows whose codes are drawn from."""
+"""Training rows whose codes are used."""
 
 
 @app.command()
@@ -30,43 +30,43 @@ def sample(
             help="A .png sheet of images, .npz, or .csv/.parquet for a table.", show_default="in the run's folder"
         ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
+    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 64,
     method: Annotated[
         str | None,
         typer.Option(
-            help="codes: near those of training rows; two-stage: from noise, as published.",
-            show_default="codes; a vae draws from its prior",
+            help="codes: near codes of training rows; two-stage: from noise, as in the paper.",
+            show_default="codes; a vae samples its prior",
         ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="For two-stage: passes through the model.", show_default="1")
+        int | None, typer.Option(help="For two-stage: number of passes through the model.", show_default="1")
     ] = None,
-    seed: DrawSeed = 0,
+    seed: Seed = 0,
     force: OverwriteFile = False,
 ) -> None:
-    """Draw new data.
+    """Generate new data.
 
-    A vae has a prior to draw codes from. For other models, codes of training rows are taken at random and moved a
-    little, and networks drawn from the model decode them; a table's rows get the noise of the data, too. `two-stage`,
-    the published way, fills in data in which everything is missing: from noise most models come to few answers.
+    A vae samples codes from its prior. For other models, random codes of training rows are perturbed and decoded by
+    sampled networks; rows of a table also get the noise of the data. `two-stage`, the method of the paper, imputes data
+    in which everything is missing: from noise most models reach few different results.
     """
-    from marquis.cli.outputs import ARRAYS, PICTURES, TABLES, column_names, require_free, write_columns, write_picture
+    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, column_names, require_free, write_columns, write_images
     from marquis.errors import DataError
     from marquis.run import Run
 
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
     out = run / ("samples.csv" if is_table else "samples.png") if out is None else out
-    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*PICTURES, *ARRAYS))
+    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS))
     if n < 1:
-        raise DataError(f"-n {n}: ask for at least one")
+        raise DataError(f"-n {n}: at least 1")
     method = None if method is None else choose("--method", method, METHODS, error=DataError)
     if rounds is not None and method != "two-stage":
         raise DataError("--rounds belongs to --method two-stage")
-    drawn = _drawn(opened, n, method, 1 if rounds is None else rounds, seed)
-    values = (drawn if opened.scaling is None else opened.scaling.unscaled(drawn)).cpu().numpy()
-    if out.suffix.lower() in PICTURES:
-        write_picture(out, values)
+    samples = _samples(opened, n, method, 1 if rounds is None else rounds, seed)
+    values = (samples if opened.scaling is None else opened.scaling.unscaled(samples)).cpu().numpy()
+    if out.suffix.lower() in IMAGES:
+        write_images(out, values)
     elif out.suffix.lower() in ARRAYS:
         write_columns(out, {"x": values})
     else:
@@ -75,7 +75,7 @@ def sample(
     typer.echo(f"written: {out}")
 
 
-def _drawn(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Tensor:
+def _samples(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Tensor:
     import torch
 
     from marquis.autoencoders import VariationalAutoencoder
@@ -89,12 +89,12 @@ def _drawn(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Tens
     if method is None and isinstance(model, VariationalAutoencoder):
         return model.sample(n, generator, latent=run.spec.latent, noise=is_table)
     if method == "two-stage":
-        # a table's columns are scaled to mean 0 and deviation 1, so that is where its noise begins
+        # a table's columns are scaled to mean 0 and standard deviation 1, and so is the initial noise
         fill = torch.randn(n, *shape, generator=generator) if is_table else "noise"
         return imputation.generate(model, n, shape, samples=1, rounds=rounds, fill=fill, generator=generator).samples[0]
     try:
         run.data_module.setup()
     except DataError as problem:
-        raise DataError(f"{problem}; --method two-stage does without the training rows") from problem
+        raise DataError(f"{problem}; --method two-stage needs no training rows") from problem
     known = at_random(run.data_module.train, KNOWN, seed).x
     return generation.sample(model, known, n, noise=is_table, generator=generator)

@@ -9,20 +9,20 @@ import typer
 from marquis.cli.options import (
     ColumnsFile,
     DataSource,
-    Draws,
-    DrawSeed,
     FinishedRun,
     FirstRows,
     Header,
     Linear,
     OverwriteFile,
+    Samples,
+    Seed,
     Split,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-app = typer.Typer(help="Outlier scores of data.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Compute outlier scores of data.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -31,24 +31,22 @@ def score(
     data: DataSource,
     out: ColumnsFile = None,
     split: Split = None,
-    samples: Draws = 100,
+    samples: Samples = 100,
     linear: Linear = False,
-    reference: Annotated[
-        int, typer.Option(help="Rows of training and of test data to compare with, at random.")
-    ] = 1000,
+    reference: Annotated[int, typer.Option(help="Number of random training and test rows to compare with.")] = 1000,
     header: Header = None,
     limit: FirstRows = None,
-    seed: DrawSeed = 0,
+    seed: Seed = 0,
     force: OverwriteFile = False,
 ) -> None:
-    """Write outlier scores of each row, larger for stranger rows, and how rare such a score is among held-out rows.
+    """Write outlier scores of each row, larger for more likely outliers, and p-values among held-out rows.
 
-    `p_value` is the share of held-out rows (of the training data's own test split) with a combined score at least as
+    `p_value` is the share of held-out rows (of the training data's test split) with a combined score at least as
     large, the row itself counted among them: below 0.01 for one row in a hundred that is no outlier, and never below
     1 / (1 + held-out rows).
 
-    Missing entries count for nothing, so a row with more of them looks less strange; only rows with about as many, and
-    as many as in the training data, can be compared.
+    Missing entries are left out of the scores, so a row with more of them gets lower ones; compare only rows with about
+    as many, and as many as in the training data.
     """
     from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
     from marquis.errors import DataError
@@ -68,25 +66,25 @@ def score(
 
     from marquis.tasks import ood
 
-    def scores(x: Tensor) -> ood.Scores:  # the same draws for all three, so that they can be compared
+    def scores(x: Tensor) -> ood.Scores:  # the same networks for all three, so that they can be compared
         return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
 
-    learnt = at_random(known.train, reference, seed).x
-    found, trained = scores(rows.x), scores(learnt)
-    found["combined"] = ood.combined(found, trained)
+    train_rows = at_random(known.train, reference, seed).x
+    result, trained = scores(rows.x), scores(train_rows)
+    result["combined"] = ood.combined(result, trained)
     if known.test is not None:
-        inside = ood.combined(scores(at_random(known.test, reference, seed).x), trained)
-        at_least = (inside[None, :] >= found["combined"][:, None]).sum(1)
-        found["p_value"] = (1 + at_least).double() / (1 + len(inside))
-        strange = int((at_least < 0.01 * len(inside)).sum())
-        typer.echo(f"{len(rows.x)} rows, {strange} of them stranger than 99 % of {len(inside)} held-out rows")
+        held_out = ood.combined(scores(at_random(known.test, reference, seed).x), trained)
+        at_least = (held_out[None, :] >= result["combined"][:, None]).sum(1)
+        result["p_value"] = (1 + at_least).double() / (1 + len(held_out))
+        outliers = int((at_least < 0.01 * len(held_out)).sum())
+        typer.echo(f"{len(rows.x)} rows, {outliers} with a higher score than 99 % of {len(held_out)} held-out rows")
     first = ("combined", "p_value")
-    ordered = [name for name in first if name in found] + [name for name in found if name not in first]
-    write_columns(out, {**path_column(rows.files), **{name: found[name].numpy() for name in ordered}})
-    holes, usual = (float(x.isnan().float().mean()) for x in (rows.x, learnt))
-    if holes or usual:
+    ordered = [name for name in first if name in result] + [name for name in result if name not in first]
+    write_columns(out, {**path_column(rows.files), **{name: result[name].numpy() for name in ordered}})
+    missing, usual = (float(x.isnan().float().mean()) for x in (rows.x, train_rows))
+    if missing or usual:
         typer.echo(
-            f"{holes:.1%} of the entries are missing, {usual:.1%} in the training rows; the more of a row is missing, "
-            "the less strange it looks"
+            f"{missing:.1%} of the entries are missing, {usual:.1%} in the training rows; the more of a row is "
+            "missing, the lower its scores"
         )
     typer.echo(f"written: {out}")

@@ -86,7 +86,7 @@ def _run(chosen: dict[str, Any], out: Path | None, resume: bool, force: bool) ->
 
 def _train(run: Run, report: bool) -> None:
     from marquis.autoencoders import fit, save
-    from marquis.cli.quality import learnt_nothing
+    from marquis.cli.held_out import untrained_warning
     from marquis.io.atomic import write_json
     from marquis.run.directory import SUMMARY
 
@@ -103,7 +103,7 @@ def _train(run: Run, report: bool) -> None:
     summary = _summary(run, finished, trained)
     write_json(run.path / SUMMARY, summary)
     _show(summary)
-    warning = learnt_nothing(summary)
+    warning = untrained_warning(summary)
     if warning is not None:
         typer.echo(f"marquis: warning: {warning}", err=True)
     typer.echo(f"written: {run.path}")
@@ -113,7 +113,7 @@ def _train(run: Run, report: bool) -> None:
 
 def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, Any]:
     """Return the training in numbers, and how well held-out rows are reconstructed."""
-    from marquis.cli.quality import ERROR_OF_MEAN, error_of_mean, quality
+    from marquis.cli.held_out import ERROR_OF_MEAN, error_of_mean, held_out_metrics
 
     data = run.data_module
     held_out = data.test if data.test is not None else data.validation
@@ -131,7 +131,7 @@ def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, An
     summary |= {name.replace("_", " "): last[name] for name in learnt if name in last}
     if held_out is None:
         return summary
-    return {**summary, **quality(model, held_out), ERROR_OF_MEAN: error_of_mean(data.train, held_out)}
+    return {**summary, **held_out_metrics(model, held_out), ERROR_OF_MEAN: error_of_mean(data.train, held_out)}
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from marquis.autoencoders.estimate import Estimate
 from marquis.errors import DataError
 from marquis.report.canvas import BLUE, CLASSES, add_legend, label, legend_width, panels, use_log
-from marquis.tasks.batches import SameDraws, device_of, dtype_of
+from marquis.tasks.batches import SameSeed, device_of, dtype_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def latent_map(
     across, up = (torch.linspace(float(low[i]), float(high[i]), edge, dtype=torch.float64) for i in (0, 1))
     grid = torch.stack(torch.meshgrid(up, across, indexing="ij")[::-1], -1).reshape(-1, 2)
     z = centre + grid[:, : len(plane)] @ plane
-    std, meaning = _decoder_std(model, z, samples, SameDraws(model, generator))
+    std, meaning = _decoder_std(model, z, samples, SameSeed(model, generator))
     extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
     return LatentMap(points, std.reshape(edge, edge), extent, axes, meaning)
 
@@ -94,12 +94,12 @@ def _plane(codes: Tensor) -> tuple[Tensor, Tensor, tuple[str, str]]:
 
 
 @torch.no_grad()
-def _decoder_std(model: Any, z: Tensor, samples: int, same: SameDraws) -> tuple[Tensor, str]:
+def _decoder_std(model: Any, z: Tensor, samples: int, same: SameSeed) -> tuple[Tensor, str]:
     """Root mean variance of the outputs for each code, and which variance it is."""
     device, dtype = device_of(model), dtype_of(model)
     drawn, noise = [], []
     for part in z.to(dtype).split(BATCH):
-        said: Estimate = model.decode(part if device is None else part.to(device), samples, generator=same.again())
+        said: Estimate = model.decode(part if device is None else part.to(device), samples, generator=same.generator())
         drawn.append(said.variance.double().flatten(1).mean(1).cpu())
         around = said.variance.new_zeros(()) if said.noise_variance is None else said.noise_variance
         noise.append(around.double().expand_as(said.mean).flatten(1).mean(1).cpu())

@@ -16,7 +16,7 @@ from marquis.likelihoods import Bernoulli
 from marquis.report.examples import Examples
 from marquis.report.latent_map import LatentMap, latent_map
 from marquis.report.widths import posterior_of, posterior_widths
-from marquis.tasks.batches import SameDraws, batches, require
+from marquis.tasks.batches import SameSeed, batches, require
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 
@@ -94,10 +94,10 @@ def study(
     require(model, "reconstruct")
     require(model, "decode")
     effort = effort or Effort.sensible(x.shape[1:])
-    same = SameDraws(model, torch.Generator().manual_seed(seed))
+    same = SameSeed(model, torch.Generator().manual_seed(seed))
     seen = _Pass(model)
     for part in batches(model, x, effort.batch, INSIDE, progress=False):
-        seen.add(part, model.reconstruct(part, effort.samples, generator=same.again()))
+        seen.add(part, model.reconstruct(part, effort.samples, generator=same.generator()))
     inside = seen.variances()
     variances = {kind: {INSIDE: values} for kind, values in inside.items()}
     numbers = seen.numbers()
@@ -109,7 +109,7 @@ def study(
             )
         foreign = _Pass(model)
         for part in batches(model, other, effort.batch, name, progress=False):
-            foreign.add(part, model.reconstruct(part, effort.samples, generator=same.again()))
+            foreign.add(part, model.reconstruct(part, effort.samples, generator=same.generator()))
         for kind, values in foreign.variances().items():
             variances[kind][name] = values
             separable = bool((inside[kind] > 0).any())
@@ -132,11 +132,11 @@ def study(
     )
 
 
-def _examples(model: Any, x: Tensor, effort: Effort, same: SameDraws) -> Examples:
+def _examples(model: Any, x: Tensor, effort: Effort, same: SameSeed) -> Examples:
     """Reconstructions of a few data; several calls are as good as one, for all data meet the same draws."""
     found: list[Reconstruction] = []
     for part in batches(model, x, effort.batch, "examples", progress=False):
-        found.append(model.reconstruct(part, effort.samples, generator=same.again()))
+        found.append(model.reconstruct(part, effort.samples, generator=same.generator()))
     several = found[0].draws > 1
     noise = None
     if found[0].noise_variance is not None:

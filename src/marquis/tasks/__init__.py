@@ -1,4 +1,4 @@
-"""What an uncertain autoencoder is for: outliers, missing data, generation, few labels, and how honest it is.
+"""Tasks for uncertain autoencoders: outliers, missing data, generation, few labels, calibration.
 
 `ood`, `imputation`, `generation`, `semi_supervised`, `calibration` and `ranking` are modules of functions on anything
 with `encode`, `decode` and `reconstruct` (`marquis.autoencoders`), so that every model is compared by the same code.
@@ -16,7 +16,7 @@ __all__ = ["calibration", "generation", "imputation", "ood", "ranking", "semi_su
 
 
 def __getattr__(name: str) -> Any:
-    """Each module is imported when first asked for: calibration metrics need no scikit-learn."""
+    """Import a module on first use: calibration metrics need no scikit-learn."""
     if name in __all__:
         return import_module(f"marquis.tasks.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers: {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""What the tasks share: walking over data in batches, on the model's device, with the same draws for every batch."""
+"""Batches of data on the model's device, and the same sampled networks for every batch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ Data = Tensor | Iterable[Any]
 """A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
 
 
-class SameDraws:
-    """A fresh generator with the same seed for each batch, so that all data meet the same draws of the model.
+class SameSeed:
+    """A fresh generator with the same seed for each batch, so that all data meet the same networks of the model.
 
-    Then a datum's scores are comparable with another's, and (where a draw is a network) do not depend on the batch it
-    came in.
+    Then scores of two samples are comparable, and do not depend on the batch that a sample came in.
     """
 
     def __init__(self, model: Any, generator: torch.Generator | None) -> None:
-        """The seed is drawn from `generator`, or from torch's global one; the draws are made where the model is."""
+        """Take the seed from `generator`, or from torch's global one; generators are on the model's device."""
         self.device = device_of(model) or torch.device("cpu")
         place = "cpu" if generator is None else generator.device
         self.seed = int(torch.randint(2**62, (), generator=generator, device=place))
 
-    def again(self) -> torch.Generator:
-        """A generator at the beginning of the sequence."""
+    def generator(self) -> torch.Generator:
+        """Return a generator at the beginning of the sequence."""
         return torch.Generator(device=self.device).manual_seed(self.seed)
 
 
 def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) -> Iterator[Tensor]:
-    """The inputs of `data`, batch by batch, on the device of the model; at least one, all of one shape per datum.
+    """Yield the inputs of `data` in batches on the model's device; raise if there are none or shapes differ.
 
     Args:
-        model: Whose device is wanted.
+        model: The batches are moved to its device.
         data: A tensor or array, which is cut, or a loader, whose batches are taken as they are.
         batch_size: For a tensor.
         what: For the progress bar and for errors.
@@ -55,7 +54,7 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
     elif not isinstance(data, Iterable):
         raise DataError(f"{what}: data are a tensor, an array or a loader of batches, got {type(data).__name__}.")
     if isinstance(data, Tensor) and data.dim() < 2:
-        raise DataError(f"{what}: data are [n, ...] with at least one entry per datum, got shape {list(data.shape)}.")
+        raise DataError(f"{what}: data are [n, ...] with at least one entry per sample, got shape {list(data.shape)}.")
     parts: Iterable[Any] = data.split(batch_size) if isinstance(data, Tensor) else data
     total = len(parts) if hasattr(parts, "__len__") else None  # pyright: ignore[reportArgumentType]
     device, shape, seen = device_of(model), None, 0
@@ -73,48 +72,48 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
         raise DataError(f"{what}: there are no data.")
 
 
-def as_tensor(given: Any, what: str) -> Tensor:
-    """A tensor as it is; numbers in an array, a pandas table or column, or a list as a tensor.
+def as_tensor(value: Any, what: str) -> Tensor:
+    """Return a tensor unchanged, and numbers in an array, a pandas table or column, or a list as a tensor.
 
     Args:
-        given: By the user.
+        value: What the user passed.
         what: For errors.
 
     Raises:
-        DataError: It is nothing of that kind, or has masked entries.
+        DataError: It is of another kind, or has masked entries.
     """
-    if isinstance(given, Tensor):
-        return given
-    if np.ma.is_masked(given):
-        masked = int(np.ma.getmaskarray(given).sum())
+    if isinstance(value, Tensor):
+        return value
+    if np.ma.is_masked(value):
+        masked = int(np.ma.getmaskarray(value).sum())
         raise DataError(f"{what}: {masked} entries are masked; write x.filled(np.nan), or leave them out.")
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except (TypeError, ValueError):  # rows of different lengths
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        of = f" of {array.dtype}" if isinstance(given, np.ndarray) else ""
-        raise DataError(f"{what}: a tensor or an array of numbers is wanted, got {type(given).__name__}{of}.")
+        of = f" of {array.dtype}" if isinstance(value, np.ndarray) else ""
+        raise DataError(f"{what}: a tensor or an array of numbers is needed, got {type(value).__name__}{of}.")
     unsigned = array.dtype.kind == "u" and array.dtype.itemsize > 1  # of which torch can do little
     dtype = np.dtype(np.int64) if unsigned else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, ["C", "W"]))
 
 
 def data_tensor(model: Any, data: Any, what: str) -> Tensor:
-    """`as_tensor` of data for a model: an array is taken in the model's precision, a tensor as it is."""
-    found, own = as_tensor(data, what), _first_tensor(model)
-    if isinstance(data, Tensor) or own is None or not (own.is_floating_point() and found.is_floating_point()):
-        return found
-    return found.to(own.dtype)
+    """Return `as_tensor` of data for a model: an array in the model's precision, a tensor unchanged."""
+    tensor, weight = as_tensor(data, what), _first_tensor(model)
+    if isinstance(data, Tensor) or weight is None or not (weight.is_floating_point() and tensor.is_floating_point()):
+        return tensor
+    return tensor.to(weight.dtype)
 
 
 @contextmanager
 def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
-    """What torch says about data that do not fit a network, with the shape of the data and the network's first layer.
+    """Add the data's shape and the network's first layer to what torch raises when they do not fit.
 
     Args:
-        model: That is asked inside.
-        x: The batch that it is given.
+        model: The model that is called within the context.
+        x: Its input.
         what: For the error.
 
     Raises:
@@ -144,7 +143,7 @@ def require(model: Any, method: str) -> None:
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers of the type and on the device of `like`, drawn where the generator lives."""
+    """Return standard normal numbers with dtype and device of `like`, sampled on the generator's device."""
     place = like.device if generator is None else generator.device
     return torch.randn(tuple(shape), dtype=like.dtype, device=place, generator=generator).to(like.device)
 
@@ -162,13 +161,13 @@ def at_least(least: int, name: str, count: int) -> None:
 
 
 def device_of(model: Any) -> torch.device | None:
-    """Where the model's parameters are; None where there is nothing to tell."""
+    """Return the device of the model's parameters; None if it has none."""
     first = _first_tensor(model)
     return None if first is None else first.device
 
 
 def dtype_of(model: Any) -> torch.dtype:
-    """The floating-point type of the model's parameters; torch's default where there is nothing to tell."""
+    """Return the floating-point type of the model's parameters; torch's default if it has none."""
     first = _first_tensor(model)
     return torch.get_default_dtype() if first is None or not first.is_floating_point() else first.dtype
 

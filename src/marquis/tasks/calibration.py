@@ -1,4 +1,4 @@
-"""Is the confidence honest? Class probabilities, and means with variances (methods.md 8.3), as tensors or arrays."""
+"""Calibration of class probabilities and of means with variances (docs/method/tasks.md#calibration)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram: how often the answers of each confidence are right. `print` it for a table.
+    """A reliability diagram: accuracy of the predictions of each confidence. `print` it for a table.
 
     Attributes:
         edges: Borders of the bins `[bins + 1]`; a bin is closed on the right, and 0 belongs to the first.
-        count: How many answers are in each bin.
+        count: How many predictions are in each bin.
         confidence: Their mean confidence; NaN where there are none.
-        accuracy: The share of them that is right; NaN likewise.
+        accuracy: The share of them that is right; NaN where there are none.
     """
 
     edges: Tensor
@@ -34,22 +34,22 @@ class Reliability:
 
     @property
     def gap(self) -> Tensor:
-        """`|accuracy - confidence|` of each bin; 0 where it is empty."""
+        """Return `|accuracy - confidence|` of each bin; 0 where it is empty."""
         return (self.accuracy - self.confidence).abs().nan_to_num(0.0)
 
     @property
     def ece(self) -> float:
-        """Expected calibration error, `Σ_m w_m g_m`."""
+        """Return the expected calibration error, `Σ_m w_m g_m`."""
         return float((self._weight * self.gap).sum())
 
     @property
     def rmsce(self) -> float:
-        """Root mean square calibration error, `sqrt(Σ_m w_m g_m²)`; never below `ece`."""
+        """Return the root mean square calibration error, `sqrt(Σ_m w_m g_m²)`; never below `ece`."""
         return float((self._weight * self.gap.square()).sum().sqrt())
 
     @property
     def mce(self) -> float:
-        """Maximum calibration error, over the bins that are not empty; never below `rmsce`."""
+        """Return the maximum calibration error over the bins that are not empty; never below `rmsce`."""
         return float(self.gap.max())
 
     @property
@@ -72,7 +72,7 @@ class Reliability:
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """Confidence `max_k p_k` against accuracy in bins of equal width (methods.md 8.3).
+    """Compute confidence `max_k p_k` against accuracy in bins of equal width (docs/method/tasks.md#calibration).
 
     Args:
         probs: Class probabilities `[n, C]`.
@@ -93,26 +93,26 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
 
 
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """ECE: `Σ_m w_m |accuracy_m - confidence_m|`; arguments as for `reliability`."""
+    """Return the ECE `Σ_m w_m |accuracy_m - confidence_m|`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).ece
 
 
 def root_mean_square_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """RMSCE: `sqrt(Σ_m w_m |accuracy_m - confidence_m|²)`; arguments as for `reliability`."""
+    """Return the RMSCE `sqrt(Σ_m w_m |accuracy_m - confidence_m|²)`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).rmsce
 
 
 def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """MCE: the largest `|accuracy_m - confidence_m|` of a bin with data; arguments as for `reliability`."""
+    """Return the MCE, the largest `|accuracy_m - confidence_m|` of a bin with data; arguments as for `reliability`."""
     return reliability(probs, labels, bins).mce
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorCurve:
-    """Squared error against claimed variance, in bins of equally many entries from sure to unsure.
+    """Squared error against predicted variance, in bins of equally many entries from small to large variance.
 
     Attributes:
-        variance: Mean claimed variance of each bin. Honest variances lie on the diagonal against `squared_error`.
+        variance: Mean predicted variance of each bin. Calibrated variances lie on the diagonal against `squared_error`.
         squared_error: Mean squared error of each bin.
         count: How many entries are in each bin.
     """
@@ -123,7 +123,7 @@ class ErrorCurve:
 
 
 def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
-    """How often the central Gaussian interval of each level holds the target; honest where both agree.
+    """Return how often the central Gaussian interval of each level holds the target; calibrated if both agree.
 
     Args:
         mean: Predictions, of any shape.
@@ -137,18 +137,18 @@ def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[fl
     mean, variance, target = _observed(mean, variance, target)
     if not levels or not all(0 < level < 1 for level in levels):
         raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
-    away, std = (target - mean).abs(), variance.sqrt()
+    distance, std = (target - mean).abs(), variance.sqrt()
     widths = {level: _half_width(level) for level in levels}
-    return {level: float((away <= width * std).double().mean()) for level, width in widths.items()}
+    return {level: float((distance <= width * std).double().mean()) for level, width in widths.items()}
 
 
 def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
-    """The same for draws: how often the target lies between their central quantiles; no Gaussian assumed.
+    """Return how often the target lies between the central quantiles of samples; no Gaussian is assumed.
 
-    Few draws cannot hold high levels: the range of S draws covers `(S - 1)/(S + 1)` at best.
+    Few samples cannot reach high levels: the range of S samples covers `(S - 1)/(S + 1)` at best.
 
     Args:
-        samples: Draws of a new observation `[S, ...]`.
+        samples: Samples of a new observation `[S, ...]`.
         target: What was to be predicted `[...]`; entries that are NaN are left out.
         levels: Probabilities in (0, 1).
     """
@@ -162,14 +162,14 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
     seen = ~target.isnan()
     if not bool(seen.any()):
         raise DataError("there is no target to compare with: all entries are missing.")
-    ordered, wanted = samples.detach().double()[:, seen].sort(0).values, target.detach().double()[seen]
+    ordered, targets = samples.detach().double()[:, seen].sort(0).values, target.detach().double()[seen]
     if bool(ordered[-1].isnan().any()):  # sorted to the end, where they would pass for the upper quantiles
-        raise DataError("draws must not be NaN where there is a target.")
-    return {level: _between(ordered, wanted, level) for level in levels}
+        raise DataError("samples must not be NaN where there is a target.")
+    return {level: _between(ordered, targets, level) for level in levels}
 
 
 def sharpness(variance: Tensor, level: float = 0.9) -> float:
-    """Mean width of the central Gaussian interval of a level: of two models with honest coverage, take the sharper."""
+    """Return the mean width of central Gaussian intervals: of two models with right coverage, prefer the sharper."""
     variance = as_tensor(variance, "variance")
     if not 0 < level < 1:
         raise DataError(f"level={level} must lie between 0 and 1.")
@@ -179,7 +179,7 @@ def sharpness(variance: Tensor, level: float = 0.9) -> float:
 
 
 def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins: int = 10) -> ErrorCurve:
-    """Does the error grow with the claimed variance, and are they equal? Cost O(n log n).
+    """Compute the mean squared error in bins of the predicted variance; equal if calibrated. Cost O(n log n).
 
     Args:
         mean: Predictions, of any shape.
@@ -191,21 +191,21 @@ def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins:
     if not 1 <= bins <= len(target):
         raise DataError(f"bins={bins} must lie between 1 and the number of observed entries, {len(target)}.")
     order = variance.argsort(stable=True)
-    claimed, error = variance[order].tensor_split(bins), (mean - target).square()[order].tensor_split(bins)
+    predicted, error = variance[order].tensor_split(bins), (mean - target).square()[order].tensor_split(bins)
     return ErrorCurve(
-        torch.stack([part.mean() for part in claimed]),
+        torch.stack([part.mean() for part in predicted]),
         torch.stack([part.mean() for part in error]),
         torch.tensor([len(part) for part in error]),
     )
 
 
 def _half_width(level: float) -> float:
-    """Half the width of the central interval of a standard normal."""
+    """Return half the width of the central interval of a standard normal."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
 
 
 def _between(ordered: Tensor, target: Tensor, level: float) -> float:
-    """Share of targets between the quantiles; the plotting position i/(S+1) is the one with honest coverage."""
+    """Return the share of targets between the quantiles, at plotting positions i/(S+1), which have exact coverage."""
     count = len(ordered)
     below = (1 - level) / 2 * (count + 1) - 1
     low = min(max(below, 0.0), count - 1.0)

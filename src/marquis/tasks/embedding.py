@@ -1,4 +1,4 @@
-"""Codes of many data and copies of some, in one walk over the data; and the choice of those that have a label."""
+"""Codes of data in one pass, and the random choice of the rows that have a label."""
 
 from __future__ import annotations
 
@@ -10,56 +10,58 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, batches, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, naming_shape, require
 
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Mean codes `[n, K]` of all data, copies `[S, m, K]` of those that ever have a label, and where these are."""
+    """Mean codes `[n, K]` of all data, copies `[S, m, K]` of those that ever have a label, and their places."""
 
     means: Tensor
     copies: Tensor
     place: Tensor
 
     def copies_of(self, rows: Tensor) -> Tensor:
-        """Copies `[S, len(rows), K]` of these data."""
+        """Return the samples `[S, len(rows), K]` of these rows."""
         return self.copies[:, self.place[rows]]
 
 
 def codes_of(
-    model: Any, x: Tensor, sets: list[Tensor], copies: int, same: SameDraws, batch_size: int, progress: bool
+    model: Any, x: Tensor, sets: list[Tensor], copies: int, same: SameSeed, batch_size: int, progress: bool
 ) -> Codes:
-    """One walk over the data: copies are kept only of those that are in one of the sets."""
-    wanted = torch.zeros(len(x), dtype=torch.bool)
-    wanted[torch.cat(sets)] = True
-    means, kept = means_and_copies(model, x, wanted, copies, same, batch_size, progress)
-    return Codes(means, kept, wanted.cumsum(0) - 1)
+    """Encode all data in one pass; samples are kept only of those that are in one of the sets."""
+    selected = torch.zeros(len(x), dtype=torch.bool)
+    selected[torch.cat(sets)] = True
+    means, kept = means_and_copies(model, x, selected, copies, same, batch_size, progress)
+    return Codes(means, kept, selected.cumsum(0) - 1)
 
 
 @torch.no_grad()
 def means_and_copies(
-    model: Any, x: Tensor, wanted: Tensor, samples: int, same: SameDraws, batch_size: int, progress: bool
+    model: Any, x: Tensor, selected: Tensor, samples: int, same: SameSeed, batch_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean codes `[n, K]`, and all draws `[S, m, K]` of the m wanted data."""
+    """Return mean codes `[n, K]`, and all samples `[S, m, K]` of the m selected rows."""
     require(model, "encode")
     means, copies, start = [], [], 0
     for batch in batches(model, x, batch_size, "codes", progress):
-        here = wanted[start : start + len(batch)]
+        here = selected[start : start + len(batch)]
         start, keep = start + len(batch), bool(here.any())
         with naming_shape(model, batch, "codes"):
-            said = model.encode(batch, samples, generator=same.again(), keep=keep)
-        if len(said.mean) != len(batch) or (keep and (said.samples is None or said.samples.shape[1] != len(batch))):
+            encoded = model.encode(batch, samples, generator=same.generator(), keep=keep)
+        if len(encoded.mean) != len(batch) or (
+            keep and (encoded.samples is None or encoded.samples.shape[1] != len(batch))
+        ):
             raise DataError("encode(x, keep=True) must give a mean [n, K] and samples [S, n, K].")
-        means.append(said.mean.flatten(1).cpu())
+        means.append(encoded.mean.flatten(1).cpu())
         if keep:
-            copies.append(said.samples[:, here.to(said.samples.device)].flatten(2).cpu())
+            copies.append(encoded.samples[:, here.to(encoded.samples.device)].flatten(2).cpu())
     return torch.cat(means), torch.cat(copies, 1) if copies else torch.cat(means)[None, :0]
 
 
 def label_sets(
     labels: Tensor, per_class: Sequence[int], repetitions: int, generator: torch.Generator | None
 ) -> list[list[Tensor]]:
-    """Which data have labels, for each number of labels and each repetition."""
+    """Return which rows have labels, for each number of labels and each repetition."""
     counts = torch.bincount(labels)
     smallest, classes = int(counts[counts > 0].min()), int((counts > 0).sum())
     if not per_class or min(per_class) < 1 or max(per_class) > smallest or max(per_class) * classes >= len(labels):
@@ -71,20 +73,20 @@ def label_sets(
 
 
 def of_each_class(labels: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Indices of n random data of each class."""
+    """Return indices of n random rows of each class."""
     order = permutation(len(labels), generator)
     shuffled = labels.cpu()[order]
     return torch.cat([order[shuffled == c][:n] for c in shuffled.unique().tolist()])
 
 
 def permutation(n: int, generator: torch.Generator | None) -> Tensor:
-    """Of 0 to n - 1, on the CPU wherever the generator is."""
+    """Return a permutation of 0 to n - 1, on the CPU wherever the generator is."""
     place = "cpu" if generator is None else generator.device
     return torch.randperm(n, generator=generator, device=place).cpu()
 
 
 def others(n: int, chosen: Tensor) -> Tensor:
-    """Rows 0 to n - 1 without the chosen ones, in order."""
-    kept = torch.ones(n, dtype=torch.bool)
-    kept[chosen] = False
-    return kept.nonzero().squeeze(1)
+    """Return rows 0 to n - 1 without the chosen ones, in order."""
+    rest = torch.ones(n, dtype=torch.bool)
+    rest[chosen] = False
+    return rest.nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""What an imputation gives back, and how far it is from the truth."""
+"""Results of imputation, and their errors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Imputation:
-    """What may have been there: several complete versions of each datum, and what they agree on.
+    """Several complete versions of each sample, their mean and their variance.
 
     Attributes:
-        samples: `[S1, B, ...]`, different answers with the observed entries exactly as they were. Their *average* need
-            not be a likely answer (half a 3 and half an 8): look at them one by one.
+        samples: `[S1, B, ...]`, different imputations with the observed entries unchanged. Their *average* need
+            not be a likely one (half a 3 and half an 8): look at them one by one.
         reconstructions: `[S1, B, ...]`, the same before the observed entries were put back; what the paper measures.
         missing: True where an entry was to be filled, `[B, ...]`.
         filled: What the procedure started from: the data with the initial fill, `[B, ...]`.
         within_variance: Variance over the S2 networks that each sample averages, averaged over the samples; 0 where
             observed.
-        noise_variance: Variance of the data around the networks' answers, where the model claims one; 0 where observed.
+        noise_variance: Variance of the data around the reconstructions, where the model has one; 0 where observed.
         averaged: S2, how many networks each sample averages; infinite where the model knows their mean.
     """
 
@@ -36,12 +36,12 @@ class Imputation:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the samples `[B, ...]`, with the observed entries exactly as they were."""
+        """Return the mean of the samples `[B, ...]`, with the observed entries unchanged."""
         return torch.where(self.missing, self.samples.mean(0), self.filled)
 
     @property
     def variance(self) -> Tensor:
-        """Unbiased variance between the samples; 0 where observed, and everywhere if there is a single one."""
+        """Return the unbiased variance between the samples; 0 where observed, and everywhere for a single sample."""
         # rounding gives n equal numbers a variance that is not quite zero
         return (
             torch.where(self.missing, self.samples.var(0), 0)
@@ -51,12 +51,12 @@ class Imputation:
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation between the samples."""
+        """Return the standard deviation between the samples."""
         return self.variance.sqrt()
 
     @property
     def total_variance(self) -> Tensor:
-        """Variance of the missing value itself: between samples, within them, and the noise; for intervals.
+        """Return the variance of the missing value itself: between samples, within them, and the noise.
 
         Each sample is a mean over S2 networks, whose variance holds `within/S2` already (nested random effects).
         """
@@ -65,14 +65,14 @@ class Imputation:
 
 @dataclass(frozen=True, eq=False)
 class WeightedImputation(Imputation):
-    """An imputation out of weighted candidates (`condition`). Its samples were drawn by weight and count alike.
+    """An imputation by weighted candidates (`impute_weighted`). Its samples were resampled by weight and count equally.
 
-    `mean`, `variance` and what is made of them use *all* candidates with their weights, not only the samples.
+    `mean`, `variance` and `total_variance` use *all* candidates with their weights, not only the samples.
 
     Attributes:
         expected: Weighted mean of the candidates `[B, ...]`.
         between: Weighted variance of the candidates `[B, ...]`.
-        effective: How many candidates count, `1 / Σ_j w_j²`, for each datum `[B]`: from 1 (one has all the weight, and
+        effective: How many candidates count, `1 / Σ_j w_j²`, for each sample `[B]`: from 1 (one has all the weight, and
             mean and variance mean little) to their number (nothing was observed).
         candidates: How many there were.
     """
@@ -84,18 +84,18 @@ class WeightedImputation(Imputation):
 
     @property
     def mean(self) -> Tensor:
-        """Weighted mean of the candidates, with the observed entries exactly as they were."""
+        """Return the weighted mean of the candidates, with the observed entries unchanged."""
         return torch.where(self.missing, self.expected, self.filled)
 
     @property
     def variance(self) -> Tensor:
-        """Weighted variance of the candidates; 0 where observed."""
+        """Return the weighted variance of the candidates; 0 where observed."""
         return torch.where(self.missing, self.between, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class ImputationErrors:
-    """Squared errors per datum `[B]`, summed over entries, by three definitions (methods.md 8.2).
+    """Squared errors per sample `[B]`, summed over entries, by three definitions (docs/method/tasks.md).
 
     Those named `..._of_mean` are of the mean reconstruction ("MSE" in the paper); the others average the error over the
     S1 reconstructions ("-log p" in the paper).
@@ -118,27 +118,29 @@ class ImputationErrors:
     published_of_mean: Tensor
 
     def summary(self) -> dict[str, float]:
-        """Mean over the data of each."""
+        """Return the mean over the data of each error."""
         return {name: float(value.double().mean()) for name, value in vars(self).items()}
 
 
-def errors(found: Imputation, original: Tensor) -> ImputationErrors:
-    """Squared errors by the three definitions, of the reconstructions as they are before observed entries go back.
+def errors(imputation: Imputation, original: Tensor) -> ImputationErrors:
+    """Compute squared errors by three definitions, of the reconstructions before observed entries are put back.
 
     Args:
-        found: An imputation.
-        original: The data before anything was hidden `[B, ...]`, without NaN.
+        imputation: An imputation.
+        original: The data before entries were removed `[B, ...]`, without NaN.
     """
-    if original.shape != found.filled.shape:
-        raise DataError(f"the original has shape {list(original.shape)}, the imputation {list(found.filled.shape)}.")
+    if original.shape != imputation.filled.shape:
+        raise DataError(
+            f"the original has shape {list(original.shape)}, the imputation {list(imputation.filled.shape)}."
+        )
     if not bool(original.isfinite().all()):
         raise DataError(
             "the original must be complete: errors are measured against it, not against what was filled in."
         )
     both = []
-    for answers in (found.reconstructions, found.reconstructions.mean(0, keepdim=True)):
-        away = (answers - original).square()
-        published = (answers - found.filled).square()
-        for squares in (away, away * found.missing, published):
+    for reconstructions in (imputation.reconstructions, imputation.reconstructions.mean(0, keepdim=True)):
+        error = (reconstructions - original).square()
+        published = (reconstructions - imputation.filled).square()
+        for squares in (error, error * imputation.missing, published):
             both.append(squares.flatten(2).sum(2).mean(0))
     return ImputationErrors(*both)

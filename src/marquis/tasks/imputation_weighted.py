@@ -1,4 +1,4 @@
-"""Missing entries by Bayes' rule: codes of other data as the prior, weighted by the likelihood of what was observed."""
+"""Importance-weighted imputation: a reference set as the prior, weighted by the likelihood of observed entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.tasks.batches import SameDraws, at_least_one, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
 from marquis.tasks.imputation_results import WeightedImputation
 from marquis.tasks.masks import as_mask
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def condition(
+def impute_weighted(
     model: UncertainAutoencoder,
     x: Tensor,
-    donors: Tensor,
+    reference: Tensor,
     missing: Tensor | None = None,
     *,
     exponent: float = 1.0,
@@ -31,58 +31,58 @@ def condition(
     batch_size: int = 256,
     progress: bool = True,
 ) -> WeightedImputation:
-    """Fill the missing entries with what the model says about codes that explain the observed ones (our own).
+    """Fill the missing entries by importance-weighted imputation (docs/method/tasks.md#imputation-and-generation).
 
-    The codes of other, complete data (`donors`) stand for the prior of the code. Each of L networks reconstructs each
-    of N donors: candidates `m_j` with noise variance `v_j`, alike before anything is observed. Afterwards
+    The codes of a reference set of complete data stand for the prior of the code. Each of L networks reconstructs each
+    of its N samples: candidates `m_j` with noise variance `v_j`, equally likely a priori. Given the observed entries,
 
     `w_j ∝ exp(exponent Σ_{d observed} log N(x_d | m_jd, v_jd))`, normalised over the L N candidates:
 
-    self-normalised importance sampling from the prior. Samples are drawn by systematic resampling (a candidate comes
+    self-normalised importance sampling from the prior. Samples come from systematic resampling (a candidate comes
     `⌊S w⌋` or `⌈S w⌉` times). With nothing observed the weights are equal, and the samples are new data: generation.
 
-    The Gaussian log-likelihood takes entries as independent given the code. Errors of neighbouring pixels are not: as
-    independent witnesses they say too much together, and a few candidates get all the weight. An `exponent` below 1
-    makes up for that; choose it on data whose missing entries you know. 0 ignores what was observed.
+    The Gaussian log-likelihood takes entries as independent given the code. Errors of neighbouring pixels are not, so
+    that the likelihood is too sure and a few candidates get all the weight. An `exponent` below 1 compensates for that;
+    choose it on data whose missing entries you know. 0 ignores what was observed.
     Cost: `L N` passes of the network, then `O(B L N D)` for the weights and the averages; memory of `L N` data.
 
     Args:
-        model: Anything with `reconstruct`, whose answer has a noise variance.
+        model: Anything with `reconstruct`, whose result has a noise variance.
         x: Data `[B, ...]`. What stands at the missing entries does not matter; it may be NaN.
-        donors: Complete data `[N, ...]` of the same kind, such as a thousand of the training data.
-        missing: Boolean, True where missing; of the shape of `x` or of one datum. None: where `x` is NaN.
+        reference: Complete data `[N, ...]` of the same kind, such as a thousand of the training data.
+        missing: Boolean, True where missing; of the shape of `x` or of one sample. None: where `x` is NaN.
         exponent: On the likelihood; 1 is Bayes' rule as the model has it.
-        networks: L; a model with fewer draws (an ensemble, a plain autoencoder) gives as many as it has.
-        samples: S, how many versions to draw for each datum.
+        networks: L; an ensemble or a plain autoencoder gives as many as it has.
+        samples: S, how many versions of each sample.
         generator: For networks and resampling.
-        batch_size: How many data at a time, of donors and of `x`.
+        batch_size: How many samples at a time.
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
     at_least_one(networks=networks, samples=samples)
     if not (math.isfinite(exponent) and exponent >= 0):
         raise DataError(f"exponent={exponent} must be a number from 0 on.")
-    x, donors = data_tensor(model, x, "imputation"), data_tensor(model, donors, "donors")
+    x, reference = data_tensor(model, x, "imputation"), data_tensor(model, reference, "reference set")
     missing = as_mask(x, missing)
-    _check_donors(donors, x)
-    means, noise = _candidates(model, donors, SameDraws(model, generator), networks, batch_size, progress)
+    _check_reference(reference, x)
+    means, noise = _candidates(model, reference, SameSeed(model, generator), networks, batch_size, progress)
     prior = means.mean(0)
     seen = ~missing.flatten(1)
     density = _Density(means, noise, seen.any(0).to(means.device))
     parts: list[tuple[Tensor, ...]] = []
     start = 0
-    for given in batches(model, torch.where(missing, 0, x), batch_size, "imputation", progress):
-        observed = seen[start : start + len(given)].to(given.device)
-        start += len(given)
-        weights = (exponent * density.log(given.flatten(1), observed)).softmax(1)  # by log-sum-exp
+    for batch in batches(model, torch.where(missing, 0, x), batch_size, "imputation", progress):
+        observed = seen[start : start + len(batch)].to(batch.device)
+        start += len(batch)
+        weights = (exponent * density.log(batch.flatten(1), observed)).softmax(1)  # by log-sum-exp
         rows, effective = systematic(weights, samples, generator), 1 / weights.square().sum(1)
         weights = weights.to(means.dtype)
         centred = means - prior  # against cancellation in the variance
-        away = weights @ centred
-        between = (weights @ centred.square() - away.square()).clamp_min(0)
+        shift = weights @ centred
+        between = (weights @ centred.square() - shift.square()).clamp_min(0)
         around = noise if len(noise) == 1 else weights @ noise.repeat(len(means) // len(noise), 1)
-        found = (means[rows.T], prior + away, between, around.expand_as(away), effective)
-        parts.append(tuple(t.to(x.device) for t in found))
+        results = (means[rows.T], prior + shift, between, around.expand_as(shift), effective)
+        parts.append(tuple(t.to(x.device) for t in results))
     versions = torch.cat([part[0] for part in parts], 1).unflatten(2, x.shape[1:])
     expected, between, around = (torch.cat([part[i] for part in parts]).view_as(x) for i in (1, 2, 3))
     return WeightedImputation(
@@ -101,7 +101,7 @@ def condition(
 
 
 def systematic(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Rows `[B, S]` of candidates by systematic resampling: one uniform number per datum, then equal steps.
+    """Resample rows `[B, S]` of candidates systematically: one uniform number per row, then equal steps.
 
     Args:
         weights: `[B, M]`, from 0, each row with sum 1.
@@ -117,13 +117,13 @@ def systematic(weights: Tensor, samples: int, generator: torch.Generator | None 
 
 
 class _Density:
-    """Log-densities of observed entries under every candidate, up to a number per datum, by matrix products.
+    """Log-densities of observed entries under every candidate, up to a number per sample, by matrix products.
 
     In double precision whatever the data are: squares are multiplied out, and their differences decide.
     """
 
     def __init__(self, means: Tensor, noise: Tensor, used: Tensor) -> None:
-        """`means [M, D]`, `noise [M or a divisor, D]` with the networks outermost; `used [D]`: observed anywhere."""
+        """Prepare `means [M, D]` and `noise [M or a divisor, D]`, networks outermost; `used [D]`: observed anywhere."""
         self.used = used
         m, v = means[:, used].double(), noise[:, used].double()
         self.same = len(v) == 1  # then x²/v is the same for all candidates
@@ -132,44 +132,46 @@ class _Density:
         self.square = None if self.same else v.reciprocal().T
 
     def log(self, x: Tensor, observed: Tensor) -> Tensor:
-        """`[B, M]` for `x [B, D]` that is 0 where it was not observed."""
+        """Return log-densities `[B, M]` for `x [B, D]` that is 0 where it was not observed."""
         x, observed = x[:, self.used].double(), observed[:, self.used]
-        found = x @ self.linear - 0.5 * (observed.double() @ self.constant)
+        log_density = x @ self.linear - 0.5 * (observed.double() @ self.constant)
         if self.square is not None:
-            found = found - 0.5 * (x.square() @ self.square)
-        if not bool(found.isfinite().all()):
+            log_density = log_density - 0.5 * (x.square() @ self.square)
+        if not bool(log_density.isfinite().all()):
             raise NumericalError("the likelihood of some observed entries is not finite: are data and model in scale?")
-        return found
+        return log_density
 
 
 def _candidates(
-    model: Any, donors: Tensor, same: SameDraws, networks: int, batch_size: int, progress: bool
+    model: Any, reference: Tensor, same: SameSeed, networks: int, batch_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """Answers `[L N, D]`, networks outermost, and noise variances `[N, D]`, or `[1, D]` if all are alike."""
-    answers, noises = [], []
-    for batch in batches(model, donors, batch_size, "donors", progress):
-        with naming_shape(model, batch, "donors"):
-            said = model.reconstruct(batch, networks, generator=same.again(), keep=True)
-        if said.samples is None or said.samples.shape[1:] != batch.shape:
-            got = None if said.samples is None else list(said.samples.shape)
+    """Return reconstructions `[L N, D]`, networks outermost, and noise variances `[N, D]`, or one if all are equal."""
+    means, noises = [], []
+    for batch in batches(model, reference, batch_size, "reference set", progress):
+        with naming_shape(model, batch, "reference set"):
+            reconstruction = model.reconstruct(batch, networks, generator=same.generator(), keep=True)
+        if reconstruction.samples is None or reconstruction.samples.shape[1:] != batch.shape:
+            got = None if reconstruction.samples is None else list(reconstruction.samples.shape)
             raise DataError(
                 f"reconstruct(x, keep=True) of x {list(batch.shape)} must give samples [S, *x.shape], got {got}."
             )
-        if said.noise_variance is None:
+        if reconstruction.noise_variance is None:
             raise UnsupportedOperationError(
-                f"{type(model).__name__} claims no noise variance, so observed entries have no likelihood to weigh "
+                f"{type(model).__name__} has no noise variance, so observed entries have no likelihood to weigh "
                 "candidates by; use `impute`."
             )
-        answers.append(said.samples.flatten(2))
-        noises.append(said.noise_variance.expand_as(batch).flatten(1))
-    means, noise = torch.cat(answers, 1).flatten(0, 1), torch.cat(noises)
+        means.append(reconstruction.samples.flatten(2))
+        noises.append(reconstruction.noise_variance.expand_as(batch).flatten(1))
+    candidates, noise = torch.cat(means, 1).flatten(0, 1), torch.cat(noises)
     if not bool(((noise > 0) & noise.isfinite()).all()):
         raise NumericalError("the noise variance of the model must be positive and finite to weigh candidates by.")
-    return means, noise[:1] if bool((noise == noise[:1]).all()) else noise
+    return candidates, noise[:1] if bool((noise == noise[:1]).all()) else noise
 
 
-def _check_donors(donors: Tensor, x: Tensor) -> None:
-    if donors.dim() != x.dim() or donors.shape[1:] != x.shape[1:] or len(donors) == 0:
-        raise DataError(f"donors are complete data [N, ...] like x {list(x.shape)}; got {list(donors.shape)}.")
-    if not bool(donors.isfinite().all()):
-        raise DataError("donors must be complete: leave out those with NaN, or `impute` them first.")
+def _check_reference(reference: Tensor, x: Tensor) -> None:
+    if reference.dim() != x.dim() or reference.shape[1:] != x.shape[1:] or len(reference) == 0:
+        raise DataError(
+            f"the reference set must be complete data [N, ...] like x {list(x.shape)}; got {list(reference.shape)}."
+        )
+    if not bool(reference.isfinite().all()):
+        raise DataError("the reference set must be complete: leave out samples with NaN, or `impute` them first.")

@@ -1,4 +1,4 @@
-"""Which entries are missing, and what stands there before anything is known."""
+"""Masks of missing entries, and their initial values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILLS = ("noise", "missing")
 
 
 def top_half(shape: Sequence[int]) -> Tensor:
-    """The paper's mask for images `[..., H, W]`: the upper half is missing, the lower half is observed."""
+    """Return the paper's mask for images `[..., H, W]`: the upper half is missing, the lower half is observed."""
     if len(shape) < 2:
         raise DataError(f"an image has height and width, got shape {list(shape)}.")
     missing = torch.zeros(*shape, dtype=torch.bool)
@@ -25,16 +25,16 @@ def top_half(shape: Sequence[int]) -> Tensor:
 
 
 def minmax_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Normal numbers, scaled to fill [0, 1] for each datum: the paper's initial fill."""
+    """Return normal numbers, scaled to fill [0, 1] for each sample: the paper's initial fill."""
     if like[0].numel() < 2:
-        raise DataError("noise scaled to [0, 1] needs at least two entries per datum; give `fill` a number instead.")
-    drawn = normal(like.shape, like, generator).flatten(1)
-    low, high = drawn.min(1, keepdim=True).values, drawn.max(1, keepdim=True).values
-    return ((drawn - low) / (high - low)).view_as(like)
+        raise DataError("noise scaled to [0, 1] needs at least two entries per sample; give `fill` a number instead.")
+    noise = normal(like.shape, like, generator).flatten(1)
+    low, high = noise.min(1, keepdim=True).values, noise.max(1, keepdim=True).values
+    return ((noise - low) / (high - low)).view_as(like)
 
 
 def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
-    """The mask in the shape of `x`, with no NaN left among what is called observed; the mask may be an array."""
+    """Return the mask in the shape of `x`; raise if entries that it marks as observed are not finite."""
     if not isinstance(x, Tensor):
         raise DataError(f"imputation takes a tensor [B, ...], got {type(x).__name__}: torch.as_tensor(x) makes one.")
     if x.dim() < 2 or not x.is_floating_point() or x.numel() == 0:
@@ -53,7 +53,7 @@ def as_mask(x: Tensor, missing: Tensor | None) -> Tensor:
 
 
 def initial_fill(x: Tensor, missing: Tensor, fill: str | float | Tensor, generator: torch.Generator | None) -> Tensor:
-    """What the missing entries of `x` start from, in the shape of `x`; zeros where they are left to the model."""
+    """Return initial values of missing entries, in the shape of `x`; zeros where they are left to the model."""
     if isinstance(fill, str):
         if choose("fill", fill, FILLS, error=DataError, hint="Or give a number or a tensor.") == "missing":
             return torch.zeros_like(x)

@@ -1,4 +1,4 @@
-"""k nearest neighbours on codes, with k chosen by cross-validation in which copies of one datum stay together."""
+"""k nearest neighbours on codes, with k chosen by cross-validation in which copies of one sample stay in one fold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOTES = 2**22
 
 
 def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -> Tensor:
-    """Majority vote of the k nearest codes (Euclidean) for several k at once, `[len(ks), m]` or `[len(ks), m, A]`.
+    """Classify by majority vote of the k nearest codes, for several k at once, `[len(ks), m]` or `[len(ks), m, A]`.
 
     Ties go to the smallest class, as in scikit-learn. The neighbours are searched once. With several labels per code
     each is voted on by itself.
@@ -45,17 +45,17 @@ def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -
 
 
 def _vote(labels: Tensor, near: Tensor, ks: Sequence[int], classes: int) -> Tensor:
-    """The answers for queries whose neighbours `near [m, max(ks)]` are, from the nearest on."""
-    votes, answers, counted = torch.zeros(0), {}, 0
+    """Return the majority classes for queries with neighbours `near [m, max(ks)]`, nearest first."""
+    votes, predictions, counted = torch.zeros(0), {}, 0
     for k in sorted(set(ks)):
         fresh = torch.nn.functional.one_hot(labels[near[:, counted:k]], classes).sum(1)
         votes = votes + fresh if counted else fresh
-        answers[k], counted = votes.argmax(-1), k  # the first of equals: the smallest class
-    return torch.stack([answers[k] for k in ks])
+        predictions[k], counted = votes.argmax(-1), k  # the first of equals: the smallest class
+    return torch.stack([predictions[k] for k in ks])
 
 
 def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None = None) -> Tensor:
-    """Which fold each *datum* (not copy) belongs to, `[n]`; classes are spread evenly over the folds.
+    """Return the fold of each *sample* (not copy), `[n]`; classes are spread evenly over the folds.
 
     Args:
         labels: `[n]`, or `[n, A]`, in which case there is no class to spread.
@@ -65,7 +65,7 @@ def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None 
     labels = as_tensor(labels, "labels")
     n = len(labels)
     if not 2 <= folds <= n:
-        raise DataError(f"{folds} folds of {n} data: there must be at least two folds and a datum for each.")
+        raise DataError(f"{folds} folds of {n} data: there must be at least two folds and a sample for each.")
     place = "cpu" if generator is None else generator.device
     order = torch.randperm(n, generator=generator, device=place).cpu()
     if labels.dim() == 1:  # dealt out class by class, like cards
@@ -84,12 +84,12 @@ def choose_k(
     at: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> int:
-    """The k with the best cross-validated accuracy; the smallest of equals (methods.md 8.4).
+    """Return the k with the best cross-validated accuracy, the smallest of equals.
 
-    All copies of a datum are in one fold: a copy in the other would find its twin, and k = 1 would always win.
+    All copies of a sample are in one fold: a copy in the other would find its twin, and k = 1 would always win.
 
     Args:
-        copies: Codes of each labelled datum `[S, n, K]`.
+        copies: Codes of each labelled sample `[S, n, K]`.
         labels: `[n]` or `[n, A]`.
         candidates: The k to choose from; those that exceed the codes of the smallest training fold are left out.
         folds: How many folds.
@@ -108,12 +108,12 @@ def cross_validated(
     candidates: Sequence[int] = CANDIDATES,
     at: Tensor | None = None,
 ) -> dict[int, float]:
-    """How many held-out codes get the right label, for each k that every training fold can have.
+    """Count the held-out codes that get the right label, for each k that every training fold can have.
 
     Args:
         copies: As for `choose_k`.
-        labels: Likewise.
-        fold: Of each datum `[n]`, from 0.
+        labels: As for `choose_k`.
+        fold: Of each sample `[n]`, from 0.
         candidates: The k to try, in this order.
         at: As for `choose_k`.
     """
@@ -121,7 +121,7 @@ def cross_validated(
     at = None if at is None else as_tensor(at, "at")
     if at is not None and at.shape != copies.shape[1:]:
         raise DataError(f"at must be [n, K] for copies [S, n, K]; got {list(at.shape)}, {list(copies.shape)}.")
-    judged = copies if at is None else at[None]
+    queries = copies if at is None else at[None]
     parts = range(int(fold.max()) + 1)
     smallest = min(int((fold != part).sum()) for part in parts) * len(copies)
     ks = [k for k in candidates if 1 <= k <= smallest]
@@ -132,14 +132,16 @@ def cross_validated(
     right = torch.zeros(len(ks), dtype=torch.float64)
     for part in parts:
         held = fold == part
-        answers = predict(*flat(copies[:, ~held], labels[~held.to(labels.device)]), judged[:, held].flatten(0, 1), ks)
-        truth = flat(judged[:, held], labels[held.to(labels.device)])[1].cpu()
-        right += (answers == truth).double().flatten(1).sum(1)
+        predictions = predict(
+            *flat(copies[:, ~held], labels[~held.to(labels.device)]), queries[:, held].flatten(0, 1), ks
+        )
+        truth = flat(queries[:, held], labels[held.to(labels.device)])[1].cpu()
+        right += (predictions == truth).double().flatten(1).sum(1)
     return dict(zip(ks, right.tolist(), strict=True))
 
 
 def flat(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies `[S, n, K]` as codes `[S n, K]`, each with the label of its datum."""
+    """Return copies `[S, n, K]` as codes `[S n, K]`, each with the label of its sample."""
     return copies.flatten(0, 1), labels.repeat(len(copies), *[1] * (labels.dim() - 1))
 
 

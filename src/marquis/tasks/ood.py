@@ -1,4 +1,4 @@
-"""Out of distribution: scores per datum from one pass of a model, and how well they tell outside from inside."""
+"""Out-of-distribution (OOD) detection: outlier scores of each sample, and how well they tell OOD data apart."""
 
 from __future__ import annotations
 
@@ -11,74 +11,93 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import Data, SameDraws, as_tensor, at_least_one, batches, naming_shape, require
+from marquis.options import renamed_arguments, warn_renamed
+from marquis.tasks.batches import Data, SameSeed, as_tensor, at_least_one, batches, naming_shape, require
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
 
 if TYPE_CHECKING:
     from marquis.autoencoders import Reconstruction, UncertainAutoencoder
 
 Scores = dict[str, Tensor]
-"""One tensor `[n]` per kind of score; larger means more likely outside the distribution."""
+"""One tensor `[n]` per kind of score; larger means more likely OOD."""
 
 COMBINED_OF = ("nll", "output_variance", "latent_variance")
-"""What the combined score looks at, where it is not told otherwise."""
+"""Scores that the combined score joins by default."""
 
 DERIVED = ("typicality", "typicality_nll", "combined")
-"""Scores that are made of the others, with training data beside them."""
+"""Scores that are computed from the others and those of training data."""
 
 FPR_AT, TAIL_FROM = 0.95, 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class OodResult:
-    """Scores of inside, outside and training data, and how well each tells outside from inside. `print` it for a table.
+    """Scores of in-distribution, OOD and training data, and how well each tells them apart. `print` it for a table.
 
     Attributes:
-        inside: Scores of the data inside the distribution, for histograms.
-        outside: Scores of the data outside.
+        in_distribution: Scores of in-distribution data.
+        out_of_distribution: Scores of OOD data.
         train: Scores of the training data, against which typicality and the combined score are measured.
-        table: For each score `auroc`, `aupr` and `fpr95`; the outside is the positive class, nothing is flipped.
-        draws: How many draws of the model each score averages (1 for a model without uncertainty).
+        table: For each score `auroc`, `aupr` and `fpr95`; OOD is the positive class, nothing is flipped.
+        samples: How many networks each score averages (1 for a model without uncertainty).
     """
 
-    inside: Scores
-    outside: Scores
+    in_distribution: Scores
+    out_of_distribution: Scores
     train: Scores
     table: dict[str, dict[str, float]]
-    draws: int
+    samples: int
 
     def roc(self, score: str) -> RocCurve:
-        """The points of one score's ROC curve."""
+        """Return the points of one score's ROC curve."""
         self._known(score)
-        return roc_curve(self.inside[score], self.outside[score])
+        return roc_curve(self.in_distribution[score], self.out_of_distribution[score])
 
     def histogram(self, score: str, bins: int = 50) -> tuple[Tensor, Tensor, Tensor]:
-        """Common edges `[bins + 1]`, and the counts of inside and outside between them."""
+        """Return common edges `[bins + 1]`, and the counts of in-distribution and OOD data between them."""
         self._known(score)
         at_least_one(bins=bins)
-        both = torch.cat([self.inside[score], self.outside[score]]).double()
+        both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]]).double()
         low, high = float(both.min()), float(both.max())
         high = high if high > low else low + 1
         edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-        inside, outside = (
-            torch.histc(part[score].double(), bins, low, high).long() for part in (self.inside, self.outside)
-        )
-        return edges, inside, outside
+        parts = (self.in_distribution, self.out_of_distribution)
+        counts = [torch.histc(part[score].double(), bins, low, high).long() for part in parts]
+        return edges, counts[0], counts[1]
 
     def varies(self, score: str) -> bool:
-        """Whether a score is not the same for all data, as the variances of a model without uncertainty are."""
+        """Return whether a score differs between data; variances of a model without uncertainty do not."""
         self._known(score)
-        both = torch.cat([self.inside[score], self.outside[score]])
+        both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]])
         return bool((both != both[0]).any())
 
+    @property
+    def inside(self) -> Scores:
+        """Return `in_distribution`, by its deprecated name."""
+        warn_renamed("OodResult.inside", "in_distribution")
+        return self.in_distribution
+
+    @property
+    def outside(self) -> Scores:
+        """Return `out_of_distribution`, by its deprecated name."""
+        warn_renamed("OodResult.outside", "out_of_distribution")
+        return self.out_of_distribution
+
+    @property
+    def draws(self) -> int:
+        """Return `samples`, by its deprecated name."""
+        warn_renamed("OodResult.draws", "samples")
+        return self.samples
+
     def __str__(self) -> str:
-        n, m, drawn = len(self.inside["nll"]), len(self.outside["nll"]), f"{self.draws} draw(s)"
-        lines = [f"{n} inside, {m} outside, {drawn}", f"{'score':<18} {'AUROC':>7} {'AUPR':>7} {'FPR95':>7}"]
+        n, m = len(self.in_distribution["nll"]), len(self.out_of_distribution["nll"])
+        head = f"{n} in-distribution, {m} OOD, {self.samples} sample(s)"
+        lines = [head, f"{'score':<18} {'AUROC':>7} {'AUPR':>7} {'FPR95':>7}"]
         for name, row in self.table.items():
             cells = [f"{row[key]:7.4f}" if self.varies(name) else f"{'-':>7}" for key in ("auroc", "aupr", "fpr95")]
             lines.append(" ".join([f"{name:<18}", *cells]))
         if not all(map(self.varies, self.table)):
-            lines.append("-: the same for all data, so it tells nothing (AUROC 0.5)")
+            lines.append("-: the same for all data, so it cannot tell them apart (AUROC 0.5)")
         return "\n".join(lines)
 
     def _known(self, score: str) -> None:
@@ -95,34 +114,34 @@ def scores(
     batch_size: int = 256,
     progress: bool = True,
 ) -> Scores:
-    """What one pass over the data says about each datum (methods.md 8.1). Cost: `samples` passes of the network.
+    """Compute outlier scores of each sample (docs/method/tasks.md). Cost: `samples` passes of the network.
 
     - `error`: `(1/S) Σ_s ‖x - x_s‖²`, the "-log p" of the paper, without ½ and constants
-    - `nll`: `-log (1/S) Σ_s p(x | draw s)`, the model's own, normalised
-    - `output_variance`, `output_std`: sum over the entries of σ² (or of σ), σ² the variance over the draws
-    - `total_variance`: with the noise that the decoder claims; for models whose decoder predicts a variance, this is
+    - `nll`: `-log (1/S) Σ_s p(x | network s)`, normalised
+    - `output_variance`, `output_std`: sum over the entries of σ² (or of σ), σ² the variance over the networks
+    - `total_variance`: with the decoder's noise variance; for models whose decoder predicts a variance, this is
       the paper's "output variance"
     - `latent_variance`, `latent_std`: sum over the code of σ² (or of σ)
 
-    Entries of `x` that are NaN are left out of `error` and `nll`, which are sums, so that data with more of them look
-    less strange: compare data with about as many. Whether they may occur is the model's business.
+    Entries of `x` that are NaN are left out of `error` and `nll`, which are sums, so that samples with more
+    of them get lower scores: compare samples with about as many. Not every model accepts NaN.
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
         data: A tensor or array `[n, ...]`, or a loader.
-        samples: S, how many draws of the model; all data meet the same draws.
-        generator: For the draws.
+        samples: S, how many networks; all data meet the same.
+        generator: For sampling networks.
         batch_size: How a tensor is cut.
         progress: Show a bar on a terminal.
     """
-    return _scores(model, data, samples, SameDraws(model, generator), batch_size, progress, "scores")[0]
+    return _scores(model, data, samples, SameSeed(model, generator), batch_size, progress, "scores")[0]
 
 
 def typicality(score: Tensor, train: Tensor) -> Tensor:
-    """`|mean_train(score) - score|`: too good to be true counts as much as too bad (single-example typicality test).
+    """Return `|mean_train(score) - score|`: too likely counts as much as too unlikely (typicality test).
 
     Args:
-        score: A likelihood score of the data to judge `[n]`.
+        score: A likelihood score of the data `[n]`.
         train: The same score of training data `[N]`.
     """
     score, train = as_tensor(score, "score"), as_tensor(train, "train")
@@ -132,35 +151,35 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
 
 
 def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> Tensor:
-    """One score out of several: the mean of `-log p_k`, `p_k` how rare a score of part k is among training data.
+    """Combine several scores: the mean of `-log p_k`, with `p_k` the share of training data with a larger score k.
 
-    That is Fisher's way of joining p-values: one part that is sure outweighs others that are undecided, and units do
-    not matter. Up to the training scores' 90 % quantile q, `p = (1 + #{train >= score}) / (1 + N)`. Beyond it that
-    would saturate, and a network is so much better on its training data that it would saturate for test data, too: so
-    the tail goes on as an exponential, `p = p_q exp(-(score - q) / mean excess over q)`. A part that does not vary over
-    the training data (the variances of a model without uncertainty) is left out. The parts are not independent: this
-    ranks, it is no p-value. Cost O(n log N).
+    That is Fisher's combination of p-values: one decisive score outweighs undecided ones, and units do not matter. Up
+    to the training scores' 90 % quantile q, `p = (1 + #{train >= score}) / (1 + N)`. Beyond it that would saturate, and
+    a network is so much better on its training data that it would saturate for test data, too: so the tail goes on as
+    an exponential, `p = p_q exp(-(score - q) / mean excess over q)`. A part that does not vary over the training data
+    (the variances of a model without uncertainty) is left out. The parts are not independent: this ranks, it is no
+    p-value. Cost O(n log N).
 
     Args:
-        parts: Scores of the data to judge.
+        parts: Scores of the data.
         train: Scores of training data.
         of: Which scores to join.
     """
     missing = [name for name in of if name not in parts or name not in train]
     if missing or not of:
         raise DataError(f"the combined score needs scores that are there, got {list(of)} of {list(parts)}.")
-    found = []
+    rarities = []
     for name in of:
         score, ordered = as_tensor(parts[name], name).double(), as_tensor(train[name], name).double().sort().values
         if len(ordered) == 0 or bool(ordered.isnan().any()) or bool(score.isnan().any()):
             raise DataError(f"the score {name!r} is empty or NaN: it has no place among the training scores.")
         if bool(ordered[0] != ordered[-1]):
-            found.append(_rarity(score, ordered))
-    return torch.stack(found).mean(0) if found else torch.zeros(len(parts[of[0]]), dtype=torch.float64)
+            rarities.append(_rarity(score, ordered))
+    return torch.stack(rarities).mean(0) if rarities else torch.zeros(len(parts[of[0]]), dtype=torch.float64)
 
 
 def _rarity(score: Tensor, ordered: Tensor) -> Tensor:
-    """`-log p` of scores among ordered training scores, not all of them equal."""
+    """Return `-log p` of scores among ordered training scores, not all of them equal."""
     below_top = ordered[ordered < ordered[-1]]  # the quantile must leave something above it
     threshold = torch.minimum(ordered[int(TAIL_FROM * (len(ordered) - 1))], below_top[-1])
     above = ordered[ordered > threshold]
@@ -170,10 +189,11 @@ def _rarity(score: Tensor, ordered: Tensor) -> Tensor:
     return torch.where(score > threshold, tail, bulk)
 
 
+@renamed_arguments(inside="in_distribution", outside="out_of_distribution")
 def evaluate(
     model: UncertainAutoencoder,
-    inside: Data,
-    outside: Data,
+    in_distribution: Data,
+    out_of_distribution: Data,
     train: Data,
     samples: int = 100,
     *,
@@ -181,80 +201,90 @@ def evaluate(
     batch_size: int = 256,
     progress: bool = True,
 ) -> OodResult:
-    """All scores of `scores`, typicality and their combination, compared (methods.md 8.1; Figures 9 and 10).
+    """Compare all scores, typicality and their combination on in-distribution and OOD data (LAE Figures 9 and 10).
 
-    `typicality` is that of `error` (the paper's), `typicality_nll` that of the model's own likelihood. Take as many
-    data inside as outside: AUPR depends on their ratio. Cost: `samples` passes over all three sets; a few thousand
+    `typicality` is that of `error` (the paper's), `typicality_nll` that of the model's likelihood. Take as many
+    in-distribution as OOD data: AUPR depends on their ratio. Cost: `samples` passes over all three sets; a few thousand
     training data are enough.
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
-        inside: Data from the training distribution that were not trained on.
-        outside: Data from elsewhere, of the same shape.
+        in_distribution: Held-out data from the training distribution.
+        out_of_distribution: Other data, of the same shape.
         train: Training data (a part will do).
-        samples: How many draws of the model; all data meet the same draws.
-        generator: For the draws.
+        samples: How many networks; all data meet the same.
+        generator: For sampling networks.
         batch_size: How tensors are cut.
         progress: Show bars on a terminal.
     """
-    same, options = SameDraws(model, generator), (batch_size, progress)
-    reference, shape, draws = _scores(model, train, samples, same, *options, "scores of training data")
+    same, options = SameSeed(model, generator), (batch_size, progress)
+    reference, shape, networks = _scores(model, train, samples, same, *options, "scores of training data")
     complete = {"train": _with_derived(reference, reference)}
-    for name, data in (("inside", inside), ("outside", outside)):
-        found, other, _ = _scores(model, data, samples, same, *options, f"scores of data {name}")
+    for name, data in (("in_distribution", in_distribution), ("out_of_distribution", out_of_distribution)):
+        label = name.replace("_", "-")
+        parts, other, _ = _scores(model, data, samples, same, *options, f"scores of {label} data")
         if other != shape:
-            raise DataError(f"the data {name} have shape {list(other)} each, the training data {list(shape)}.")
-        complete[name] = _with_derived(found, reference)
-    return _compared(complete, draws)
+            raise DataError(f"the {label} data have shape {list(other)} each, the training data {list(shape)}.")
+        complete[name] = _with_derived(parts, reference)
+    return _compared(complete, networks)
 
 
-def together(results: Sequence[OodResult]) -> OodResult:
-    """Several trainings as one model: a mixture of their posteriors in equal parts, judged on the same data.
+def ensemble(results: Sequence[OodResult]) -> OodResult:
+    """Join several trainings to one model, an ensemble: a mixture of their posteriors with equal weights.
 
-    A datum's errors and variances are averaged over the trainings, its likelihood is that of the mixture,
-    `log (1/K) Σ_k p_k(x)`; typicality and the combined score are made anew of these. Trainings have codes of their own,
-    so the variance *between* trainings means nothing for a code, and is left out of the outputs' likewise.
+    Errors and variances are averaged over the trainings, the likelihood is that of the mixture, `log (1/K) Σ_k p_k(x)`;
+    typicality and the combined score are computed from these. Each training has its own latent space, so the variance
+    *between* trainings means nothing for a code; it is left out of the output variance too.
 
     Args:
-        results: What `evaluate` said of each training, with the same data in the same order.
+        results: Results of `evaluate` for each training, with the same data in the same order.
 
     Raises:
         DataError: There are none, or their data differ in number.
     """
     if not results:
-        raise DataError("no results to put together.")
+        raise DataError("there are no results to join.")
     complete: dict[str, Scores] = {}
-    for name in ("train", "inside", "outside"):
+    for name in ("train", "in_distribution", "out_of_distribution"):
         parts: list[Scores] = [getattr(result, name) for result in results]
         counts = {len(part["nll"]) for part in parts}
         if len(counts) > 1:
-            raise DataError(f"the results are of {', '.join(map(str, sorted(counts)))} data {name}: not of the same.")
+            raise DataError(
+                f"the results are of {', '.join(map(str, sorted(counts)))} samples ({name}): not of the same data."
+            )
         joined = {key: torch.stack([part[key] for part in parts]).mean(0) for key in parts[0] if key not in DERIVED}
         nll = torch.stack([part["nll"] for part in parts])
         joined["nll"] = math.log(len(parts)) - (-nll).logsumexp(0)
         complete[name] = _with_derived(joined, complete.get("train", joined))
-    return _compared(complete, sum(result.draws for result in results))
+    return _compared(complete, sum(result.samples for result in results))
 
 
-def _compared(complete: dict[str, Scores], draws: int) -> OodResult:
-    table = {name: _row(score, complete["outside"][name]) for name, score in complete["inside"].items()}
-    return OodResult(complete["inside"], complete["outside"], complete["train"], table, draws)
+def together(results: Sequence[OodResult]) -> OodResult:
+    """Call `ensemble`, by its deprecated name."""
+    warn_renamed("ood.together", "ood.ensemble")
+    return ensemble(results)
 
 
-def _with_derived(found: Scores, reference: Scores) -> Scores:
+def _compared(complete: dict[str, Scores], samples: int) -> OodResult:
+    inside, outside = complete["in_distribution"], complete["out_of_distribution"]
+    table = {name: _row(score, outside[name]) for name, score in inside.items()}
+    return OodResult(inside, outside, complete["train"], table, samples)
+
+
+def _with_derived(parts: Scores, reference: Scores) -> Scores:
     return {
-        **found,
-        "typicality": typicality(found["error"], reference["error"]),
-        "typicality_nll": typicality(found["nll"], reference["nll"]),
-        "combined": combined(found, reference),
+        **parts,
+        "typicality": typicality(parts["error"], reference["error"]),
+        "typicality_nll": typicality(parts["nll"], reference["nll"]),
+        "combined": combined(parts, reference),
     }
 
 
-def _row(inside: Tensor, outside: Tensor) -> dict[str, float]:
+def _row(in_scores: Tensor, out_scores: Tensor) -> dict[str, float]:
     return {
-        "auroc": auroc(inside, outside),
-        "aupr": average_precision(inside, outside),
-        "fpr95": fpr_at_tpr(inside, outside, FPR_AT),
+        "auroc": auroc(in_scores, out_scores),
+        "aupr": average_precision(in_scores, out_scores),
+        "fpr95": fpr_at_tpr(in_scores, out_scores, FPR_AT),
     }
 
 
@@ -263,42 +293,46 @@ def _scores(
     model: UncertainAutoencoder,
     data: Data,
     samples: int,
-    same: SameDraws,
+    same: SameSeed,
     batch_size: int,
     progress: bool,
     what: str,
 ) -> tuple[Scores, torch.Size, int]:
-    """The scores, the shape of a datum, and the number of draws that the model really made."""
+    """Return the scores, the shape of a sample, and the number of networks that the model really sampled."""
     require(model, "reconstruct")
-    found: list[Scores] = []
-    shape, draws = torch.Size(), 0
+    parts: list[Scores] = []
+    shape, networks = torch.Size(), 0
     for x in batches(model, data, batch_size, what, progress):
         with naming_shape(model, x, what):
-            said = model.reconstruct(x, samples, generator=same.again())
-        if said.mean.shape != x.shape:
-            raise DataError(f"{what}: the model reconstructs {list(x.shape)} as {list(said.mean.shape)}.")
-        found.append({name: score.detach().cpu() for name, score in _of_batch(said, x).items()})
-        shape, draws = x.shape[1:], said.draws
-    joined = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+            result = model.reconstruct(x, samples, generator=same.generator())
+        if result.mean.shape != x.shape:
+            raise DataError(f"{what}: the model reconstructs {list(x.shape)} as {list(result.mean.shape)}.")
+        parts.append({name: score.detach().cpu() for name, score in _of_batch(result, x).items()})
+        shape, networks = x.shape[1:], result.draws
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     for name, score in joined.items():
         if not bool(score.isfinite().all()):
             raise DataError(
                 f"{what}: {int((~score.isfinite()).sum())} of {len(score)} values of {name!r} are not finite."
             )
-    return joined, shape, draws
+    return joined, shape, networks
 
 
-def _of_batch(said: Reconstruction, x: Tensor) -> Scores:
-    error = (said.mean - x).square()
-    # mean over draws of the squared error = that of the mean + biased variance (methods.md 6.5): no draw is kept.
+def _of_batch(result: Reconstruction, x: Tensor) -> Scores:
+    error = (result.mean - x).square()
+    # The networks' mean squared error = that of the mean + biased variance (docs/method/autoencoders.md): none is kept.
     # Around a mean that is known (and so the expected error's) the variance is the mean square already.
-    spread = said.variance if getattr(said, "mean_known", False) else said.variance * ((said.draws - 1) / said.draws)
+    spread = (
+        result.variance
+        if getattr(result, "mean_known", False)
+        else result.variance * ((result.draws - 1) / result.draws)
+    )
     return {
         "error": torch.where(x.isnan(), 0, error + spread).flatten(1).sum(1),
-        "nll": -said.log_prob,
-        "output_variance": said.variance.flatten(1).sum(1),
-        "output_std": said.std.flatten(1).sum(1),
-        "total_variance": said.total_variance.flatten(1).sum(1),
-        "latent_variance": said.latent.variance.flatten(1).sum(1),
-        "latent_std": said.latent.std.flatten(1).sum(1),
+        "nll": -result.log_prob,
+        "output_variance": result.variance.flatten(1).sum(1),
+        "output_std": result.std.flatten(1).sum(1),
+        "total_variance": result.total_variance.flatten(1).sum(1),
+        "latent_variance": result.latent.variance.flatten(1).sum(1),
+        "latent_std": result.latent.std.flatten(1).sum(1),
     }

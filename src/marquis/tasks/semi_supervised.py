@@ -1,4 +1,4 @@
-"""Few labels, many draws: each labelled datum stands for as many codes as the model has opinions."""
+"""Semi-supervised learning: nearest neighbours on codes with few labels and many sampled codes of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marquis.choices import choose
 from marquis.errors import DataError
-from marquis.tasks.batches import SameDraws, as_tensor, at_least_one, data_tensor
+from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
@@ -44,23 +44,23 @@ def embed(
     batch_size: int = 256,
     progress: bool = True,
 ) -> Tensor:
-    """Mean codes `[n, K]`, or with `copies` the code of every draw `[S, n, K]`; all data meet the same draws.
+    """Return mean codes `[n, K]`, or with `copies` the code of every sampled network `[S, n, K]`.
 
     Cost: `samples` passes of the encoder.
 
     Args:
         model: Anything with `encode`.
         x: Data `[n, ...]`.
-        samples: How many draws; a model without uncertainty gives one.
-        copies: Whether to give every draw instead of the mean.
-        generator: For the draws.
-        batch_size: How many data at a time.
+        samples: How many networks; a model without uncertainty gives one.
+        copies: Whether to return every sampled code instead of the mean.
+        generator: For sampling networks.
+        batch_size: How many samples at a time.
         progress: Show a bar on a terminal.
     """
     x = data_tensor(model, x, "data")
-    wanted, same = torch.full((len(x),), copies), SameDraws(model, generator)
-    means, kept = means_and_copies(model, x, wanted, samples, same, batch_size, progress)
-    return kept if copies else means
+    selected, same = torch.full((len(x),), copies), SameSeed(model, generator)
+    means, samples_of_all = means_and_copies(model, x, selected, samples, same, batch_size, progress)
+    return samples_of_all if copies else means
 
 
 def evaluate(
@@ -77,12 +77,13 @@ def evaluate(
     batch_size: int = 256,
     progress: bool = True,
 ) -> FewLabelsResult:
-    """Accuracy of nearest neighbours with few labels (methods.md 8.4; Figure 12).
+    """Measure the accuracy of nearest neighbours with few labels (LAE Figure 12; docs/method/tasks.md).
 
-    For each number of labels and each repetition: that many data of every class are drawn and embedded by `copies`
-    draws of the model, k is chosen by two-fold cross-validation in which copies stay together (k = 1 for one label per
-    class), and all other data are classified at their *mean* code. So is the held-out fold. Generators with the same
-    seed give every model the same labelled data and the same folds: results of two models can be compared in pairs.
+    For each number of labels and each repetition: that many samples of every class are chosen at random and encoded by
+    `copies` networks, k is chosen by two-fold cross-validation in which copies stay in one fold (k = 1 for one label
+    per class), and all other data are classified at their *mean* code. So is the held-out fold. Generators with the
+    same seed give every model the same labelled data and the same folds: results of two models can be compared in
+    pairs.
     Cost: `copies` encoder passes over `x`, and the neighbour searches.
 
     Args:
@@ -90,21 +91,22 @@ def evaluate(
         x: Data `[n, ...]` that the model was not trained on.
         labels: Classes `[n]`, integers from 0.
         per_class: Numbers of labels per class.
-        repetitions: How often labels are drawn anew.
-        copies: How many draws of the model embed each labelled datum, and make up each mean code.
+        repetitions: How often the labelled rows are chosen anew.
+        copies: How many networks encode each labelled sample, and are averaged for each mean code.
         candidates: The k to choose from.
-        count: What k counts. "codes" is the published way: with 100 copies that lie close together, the ten nearest
-            codes are one datum, and every k up to ten is one neighbour. "data" multiplies the candidates by the copies.
-        generator: For labels, folds and draws.
-        batch_size: How many data at a time.
+        count: What k counts. "codes" as in the paper: with 100 copies that lie close to each other, the ten nearest
+            codes are one sample, and every k up to ten is one neighbour. "data" multiplies the candidates by the
+            copies.
+        generator: For labels, folds and networks.
+        batch_size: How many samples at a time.
         progress: Show bars on a terminal.
     """
     x = data_tensor(model, x, "data")
     labels = _checked_labels(x, labels, 1, repetitions, copies)
-    same = SameDraws(model, generator)
+    same = SameSeed(model, generator)
     sets = label_sets(labels, per_class, repetitions, generator)
     codes = codes_of(model, x, [rows for row in sets for rows in row], copies, same, batch_size, progress)
-    return _judged(codes, labels, per_class, sets, candidates, count, generator)
+    return _few_labels_result(codes, labels, per_class, sets, candidates, count, generator)
 
 
 def evaluate_codes(
@@ -118,14 +120,14 @@ def evaluate_codes(
     count: Count = "codes",
     generator: torch.Generator | None = None,
 ) -> FewLabelsResult:
-    """`evaluate` for codes that are there already: of `embed`, or the data themselves (`x.flatten(1)[None]`).
+    """Run `evaluate` on codes that exist already: of `embed`, or the data themselves (`x.flatten(1)[None]`).
 
     Args:
         codes: Copies `[S, n, K]`; one copy for codes without uncertainty.
         labels: Classes `[n]`, integers from 0.
         per_class: Numbers of labels per class.
         means: Where data without a label are classified, `[n, K]`; by default the mean of their copies.
-        repetitions: How often labels are drawn anew.
+        repetitions: How often the labelled rows are chosen anew.
         candidates: The k to choose from.
         count: What k counts, see `evaluate`.
         generator: For labels and folds; the same seed gives the same labelled data whatever the codes.
@@ -134,7 +136,7 @@ def evaluate_codes(
     labels = _checked_labels(means, labels, 1, repetitions, len(codes))
     sets = label_sets(labels, per_class, repetitions, generator)
     held = Codes(means, codes, torch.arange(len(means)))
-    return _judged(held, labels, per_class, sets, candidates, count, generator)
+    return _few_labels_result(held, labels, per_class, sets, candidates, count, generator)
 
 
 def evaluate_multilabel(
@@ -152,9 +154,9 @@ def evaluate_multilabel(
     batch_size: int = 256,
     progress: bool = True,
 ) -> MultiLabelResult:
-    """The same for data with many yes-or-no attributes (methods.md 8.4; Table 4, CelebA's 40 attributes).
+    """Measure the accuracy with few labels for many binary attributes (LAE Table 4, CelebA's 40 attributes).
 
-    `labelled` data in all are drawn; every attribute is voted on by itself, with one k for all of them.
+    `labelled` rows in all are chosen; every attribute is voted on separately, with one k for all of them.
 
     Args:
         model: Anything with `encode`.
@@ -162,20 +164,20 @@ def evaluate_multilabel(
         attributes: `[n, A]`, boolean or 0 and 1.
         labelled: How many data have labels.
         names: Names of the attributes.
-        repetitions: How often the labelled data are drawn anew.
-        copies: How many draws of the model embed each labelled datum, and make up each mean code.
+        repetitions: How often the labelled rows are chosen anew.
+        copies: How many networks encode each labelled sample, and are averaged for each mean code.
         candidates: The k to choose from.
         count: What k counts, see `evaluate`.
-        generator: For labels, folds and draws.
-        batch_size: How many data at a time.
+        generator: For labels, folds and networks.
+        batch_size: How many samples at a time.
         progress: Show bars on a terminal.
     """
     x = data_tensor(model, x, "data")
     attributes, names = _checked_attributes(x, attributes, names, labelled, repetitions, copies)
-    same = SameDraws(model, generator)
+    same = SameSeed(model, generator)
     sets = [permutation(len(x), generator)[:labelled] for _ in range(repetitions)]
     codes = codes_of(model, x, sets, copies, same, batch_size, progress)
-    return _judged_multilabel(codes, attributes, names, sets, candidates, count, generator)
+    return _multilabel_result(codes, attributes, names, sets, candidates, count, generator)
 
 
 def evaluate_multilabel_codes(
@@ -190,18 +192,18 @@ def evaluate_multilabel_codes(
     count: Count = "codes",
     generator: torch.Generator | None = None,
 ) -> MultiLabelResult:
-    """`evaluate_multilabel` for codes that are there already; arguments as of it and of `evaluate_codes`."""
+    """Run `evaluate_multilabel` on codes that exist already; arguments as there and in `evaluate_codes`."""
     codes, means = _checked_codes(codes, means)
     attributes, names = _checked_attributes(means, attributes, names, labelled, repetitions, len(codes))
     sets = [permutation(len(means), generator)[:labelled] for _ in range(repetitions)]
     held = Codes(means, codes, torch.arange(len(means)))
-    return _judged_multilabel(held, attributes, names, sets, candidates, count, generator)
+    return _multilabel_result(held, attributes, names, sets, candidates, count, generator)
 
 
-def _answers(
+def _predictions(
     codes: Codes, chosen: Tensor, known: Tensor, candidates: Sequence[int], count: Count, one: bool, generator: Any
 ) -> tuple[Tensor, Tensor, int]:
-    """Answers for the data that are not `chosen`, their rows, and the k that cross-validation chose.
+    """Return predictions for the rows that are not `chosen`, these rows, and the k that cross-validation chose.
 
     Args:
         codes: Of all data.
@@ -209,7 +211,7 @@ def _answers(
         known: Their labels.
         candidates: The k to choose from.
         count: What k counts.
-        one: Whether there is nothing to choose: one datum of each class.
+        one: Whether there is nothing to choose: one sample of each class.
         generator: For the folds.
     """
     copies = codes.copies_of(chosen)
@@ -221,7 +223,7 @@ def _answers(
     return predict(*flat(copies, known), codes.means[rest], [k])[0], rest, k
 
 
-def _judged(
+def _few_labels_result(
     codes: Codes,
     labels: Tensor,
     per_class: Sequence[int],
@@ -235,13 +237,13 @@ def _judged(
     neighbours = torch.zeros(accuracy.shape, dtype=torch.long)
     for row, n in enumerate(per_class):
         for column, chosen in enumerate(sets[row]):
-            answers, rest, k = _answers(codes, chosen, labels[chosen], candidates, count, n == 1, generator)
-            accuracy[row, column] = (answers == labels[rest].cpu()).double().mean()
+            predictions, rest, k = _predictions(codes, chosen, labels[chosen], candidates, count, n == 1, generator)
+            accuracy[row, column] = (predictions == labels[rest].cpu()).double().mean()
             neighbours[row, column] = k
     return FewLabelsResult(tuple(per_class), accuracy, neighbours, len(codes.copies))
 
 
-def _judged_multilabel(
+def _multilabel_result(
     codes: Codes,
     attributes: Tensor,
     names: tuple[str, ...],
@@ -253,9 +255,11 @@ def _judged_multilabel(
     count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy, balanced, majority, ks, copies = [], [], [], [], len(codes.copies)
     for chosen in sets:
-        answers, rest, k = _answers(codes, chosen, attributes[chosen], candidates, count, len(chosen) == 1, generator)
+        predictions, rest, k = _predictions(
+            codes, chosen, attributes[chosen], candidates, count, len(chosen) == 1, generator
+        )
         truth, ks = attributes[rest].cpu(), [*ks, k]
-        right, share = (answers == truth).double(), truth.double().mean(0)
+        right, share = (predictions == truth).double(), truth.double().mean(0)
         accuracy.append(right.mean(0))
         rates = [(right * (truth == value)).sum(0) / (truth == value).sum(0) for value in (0, 1)]
         balanced.append((rates[0] + rates[1]) / 2)
@@ -268,8 +272,8 @@ def _judged_multilabel(
 def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> Tensor:
     labels = as_tensor(labels, "labels")
     if labels.dim() != dim or len(labels) != len(x) or len(x) == 0:
-        wanted = "[n]" if dim == 1 else "[n, A]"
-        raise DataError(f"labels must be {wanted} for data [n, ...]; got {list(labels.shape)} for {list(x.shape)}.")
+        shape = "[n]" if dim == 1 else "[n, A]"
+        raise DataError(f"labels must be {shape} for data [n, ...]; got {list(labels.shape)} for {list(x.shape)}.")
     if labels.is_floating_point() or labels.dtype == torch.bool or bool((labels < 0).any()):
         raise DataError(f"labels must be integers from 0, got {labels.dtype}.")
     at_least_one(repetitions=repetitions, copies=copies)

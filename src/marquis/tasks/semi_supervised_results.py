@@ -1,4 +1,4 @@
-"""What the comparisons with few labels give back."""
+"""Results of learning with few labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FewLabelsResult:
         per_class: Numbers of labels per class.
         accuracy: `[len(per_class), repetitions]`, on the data without a label.
         neighbours: The k that cross-validation chose, of the same shape.
-        copies: How many codes each labelled datum had (1 for a model without uncertainty).
+        copies: How many codes each labelled sample had (1 for a model without uncertainty).
     """
 
     per_class: tuple[int, ...]
@@ -40,9 +40,9 @@ class MultiLabelResult:
         names: Names of the attributes.
         accuracy: `[repetitions, A]`, on the data without labels.
         balanced: Mean of the accuracies among those that have the attribute and those that do not, of the same shape;
-            0.5 for one who always says the same. NaN where all evaluated data are alike.
-        majority: Accuracy of always giving the commoner answer of the evaluated data, `[repetitions, A]`. Beat this:
-            "98 % right about baldness" is what one gets for always saying no.
+            0.5 for constant predictions. NaN where all evaluated data are alike.
+        majority: Accuracy of always predicting the more frequent value of the evaluated data, `[repetitions, A]`. A
+            baseline: always "not bald" has an accuracy of 98 %.
         neighbours: The k that cross-validation chose, per repetition.
         labelled: How many data had labels.
         copies: How many codes each of them had.
@@ -58,7 +58,7 @@ class MultiLabelResult:
 
     @property
     def overall(self) -> float:
-        """Mean over attributes and repetitions."""
+        """Return the mean over attributes and repetitions."""
         return float(self.accuracy.mean())
 
     def __str__(self) -> str:

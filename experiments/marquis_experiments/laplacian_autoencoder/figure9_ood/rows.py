@@ -45,7 +45,9 @@ CURVES = ("output_variance", "latent_variance")
 POINTS, BINS = 60, 40
 BATCH = 512
 """Batch size; every batch samples the networks again, which for Kronecker factors costs as much as 100 images."""
-KIND, SETS = "ood-scores", ("inside", "outside", "train")
+KIND = "ood-scores"
+SETS = {"inside": "in_distribution", "outside": "out_of_distribution", "train": "train"}
+"""Names in a file of scores, and in an `OodResult`."""
 
 
 @dataclass(frozen=True)
@@ -188,14 +190,15 @@ def _joined(place: Place, sizes: Sizes, singles: Sequence[Job], say: Callable[[s
             trained_model = model(place.shared, job.trained_as, job.seed, job.recipe, images, say).require()
             known = _evaluate(place, sizes, job, trained_model)
         results.append(known)
-    return {**trained, **summary(ood.together(results)), "evaluation_seconds": time.process_time() - before}
+    return {**trained, **summary(ood.ensemble(results)), "evaluation_seconds": time.process_time() - before}
 
 
 def save_scores(folder: Path, name: str, settings: Mapping[str, Any], result: ood.OodResult) -> None:
     """Write the scores of all images, with the settings that they depend on."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{part}.{score}": value for part in SETS for score, value in getattr(result, part).items()}
-    header = {"settings": dict(settings), "table": result.table, "draws": result.draws}
+    parts = {stored: getattr(result, name) for stored, name in SETS.items()}
+    tensors = {f"{stored}.{score}": value for stored, part in parts.items() for score, value in part.items()}
+    header = {"settings": dict(settings), "table": result.table, "draws": result.samples}
     save_tensors(folder / f"{name}.safetensors", KIND, header, tensors)
 
 
@@ -235,10 +238,10 @@ def summary(result: ood.OodResult) -> dict[str, Any]:
     varying = [name for name in CURVES if result.varies(name)]
     return {
         "table": {name: row for name, row in result.table.items() if result.varies(name)},
-        "error": float(result.inside["error"].mean()),
+        "error": float(result.in_distribution["error"].mean()),
         "roc": {name: _thinned(result, name) for name in varying},
         "histograms": {name: _histogram(result, name) for name in varying},
-        "draws": result.draws,
+        "draws": result.samples,
     }
 
 
@@ -253,7 +256,7 @@ def _thinned(result: ood.OodResult, name: str) -> list[list[float]]:
 def _histogram(result: ood.OodResult, name: str) -> dict[str, list[float]]:
     """Return counts over the logarithm of a score: variances differ by orders of magnitude."""
     floor = 1e-12
-    inside, outside = (part[name].double().clamp_min(floor).log10() for part in (result.inside, result.outside))
+    inside, outside = (part[name].double().clamp_min(floor).log10() for part in (result.in_distribution, result.out_of_distribution))
     both = torch.cat([inside, outside])
     low, high = float(both.min()), float(both.max())
     edges = torch.linspace(low, max(high, low + 1e-3), BINS + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How well a model reconstructs rows that it has not seen."""
+"""Metrics of a model on rows that it was not trained on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 SAMPLES, BATCH = 50, 256
 MEAN_ROWS = 2000
-"""Training rows, at random, of which the mean is taken."""
-NOTHING = 0.95
-"""Of the mean's error: a model that is not better than that has not begun to learn."""
+"""Random training rows of which the mean is taken."""
+WORST_RATIO = 0.95
+"""Error over that of the mean row from which on a model counts as untrained."""
 ERROR, ERROR_OF_MEAN = "held-out squared error", "squared error of the mean row"
 
 
-def quality(model: BaseAutoencoder, data: Data, samples: int = SAMPLES, seed: int = 0) -> dict[str, float | int]:
-    """Means per datum over held-out rows: log-likelihood, squared error, and the size of the error bars."""
+def held_out_metrics(
+    model: BaseAutoencoder, data: Data, samples: int = SAMPLES, seed: int = 0
+) -> dict[str, float | int]:
+    """Return log-likelihood, squared error and standard deviations, as means over held-out rows."""
     from torch.utils.data import DataLoader
 
     from marquis.tasks import ood
@@ -27,18 +29,17 @@ def quality(model: BaseAutoencoder, data: Data, samples: int = SAMPLES, seed: in
     loader = DataLoader(data.tensor_dataset(), batch_size=BATCH)
     generator = torch.Generator().manual_seed(seed)
     scores = ood.scores(model, loader, samples, generator=generator)
-    found = {
+    return {
         "held-out rows": len(data),
         "held-out log-likelihood": -float(scores["nll"].double().mean()),
         ERROR: float(scores["error"].double().mean()),
         "std of reconstructions (sum)": float(scores["output_std"].double().mean()),
         "std of codes (sum)": float(scores["latent_std"].double().mean()),
     }
-    return found
 
 
 def error_of_mean(train: Data, held_out: Data) -> float:
-    """Squared error per held-out datum of always saying the mean training datum: what a model has to be better than."""
+    """Return the squared error of predicting the mean training row, averaged over held-out rows: a baseline."""
     from marquis.run.rows import at_random
 
     mean = at_random(train, MEAN_ROWS, 0).x.double().nanmean(0)
@@ -46,12 +47,12 @@ def error_of_mean(train: Data, held_out: Data) -> float:
     return float(error.flatten(1).sum(1).mean())
 
 
-def learnt_nothing(found: dict[str, float | int]) -> str | None:
-    """What to say of a model that is no better than the mean; None for others."""
-    if not found.get(ERROR, 0) >= NOTHING * found.get(ERROR_OF_MEAN, float("inf")):
+def untrained_warning(metrics: dict[str, float | int]) -> str | None:
+    """Return a warning about a model that is no better than the mean row; None for others."""
+    if not metrics.get(ERROR, 0) >= WORST_RATIO * metrics.get(ERROR_OF_MEAN, float("inf")):
         return None
     return (
         f"the model reconstructs held-out rows no better than the mean of the training rows ({ERROR} "
-        f"{found[ERROR]:.4g}, {ERROR_OF_MEAN} {found[ERROR_OF_MEAN]:.4g}): it has learnt nothing. Train for longer "
+        f"{metrics[ERROR]:.4g}, {ERROR_OF_MEAN} {metrics[ERROR_OF_MEAN]:.4g}): it has learnt nothing. Train for longer "
         "(--patience, --epochs), with a higher --lr or a smaller --batch-size, or with a longer code (--latent)"
     )
