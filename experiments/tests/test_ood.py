@@ -259,7 +259,7 @@ def test_scores_are_kept_with_what_they_depend_on(tmp_path):
     save_scores(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)}, found)
     same = load_scores(tmp_path / "new", "row", {"seed": 1, "layers": (2, 3)})
     assert same is not None and same.table == found.table and same.samples == found.samples
-    for part in ("inside", "outside", "train"):
+    for part in ("in_distribution", "out_of_distribution", "train"):
         ours, theirs = getattr(same, part), getattr(found, part)
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert load_scores(tmp_path / "new", "row", {"seed": 2, "layers": (2, 3)}) is None

@@ -256,7 +256,8 @@ def _thinned(result: ood.OodResult, name: str) -> list[list[float]]:
 def _histogram(result: ood.OodResult, name: str) -> dict[str, list[float]]:
     """Return counts over the logarithm of a score: variances differ by orders of magnitude."""
     floor = 1e-12
-    inside, outside = (part[name].double().clamp_min(floor).log10() for part in (result.in_distribution, result.out_of_distribution))
+    parts = (result.in_distribution, result.out_of_distribution)
+    inside, outside = (part[name].double().clamp_min(floor).log10() for part in parts)
     both = torch.cat([inside, outside])
     low, high = float(both.min()), float(both.max())
     edges = torch.linspace(low, max(high, low + 1e-3), BINS + 1, dtype=torch.float64)
