@@ -12,7 +12,7 @@ from marquis.laplace import Laplace
 from marquis.predictive import predict
 from marquis_experiments.common.images import Labelled
 from marquis_experiments.common.networks import image_cnn
-from marquis_experiments.linearised_laplace.fashion_classification.dense_prior import (
+from marquis_experiments.linearised_laplace.fashion_classification.dense import (
     Parts,
     averaged,
     chosen,

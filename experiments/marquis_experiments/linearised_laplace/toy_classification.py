@@ -207,37 +207,18 @@ def draw_maps(path: Path, part: dict[str, Any], pixels: int, columns: int, title
     figure.save(path, 80)
 
 
+# fmt: off
 STUDY = Study(
-    "toy-classification",
-    Path(__file__).with_suffix(".md"),
-    measure,
-    values,
-    draw,
+    "toy-classification", Path(__file__).with_suffix(".md"), measure, values, draw,
     default={
-        "hidden": 20,
-        "rounds": 6,
-        "iterations": 150,
-        "train": 150,
-        "test": 1000,
-        "pixels": 61,
-        "samples": 200,
+        "hidden": 20, "rounds": 6, "iterations": 150, "train": 150, "test": 1000, "pixels": 61, "samples": 200,
     },
     quick={
-        "hidden": 8,
-        "rounds": 2,
-        "iterations": 40,
-        "train": 60,
-        "test": 200,
-        "pixels": 15,
-        "samples": 20,
+        "hidden": 8, "rounds": 2, "iterations": 40, "train": 60, "test": 200, "pixels": 15, "samples": 20,
     },
     full={
-        "hidden": 50,
-        "rounds": 20,
-        "iterations": 1000,
-        "train": 500,
-        "test": 10_000,
-        "pixels": 201,
+        "hidden": 50, "rounds": 20, "iterations": 1000, "train": 500, "test": 10_000, "pixels": 201,
         "samples": 2000,
     },
 )
+# fmt: on

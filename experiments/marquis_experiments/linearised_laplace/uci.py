@@ -255,38 +255,20 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     figure.save(folder / "uci.png")
 
 
+# fmt: off
 STUDY = Study(
-    "uci",
-    Path(__file__).with_suffix(".md"),
-    measure,
-    values,
-    draw,
+    "uci", Path(__file__).with_suffix(".md"), measure, values, draw,
     default={
         "standard": {"boston": 3, "concrete": 3, "energy": 3, "naval": 2, "protein": 2, "wine": 2},
-        "gap": {"boston": 4, "concrete": 4, "energy": 8, "naval": 8, "protein": 3, "wine": 3},
-        "hidden": 50,
-        "max_train": 1000,
-        "max_test": 1000,
-        "rounds": 6,
-        "iterations": 150,
-        "samples": 100,
+        "gap": {"boston": 4, "concrete": 4, "energy": 8, "naval": 8, "protein": 3, "wine": 3}, "hidden": 50,
+        "max_train": 1000, "max_test": 1000, "rounds": 6, "iterations": 150, "samples": 100,
     },
     quick={
-        "standard": {"energy": 1},
-        "gap": {"energy": 1},
-        "hidden": 10,
-        "max_train": 200,
-        "max_test": 200,
-        "rounds": 2,
-        "iterations": 30,
-        "samples": 20,
+        "standard": {"energy": 1}, "gap": {"energy": 1}, "hidden": 10, "max_train": 200, "max_test": 200,
+        "rounds": 2, "iterations": 30, "samples": 20,
     },
     full={
-        "standard": STANDARD,
-        "gap": GAPS,
-        "max_train": None,
-        "max_test": None,
-        "rounds": 12,
-        "iterations": 500,
+        "standard": STANDARD, "gap": GAPS, "max_train": None, "max_test": None, "rounds": 12, "iterations": 500,
     },
 )
+# fmt: on

@@ -78,26 +78,18 @@ def cases(size: str) -> dict[str, Case]:
             Case("mnist", "mlp", Recipe(4, 32), (1.0, 10.0), 2, 1, 1, {"hidden": (16,)}, **small),
         ]
     elif size == "default":
-        mlp = {"hidden": (200, 200)}
+        mlp, cnn = {"hidden": (200, 200)}, {"channels": (24, 32, 48), "hidden": (32, 32)}
         made = [
             Case("mnist", "mlp", Recipe(12), (10.0, 30.0, 100.0), 3, 1, 1, mlp),
             Case("fashion-mnist", "mlp", Recipe(12), (3.0, 10.0, 30.0, 100.0), 3, 1, 1, mlp),
             Case("fashion-mnist", "cnn", Recipe(28, flip=True), (10.0, 30.0), 3, 14, 7, CNN),
-            Case("mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 2, 2, {"channels": (24, 32, 48), "hidden": (32, 32)}),
+            Case("mnist", "cnn", Recipe(6), (3.0, 10.0, 30.0), 3, 2, 2, cnn),
         ]
     else:
         grid = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-        wide = {"channels": (64, 96, 128), "hidden": (512, 256)}
-        mlp = {"hidden": (1024, 512, 256, 128)}
-        made = [
-            Case(data, kind, Recipe(epochs), grid, 5, 10, 5, wide if kind == "cnn" else mlp)
-            for data, kind, epochs in [
-                ("mnist", "mlp", 100),
-                ("fashion-mnist", "mlp", 100),
-                ("fashion-mnist", "cnn", 100),
-                ("mnist", "cnn", 100),
-            ]
-        ]
+        shapes = {"mlp": {"hidden": (1024, 512, 256, 128)}, "cnn": {"channels": (64, 96, 128), "hidden": (512, 256)}}
+        kinds = (("mnist", "mlp"), ("fashion-mnist", "mlp"), ("fashion-mnist", "cnn"), ("mnist", "cnn"))
+        made = [Case(data, kind, Recipe(100), grid, 5, 10, 5, shapes[kind]) for data, kind in kinds]
     return {case.name: case for case in made}
 
 

@@ -235,39 +235,22 @@ class Cells:
         return self.cell(f"ensemble-{name}", compute, network=name, members=seeds)
 
 
+# `decay` is the prior precision while training (weight decay times the number of training images), `path` are networks
+# followed along training and looked at after `epochs`, `scales` factors on the weights of a normalised layer.
+# fmt: off
 STUDY = Study(
-    "adapted-evidence",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "adapted-evidence", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "networks": tuple(NETWORKS),
-        "seeds": 3,
-        "train": 400,
-        "test": 500,
-        "recipe": Recipe(30, 32, 1e-2),
-        "decay": 0.05,  # prior precision while training: weight decay times the number of training images
-        "path": ("ResNet", "FixUp"),  # networks followed along training, looked at after these epochs
-        "epochs": (1, 3, 10, 30),
-        "scales": (0.1, 1.0, 10.0),  # factors on the weights of a normalised layer
+        "networks": tuple(NETWORKS), "seeds": 3, "train": 400, "test": 500, "recipe": Recipe(30, 32, 1e-2),
+        "decay": 0.05, "path": ("ResNet", "FixUp"), "epochs": (1, 3, 10, 30), "scales": (0.1, 1.0, 10.0),
     },
     quick={
-        "networks": ("CNN",),
-        "seeds": 1,
-        "train": 60,
-        "test": 100,
-        "recipe": Recipe(3, 20, 1e-2),
-        "path": ("CNN",),
-        "epochs": (1, 3),
-        "scales": (1.0, 10.0),
+        "networks": ("CNN",), "seeds": 1, "train": 60, "test": 100, "recipe": Recipe(3, 20, 1e-2),
+        "path": ("CNN",), "epochs": (1, 3), "scales": (1.0, 10.0),
     },
     full={
-        "seeds": 10,
-        "train": 2000,
-        "test": 10_000,
-        "recipe": Recipe(60, 32, 1e-2),
-        "epochs": (1, 2, 4, 8, 15, 30, 60),
-        "scales": (0.1, 0.3, 1.0, 3.0, 10.0),
+        "seeds": 10, "train": 2000, "test": 10_000, "recipe": Recipe(60, 32, 1e-2),
+        "epochs": (1, 2, 4, 8, 15, 30, 60), "scales": (0.1, 0.3, 1.0, 3.0, 10.0),
     },
 )
+# fmt: on

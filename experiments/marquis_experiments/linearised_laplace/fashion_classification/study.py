@@ -37,28 +37,20 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
+# `outside`: test images of MNIST; `samples`: networks with sampled weights; `validation`: rows that choose multiples of
+# the evidence's precisions; `draws`: samples of the logits for the Monte-Carlo link; `stand_in`: proxy outliers, and as
+# many validation rows, that choose the dense layers' precisions.
+# fmt: off
 STUDY = Study(
-    "fashion-classification",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "fashion-classification", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "outside": 10_000,  # test images of MNIST
-        "samples": 20,  # networks with sampled weights
-        "validation": 1_000,  # validation rows that choose multiples of the evidence's precisions
-        "multiples": (0.3, 1.0, 3.0, 10.0, 30.0),  # for the linearised network
-        "sampled_multiples": (1.0, 10.0, 100.0, 1_000.0),  # for sampled networks
-        "draws": 200,  # samples of the logits for the Monte-Carlo link
-        "stand_in": 2_500,  # proxy outliers, and as many validation rows, that choose the dense layers' precisions
+        "outside": 10_000, "samples": 20, "validation": 1_000, "multiples": (0.3, 1.0, 3.0, 10.0, 30.0),
+        "sampled_multiples": (1.0, 10.0, 100.0, 1_000.0), "draws": 200, "stand_in": 2_500,
     },
     quick={
-        "outside": 64,
-        "samples": 4,
-        "validation": 32,
-        "multiples": (0.3, 1.0, 3.0),
-        "sampled_multiples": (1.0, 100.0),
-        "stand_in": 32,
+        "outside": 64, "samples": 4, "validation": 32, "multiples": (0.3, 1.0, 3.0),
+        "sampled_multiples": (1.0, 100.0), "stand_in": 32,
     },
     full={"samples": 100, "validation": 5_000},
 )
+# fmt: on

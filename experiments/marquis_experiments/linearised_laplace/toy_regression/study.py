@@ -280,35 +280,19 @@ def regions(laplace: Laplace) -> dict[str, float]:
     }
 
 
+# fmt: off
 STUDY = Study(
-    "toy-regression",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "toy-regression", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "hidden": 50,
-        "rounds": 6,
-        "iterations": 150,
-        "widths": (1, 2, 3, 4, 6, 8, 16, 32),
-        "seeds": 5,
-        "samples": 200,
-        "draws": 20,
+        "hidden": 50, "rounds": 6, "iterations": 150, "widths": (1, 2, 3, 4, 6, 8, 16, 32), "seeds": 5,
+        "samples": 200, "draws": 20,
     },
     quick={
-        "hidden": 10,
-        "rounds": 2,
-        "iterations": 50,
-        "widths": (1, 2, 4),
-        "seeds": 1,
-        "samples": 20,
-        "draws": 5,
+        "hidden": 10, "rounds": 2, "iterations": 50, "widths": (1, 2, 4), "seeds": 1, "samples": 20, "draws": 5,
     },
     full={
-        "rounds": 20,
-        "iterations": 1000,
-        "widths": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64),
-        "seeds": 20,
+        "rounds": 20, "iterations": 1000, "widths": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64), "seeds": 20,
         "samples": 2000,
     },
 )
+# fmt: on

@@ -215,72 +215,33 @@ def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, samples:
     return classification_scores(torch.cat(probs), data.y)
 
 
+# `overfitting` is the part in which the CNN sees few images for many epochs; validation NLL is recorded every
+# `watch_every` epochs.
+# fmt: off
 OVERFITTING = {
-    "train": 1_000,
-    "epochs": 80,
-    "batch": 64,
-    "lr": 3e-3,
-    "temperings": (0.01, 0.1, 0.3),
-    "seeds": (0, 1, 2),
+    "train": 1_000, "epochs": 80, "batch": 64, "lr": 3e-3, "temperings": (0.01, 0.1, 0.3), "seeds": (0, 1, 2),
     "watch_every": 4,
 }
-"""The part in which the CNN sees few images for many epochs; validation NLL is recorded every `watch_every` epochs."""
-
+FULL_GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STUDY = Study(
-    "vl",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "vl", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "data": "fashion-mnist",
-        "train": 10_000,
-        "validation": 2_000,
-        "test": 10_000,
-        "batch": 64,
-        "lr": 3e-3,
-        "width": 8,
-        "epochs": 12,
-        "temperings": (0.01, 0.03, 0.1, 1.0),
-        "seeds": (0, 1),
-        "multipliers": (1.0, 3.0, 10.0, 30.0),
-        "study_temperings": (1.0, 0.1),
-        "resnet_width": 1 / 8,
-        "resnet_epochs": 4,
-        "overfitting": OVERFITTING,
+        "data": "fashion-mnist", "train": 10_000, "validation": 2_000, "test": 10_000, "batch": 64, "lr": 3e-3,
+        "width": 8, "epochs": 12, "temperings": (0.01, 0.03, 0.1, 1.0), "seeds": (0, 1),
+        "multipliers": (1.0, 3.0, 10.0, 30.0), "study_temperings": (1.0, 0.1), "resnet_width": 1 / 8,
+        "resnet_epochs": 4, "overfitting": OVERFITTING,
     },
     quick={
-        "train": 128,
-        "validation": 64,
-        "test": 128,
-        "width": 2,
-        "epochs": 2,
-        "temperings": (0.1, 1.0),
-        "seeds": (0,),
-        "multipliers": (1.0, 10.0),
-        "study_temperings": (1.0,),
-        "resnet_width": 1 / 32,
-        "resnet_epochs": 1,
-        "overfitting": {
-            **OVERFITTING,
-            "train": 64,
-            "epochs": 4,
-            "temperings": (0.01, 0.1),
-            "seeds": (0,),
-            "watch_every": 2,
+        "train": 128, "validation": 64, "test": 128, "width": 2, "epochs": 2, "temperings": (0.1, 1.0),
+        "seeds": (0,), "multipliers": (1.0, 10.0), "study_temperings": (1.0,), "resnet_width": 1 / 32,
+        "resnet_epochs": 1, "overfitting": {
+            **OVERFITTING, "train": 64, "epochs": 4, "temperings": (0.01, 0.1), "seeds": (0,), "watch_every": 2,
         },
     },
     full={
-        "train": 55_000,
-        "validation": 5_000,
-        "batch": 128,
-        "lr": 1e-4,
-        "width": 16,
-        "epochs": 200,
-        "temperings": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-        "seeds": (0, 1, 2),
-        "resnet_width": 1 / 4,
-        "resnet_epochs": 200,
-        "overfitting": {**OVERFITTING, "epochs": 200, "temperings": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+        "train": 55_000, "validation": 5_000, "batch": 128, "lr": 1e-4, "width": 16, "epochs": 200,
+        "temperings": FULL_GRID, "seeds": (0, 1, 2), "resnet_width": 1 / 4, "resnet_epochs": 200,
+        "overfitting": {**OVERFITTING, "epochs": 200, "temperings": FULL_GRID},
     },
 )
+# fmt: on
