@@ -110,29 +110,44 @@ def without_inference(x: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, x)
 
 
-_ATTENTION = threading.Lock()
-_attention_users = 0
-_attention_before = contextlib.ExitStack()
+class _SharedSwitch:
+    """A context that turns a switch of torch's for all threads: the first to enter turns it, the last turns it back."""
+
+    def __init__(self, turn: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self._turn, self._lock, self._users = turn, threading.Lock(), 0
+        self._before = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before.enter_context(self._turn())
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._before.close()
+
+
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+unfused_layers = _SharedSwitch(_without_fast_path)
+"""Context in which transformer layers run operation by operation: the fused layer has no derivative."""
+
+_unfused_attention = _SharedSwitch(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """Compute attention from differentiable parts: the fused kernels have no forward-mode or second derivative.
-
-    torch has one switch for all threads, so the first to come turns it and the last to leave turns it back.
-    """
-    global _attention_users
-    with _ATTENTION:
-        if _attention_users == 0:
-            fast = torch.backends.mha.get_fastpath_enabled()
-            _attention_before.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            torch.backends.mha.set_fastpath_enabled(False)
-            _attention_before.enter_context(sdpa_kernel(SDPBackend.MATH))
-        _attention_users += 1
-    try:
+    """Compute attention from differentiable parts: the fused kernels have no forward-mode or second derivative."""
+    with unfused_layers, _unfused_attention:
         yield
-    finally:
-        with _ATTENTION:
-            _attention_users -= 1
-            if _attention_users == 0:
-                _attention_before.close()

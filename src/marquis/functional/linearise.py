@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,16 @@ WORTH_TRACING = 20
 
 AGREEMENT = 1e-3
 """Of a traced change with the differentiated one, relative to the largest: rounding is far below, an error above."""
+
+
+_FORWARD_MODE = threading.RLock()
+
+
+def jacobian_vector_product(function: Callable[[Weights], Any], point: Weights, step: Weights) -> tuple[Any, Any]:
+    """Return `f(point)` and `J step` in forward mode, one thread at a time: torch counts its levels globally."""
+    with _FORWARD_MODE:
+        value, change, *_ = jvp(function, (point,), (step,))
+    return value, change
 
 
 class BatchJacobian:
@@ -130,7 +141,8 @@ class Linearisation:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's folding of constants talks about its own nodes
-                value, linear = linearize(functionalize(lambda weights: function(weights, x)), self.point)
+                with _FORWARD_MODE:
+                    value, linear = linearize(functionalize(lambda weights: function(weights, x)), self.point)
                 linear(step)
                 pairs = zip(tree_leaves((value, linear(step))), tree_leaves(expected), strict=True)
         except Exception:  # whatever tracing does not like is differentiated, as the first step was
@@ -145,7 +157,7 @@ class Linearisation:
         self, function: Callable[[Weights, Tensor], Any], x: Tensor, step: Weights
     ) -> tuple[Any, Any]:
         try:
-            value, change, *_ = jvp(lambda weights: function(weights, x), (self.point,), (step,))
+            return jacobian_vector_product(lambda weights: function(weights, x), self.point, step)
         except torch.OutOfMemoryError:
             raise
         except (NotImplementedError, RuntimeError) as error:
@@ -155,4 +167,3 @@ class Linearisation:
                 f"the network has an operation without a forward-mode derivative: {reason}. "
                 "Use sampled weights (`linearised=False`)."
             ) from error
-        return value, change

@@ -17,6 +17,7 @@ from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, NumericalError
 from marquis.functional.checks import batch_size, samples_of
 from marquis.functional.jacobian import BUDGET
+from marquis.functional.linearise import jacobian_vector_product
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.links import label_entropy, point
@@ -89,7 +90,7 @@ class WeightSamples:
 
     def _tangent(self, x: Any) -> Callable[[Deviations], Tensor]:
         mean = self.function.posterior.mean
-        return lambda d: torch.func.jvp(lambda params: self.function(params, x), (mean,), (d,))[1]
+        return lambda d: jacobian_vector_product(lambda params: self.function(params, x), mean, d)[1]
 
     def collect(self, count: int, generator: torch.Generator | None) -> Tensor:
         """All outputs `[S, B, *rest]`; the linearised ones with the outputs at the mean added."""

@@ -7,6 +7,7 @@ shapes and types of the parameters, and by the shapes of the inputs.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class _Capture:
 
 
 _CAPTURES: weakref.WeakKeyDictionary[Any, list[_Capture]] = weakref.WeakKeyDictionary()
+_CAPTURING = threading.RLock()
 _KEPT = 8
 """Captures kept per model: different input shapes, or batch sizes where the capture is tied to one."""
 
@@ -43,24 +45,30 @@ def network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     try:
         captures = _CAPTURES.setdefault(model, [])
     except TypeError:  # the function cannot be referred to weakly
-        return capture(model, params, x)
+        with _CAPTURING:
+            return capture(model, params, x)
     description, inputs = Description(model), _describe_inputs(x)
     parameters = [fact for name, p in params.items() for fact in (name, p.shape, p.dtype, p.device)]
     size = batch_size(x)
-    for known in captures:
-        network = known.network
-        if (
-            known.inputs == inputs
-            and network.fixed_batch in (None, size)
-            and known.parameters == parameters
-            and known.fingerprint.matches(description)
-        ):
-            if size > 1 and "separated" not in network.memo:  # captured on one sample, where nothing can mix
-                check_separation(network, model, params, x)
-            return network
-    network = capture(model, params, x)
-    captures[:] = [known for known in captures if not known.fingerprint.expired][1 - _KEPT :]
-    captures.append(_Capture(network, Fingerprint(description), inputs, parameters))
+
+    def remembered() -> Network | None:
+        for known in captures:
+            same = known.inputs == inputs and known.network.fixed_batch in (None, size)
+            if same and known.parameters == parameters and known.fingerprint.matches(description):
+                return known.network
+        return None
+
+    network = remembered()
+    if network is None:
+        with _CAPTURING:  # torch.export is not made for several threads; the second finds what the first captured
+            network = remembered()
+            if network is None:
+                network = capture(model, params, x)
+                captures[:] = [known for known in captures if not known.fingerprint.expired][1 - _KEPT :]
+                captures.append(_Capture(network, Fingerprint(description), inputs, parameters))
+                return network
+    if size > 1 and "separated" not in network.memo:  # captured on one sample, where nothing can mix
+        check_separation(network, model, params, x)
     return network
 
 

@@ -22,21 +22,25 @@ from marquis.curvature.graph.batch_axis import SymbolicShape, batch_axes
 from marquis.curvature.graph.network import Network, Ref, Step, op_name, references, rename
 from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.call import Model, buffers_of, call, describe, unfused_layers
 from marquis.functional.checks import batch_size
+from marquis.functional.replica import replicate
 
 NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers that report what we report ourselves, as an error."""
 
 
 class _Caller(nn.Module):
-    """What is exported: the user's module or function behind one uniform signature `forward(x)`."""
+    """What is exported: a replica of the user's module, or a function, behind one signature `forward(x)`.
+
+    Exporting puts other tensors into a module for a while, which another thread must not see.
+    """
 
     def __init__(self, model: Model, params: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.names = list(params)
         if isinstance(model, nn.Module):
-            self.model = model
+            self.model = replicate(model, {})[0]
         else:
             self.function = model
             self.values = nn.ParameterList([nn.Parameter(p.detach(), p.is_floating_point()) for p in params.values()])
@@ -85,9 +89,7 @@ def _export(
     dynamic = pytree.tree_map(
         lambda t: {0: batch} if isinstance(t, Tensor) and t.dim() and t.shape[0] == count else None, example
     )
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is opaque and has no derivative
-    try:
+    with unfused_layers:
         try:
             program, fixed = export((dynamic,)), False
         except Exception as first:
@@ -113,8 +115,6 @@ def _export(
                     f"{name} changes a tensor in place that its caller can see (batch statistics in training mode, a "
                     f"constant): {_first_line(third)} Call .eval() on the model, or keep such state in buffers."
                 ) from third
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
     return program, fixed
 
 
@@ -219,7 +219,7 @@ def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, T
                 else:
                     parameters[name] = number
             elif node.name in signature.inputs_to_buffers:
-                constants[number] = _fetch_attribute(caller, signature.inputs_to_buffers[node.name])
+                constants[number] = _fetch_buffer(model, caller.get_buffer(signature.inputs_to_buffers[node.name]))
             elif node.name in signature.inputs_to_lifted_tensor_constants:
                 tensor = program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
                 constants[number] = lambda tensor=tensor: tensor
@@ -261,13 +261,15 @@ def _parameter_names(caller: _Caller, model: Model, params: Mapping[str, Tensor]
     if not isinstance(model, nn.Module):
         return {f"values.{i}": name for i, name in enumerate(params)}
     first = {id(tensor): name for name, tensor in model.named_parameters()}
-    return {f"model.{name}": first[id(t)] for name, t in model.named_parameters(remove_duplicate=False)}
+    return {name: first[id(t)] for name, t in caller.named_parameters(remove_duplicate=False)}
 
 
-def _fetch_attribute(caller: _Caller, name: str) -> Callable[[], Any]:
-    owner_path, _, attribute = name.rpartition(".")
-    owner = weakref.ref(caller.get_submodule(owner_path))  # a cached network must not keep the model alive
-    return lambda: getattr(owner(), attribute)
+def _fetch_buffer(model: Model, buffer: Tensor) -> Callable[[], Any]:
+    """Return a function that fetches the present value of one of the user's buffers."""
+    assert isinstance(model, nn.Module)
+    owner, name = next((m, n) for m in model.modules() for n, tensor in m._buffers.items() if tensor is buffer)
+    reference = weakref.ref(owner)  # a cached network must not keep the model alive
+    return lambda: getattr(reference(), name)
 
 
 def _path(node: Any) -> str:
