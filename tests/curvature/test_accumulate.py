@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import marquis as mq
 from marquis.curvature import accumulate, ggn, plan
 from marquis.curvature.planning.memory import AllocationMeter
-from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, UnsupportedOperationError
+from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, StorageError, UnsupportedOperationError
 from marquis.structures import Structure
 
 N = 13
@@ -453,6 +453,43 @@ def test_a_damaged_checkpoint_is_refused(damage: Callable[[Path], None], tmp_pat
     damage(path)
     with pytest.raises(DataError, match=r"checkpoint .*sum cannot be read .*Delete it"):
         accumulate(mlp(), loader, "gaussian", checkpoint=path)
+
+
+def test_one_flipped_bit_anywhere_is_refused(tmp_path: Path):
+    """Of 100 checkpoints with one flipped bit, 25 to 100 were summed on silently before they had a checksum."""
+    path = tmp_path / "sum"
+    loader = leave_checkpoint(path)
+    raw = path.read_bytes()
+    for position in range(0, len(raw), max(1, len(raw) // 60)):
+        path.write_bytes(raw[:position] + bytes([raw[position] ^ 4]) + raw[position + 1 :])
+        with pytest.raises(DataError, match="cannot be read"):
+            accumulate(mlp(), loader, "gaussian", checkpoint=path)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("marquis.curvature.data_pass.SECONDS", 0.0)
+    path = tmp_path / "sum"
+    loader = batches(randn(N, 4), 3)
+    expected = accumulate(mlp(), loader, "gaussian")
+    with pytest.raises(Interrupted):
+        accumulate(mlp(), interrupted(loader, 2), "gaussian", checkpoint=path)
+    assert (tmp_path / "sum.previous").exists()
+    damage_cut(path)
+    with pytest.warns(UserWarning, match="one before it"):
+        resumed = accumulate(mlp(), loader, "gaussian", checkpoint=path)
+    assert_identical(resumed, expected)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_passes_cannot_write_one_checkpoint(tmp_path: Path):
+    loader = batches(randn(N, 4), 3)
+
+    def second() -> Iterator[Any]:
+        yield loader[0]
+        accumulate(mlp(), loader, "gaussian", checkpoint=tmp_path / "sum")
+
+    with pytest.raises(StorageError, match="another pass over data"):
+        accumulate(mlp(), second(), "gaussian", checkpoint=tmp_path / "sum")
 
 
 def test_a_loader_that_yields_other_data_is_noticed(tmp_path: Path):

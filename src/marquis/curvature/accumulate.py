@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,10 @@ def accumulate(
     )
     failure: Exception | None = None
     try:
-        with ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
+        with (
+            nullcontext() if work.file is None else work.file.held(),
+            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
+        ):
             work.run(loader, bar)
     except Exception as error:
         if not together:

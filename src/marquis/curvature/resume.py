@@ -1,14 +1,14 @@
 """A sum over a data set that survives interruption: written now and then, read again by the next call.
 
-The file is safetensors (no code runs on loading), replaced atomically, and says what it belongs to: parameters and
-their values, likelihood, options, and the data that were summed.
+The file is safetensors (no code runs on loading) with a checksum, replaced atomically, and says what it belongs to:
+parameters and their values, likelihood, options, and the data that were summed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model, buffers_of
-from marquis.io.atomic import replacing
+from marquis.io.lock import exclusive
+from marquis.io.previous import previous_of, read_newest, remove_both
+from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.structures import Structure, from_state_dict
 
 SECONDS = 30.0
 """Time between two writings."""
 
-_HEADER, _GENERATOR, _SUM = "marquis", "generator", "sum/"
+_KIND, _GENERATOR, _SUM = "accumulate", "generator", "sum/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,38 +62,33 @@ class Checkpoint:
     identity: Mapping[str, str]
 
     def load(self) -> Saved | None:
-        """What was saved, or None if there is no file.
+        """Return what was saved, or None if there is no file; a damaged one falls back to the one before it.
 
         Raises:
             ModelMismatchError: the file belongs to another computation; names what differs.
-            DataError: the file cannot be read.
+            DataError: the file cannot be read, and neither can the one before it.
         """
-        if not self.path.exists():
+        if not self.path.exists() and not previous_of(self.path).exists():
             return None
+        return read_newest(self.path, self._read)
+
+    def _read(self, path: Path) -> Saved:
         try:
-            header, tensors = self._read()
+            _, header, tensors = load_tensors(path, (_KIND,))
             identity = header["identity"]
             batches, rows, data = int(header["batches"]), header["rows"], str(header["data"])
-        except Exception as error:
+        except (MarquisError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"the checkpoint {self.path} cannot be read ({type(error).__name__}: {error}): corrupt, or not written "
-                "by accumulate. Delete it to start anew."
+                f"the checkpoint {path} cannot be read ({error}): corrupt, or not written by accumulate of this "
+                "version. Delete it to start anew."
             ) from error
         self._require_same(identity)
         generator = tensors.pop(_GENERATOR, None)
-        state = {key.removeprefix(_SUM): tensor for key, tensor in tensors.items()}
         try:
-            total = from_state_dict(state)
+            total = from_state_dict(split_prefix(tensors, _SUM))
         except MarquisError as error:
-            raise DataError(f"the sum in the checkpoint {self.path} cannot be used: {error} Delete it.") from error
+            raise DataError(f"the sum in the checkpoint {path} cannot be used: {error} Delete it.") from error
         return Saved(total, batches, rows, data, generator)
-
-    def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        from safetensors import safe_open
-
-        with safe_open(str(self.path), framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
-            return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no dict)
 
     def _require_same(self, identity: Mapping[str, str]) -> None:
         for what, now in self.identity.items():
@@ -102,11 +99,14 @@ class Checkpoint:
                     f"now {_short(now)}. Call with the same arguments to continue, or delete the file to start anew."
                 )
 
-    def save(self, saved: Saved) -> None:
-        """Write everything to a new file and put it in place of the old one in one step."""
-        from safetensors.torch import save_file
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the only right to write the file, which the system releases when the process dies."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return exclusive(self.path, "another pass over data")
 
-        tensors = {f"{_SUM}{key}": tensor.cpu() for key, tensor in saved.total.state_dict().items()}
+    def save(self, saved: Saved) -> None:
+        """Write everything to a new file with a checksum; the old one stays as the previous generation."""
+        tensors = {f"{_SUM}{key}": tensor for key, tensor in saved.total.state_dict().items()}
         if saved.generator is not None:
             tensors[_GENERATOR] = saved.generator
         header = {
@@ -115,13 +115,11 @@ class Checkpoint:
             "rows": saved.rows,
             "data": saved.data,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as unfinished:
-            save_file(tensors, str(unfinished), {_HEADER: json.dumps(header)})
+        save_tensors(self.path, _KIND, header, tensors, keep_previous=True)
 
     def remove(self) -> None:
-        """The sum is finished: the file has done its work."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file: the sum is finished."""
+        remove_both(self.path)
 
 
 def _short(value: object) -> str:

@@ -17,9 +17,8 @@ SUFFIX = ".lock"
 def exclusive(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Hold the only right to write to `path` for the length of a block.
 
-    The lock is the system's (`flock`), not the presence of a file: a process that is killed, however, leaves none.
-    The empty file `NAME.lock` (inside a folder: `.lock`) only carries it and stays, because to remove it while
-    another process is about to lock it would let two hold it.
+    The lock is the system's (`flock`), not the presence of a file: a process that is killed, however, leaves none. The
+    file `.NAME.lock` (inside a folder: `.lock`) only carries it.
 
     Args:
         path: A folder that exists, or a file that may come to be in one.
@@ -30,21 +29,34 @@ def exclusive(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """
     path = Path(path)
     file = path / SUFFIX if path.is_dir() else path.with_name(f".{path.name}{SUFFIX}")
-    with storage_errors(file, "locked"):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    handle = _locked(file, path, what)
     try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # before the lock goes: whoever opened this file meanwhile sees that it is gone
+        os.close(handle)
+
+
+def _locked(file: Path, path: Path, what: str) -> int:
+    """Open the file that carries the lock and take it; the file may vanish between the two, then again."""
+    while True:
+        with storage_errors(file, "locked"):
+            handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         if not _try_lock(handle):
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
             raise StorageError(
                 f"{path} is being written by {what} in another process (number {holder}); wait for it, stop it, or "
                 "choose another place."
             )
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield
-        os.ftruncate(handle, 0)
-    finally:
-        os.close(handle)  # and with it the lock
+        try:
+            if os.path.samestat(os.fstat(handle), os.stat(file)):
+                return handle
+        except FileNotFoundError:
+            pass
+        os.close(handle)
 
 
 def _try_lock(handle: int) -> bool:
