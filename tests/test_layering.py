@@ -50,12 +50,29 @@ LAYERS = [
     "cli",
 ]
 
+# Inside the engine: rooms first, then the doors.
+CURVATURE_LAYERS = [
+    "graph",
+    "factors",
+    "ops",
+    "backward",
+    "squared",
+    "planning",
+    "linop",
+    "ggn",
+    "hessian",
+    "over_processes",
+    "resume",
+    "data_pass",
+    "accumulate",
+]
+
 # The front door knows everybody, and `python -m marquis` opens it.
 OUTSIDE = {"__init__", "__main__"}
 
 
-def imported_layers(source: str, module: tuple[str, ...]) -> set[str]:
-    """First-level names below `marquis` that this source imports; `module` is its dotted path, as parts."""
+def imported_layers(source: str, module: tuple[str, ...], package: tuple[str, ...] = ("marquis",)) -> set[str]:
+    """First-level names below a package that this source imports; `module` is its dotted path, as parts."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -67,13 +84,13 @@ def imported_layers(source: str, module: tuple[str, ...]) -> set[str]:
         else:
             continue
         for parts in names:
-            if parts[0] == "marquis":
-                found.add(parts[1] if len(parts) > 1 else "the whole package")
+            if tuple(parts[: len(package)]) == package:
+                found.add(parts[len(package)] if len(parts) > len(package) else "the whole package")
     return found
 
 
-def violations(layer: str, imported: set[str]) -> list[str]:
-    allowed = {*LAYERS[: LAYERS.index(layer) + 1], "__version__"}
+def violations(layer: str, imported: set[str], layers: list[str] = LAYERS) -> list[str]:
+    allowed = {*layers[: layers.index(layer) + 1], "__version__"}
     return sorted(name for name in imported if name not in allowed)
 
 
@@ -85,9 +102,19 @@ def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if layer_of(path) not in OUTSIDE)
 
 
+def engine_layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE / "curvature").parts[0].removesuffix(".py")
+
+
+def engine_modules() -> list[Path]:
+    return sorted(path for path in (PACKAGE / "curvature").rglob("*.py") if engine_layer_of(path) not in OUTSIDE)
+
+
 def test_every_module_has_a_layer():
     unknown = {layer_of(path) for path in modules()} - set(LAYERS)
     assert not unknown, f"put {sorted(unknown)} into LAYERS, where the order of dependencies says they belong"
+    unknown = {engine_layer_of(path) for path in engine_modules()} - set(CURVATURE_LAYERS)
+    assert not unknown, f"put {sorted(unknown)} into CURVATURE_LAYERS, where the order of dependencies says they belong"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -96,6 +123,32 @@ def test_imports_only_from_layers_before(path):
     parts = ("marquis", *path.relative_to(PACKAGE).with_suffix("").parts)
     wrong = violations(layer, imported_layers(path.read_text(), parts))
     assert not wrong, f"{path.relative_to(PACKAGE)} is in layer {layer!r} and must not import {wrong}"
+
+
+@pytest.mark.parametrize("path", engine_modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_from_rooms_of_the_engine_before(path):
+    layer = engine_layer_of(path)
+    parts = ("marquis", *path.relative_to(PACKAGE).with_suffix("").parts)
+    imported = imported_layers(path.read_text(), parts, ("marquis", "curvature"))
+    wrong = violations(layer, imported, CURVATURE_LAYERS)
+    assert not wrong, f"{path.relative_to(PACKAGE)} is in room {layer!r} of curvature and must not import {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("layer", "source", "wrong"),
+    [
+        ("ops", "from marquis.curvature.graph.network import Step", []),
+        ("graph", "from marquis.curvature.ops import linear", ["ops"]),
+        ("planning", "def f():\n    from marquis.curvature import ggn", ["ggn"]),
+        ("backward", "from ..squared.mixed import mixed_pass", ["squared"]),
+        ("backward", "from . import walk", []),
+        ("squared", "import marquis.curvature", ["the whole package"]),
+        ("graph", "from marquis.errors import DataError", []),
+    ],
+)
+def test_the_check_of_the_engine_itself(layer, source, wrong):
+    imported = imported_layers(source, ("marquis", "curvature", layer, "somewhere"), ("marquis", "curvature"))
+    assert violations(layer, imported, CURVATURE_LAYERS) == wrong
 
 
 @pytest.mark.parametrize(
