@@ -23,7 +23,6 @@ from marquis.curvature.backward.tiles import image_shape
 from marquis.curvature.backward.walk import BackwardWalk
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
-from marquis.curvature.ops import without_kronecker_form
 from marquis.curvature.ops.context import Context
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS, check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
@@ -36,8 +35,8 @@ from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
-MakeRoot = Callable[[Tensor, "tuple[int, ...] | None"], SquareRoot]
-"""Makes the square root at the output, from the outputs and the shape of the image that they are, if any."""
+MakeRoot = Callable[[Likelihood, Tensor, "tuple[int, ...] | None"], SquareRoot]
+"""Makes the square root at the output from the likelihood, the outputs, and the shape of the image that they are."""
 
 
 @torch.inference_mode(False)
@@ -92,14 +91,14 @@ def ggn(
         MemoryBudgetError: it would not fit; names alternatives.
         DataError: NaN or infinity in `x`, an empty batch, a mask or output of the wrong shape.
     """
-    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
-    job.observer = observer
+    call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    call.observer = observer
     structure, estimator = check_choices(structure, estimator, probes)
     if estimator == "approximate":
-        return job.squared()
+        return call.squared()
     if estimator == "mixed":
-        return job.mixed(width_limit)
-    return job.factored(*job.roots(estimator, probes, generator))
+        return call.mixed(width_limit)
+    return call.factored(*call.output_root(estimator, probes, generator))
 
 
 @torch.inference_mode(False)
@@ -122,9 +121,9 @@ def outputs_and_ggn(
     in `ggn`; `params` may be results of earlier operations, and gradients flow through the outputs to them. Only for
     the estimators `exact` and `sketched`: the other two run the network with other operations.
     """
-    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, "expand", None)
+    call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask)
     _, estimator = check_choices(structure, choose("estimator", estimator, SHARING_ESTIMATORS), probes)
-    return job.recorded(*job.roots(estimator, probes, generator), job.given)
+    return call.outputs_and_factored(*call.output_root(estimator, probes, generator), call.all_params)
 
 
 @torch.inference_mode(False)
@@ -149,8 +148,8 @@ def fisher(
     """
     if samples < 1:
         raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per datum.")
-    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
-    return job.factored(lambda f, _: fisher_root(job.likelihood.resolve(f), f, mask, samples, generator), samples)
+    call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    return call.factored(lambda p, f, _: fisher_root(p, f, mask, samples, generator), samples)
 
 
 @torch.inference_mode(False)
@@ -172,18 +171,26 @@ def empirical_fisher(
     Warning:
         Neither the Fisher nor the GGN; it is here under its own name for comparison. Cost: one backward pass.
     """
-    job = _Job(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
+    call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
 
-    def root(f: Tensor, _: tuple[int, ...] | None) -> SquareRoot:
-        job.likelihood.resolve(f).validate(f, y, mask)
-        return empirical_root(job.likelihood.resolve(f), f, mask, y)
+    def root(likelihood: Likelihood, f: Tensor, _: tuple[int, ...] | None) -> SquareRoot:
+        likelihood.validate(f, y, mask)
+        return empirical_root(likelihood, f, mask, y)
 
-    return job.factored(root, 1)
+    return call.factored(root, 1)
 
 
 @dataclass(eq=False)
-class _Job:
-    """One call: everything that is checked and prepared before a pass runs."""
+class _Call:
+    """One call: everything that is checked and prepared before a pass runs.
+
+    Attributes:
+        all_params: all parameters by name, as they were passed, with their graph.
+        detached: the same without a graph.
+        layout: the selected parameters.
+        like: one of them, for dtype and device.
+        size: number of samples.
+    """
 
     model: Model
     x: Any
@@ -192,8 +199,8 @@ class _Job:
     params: Mapping[str, Tensor] | None
     parameters: Selection
     mask: Tensor | None
-    weight_sharing: str
-    memory_limit: int | None
+    weight_sharing: str = "expand"
+    memory_limit: int | None = None
     observer: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
@@ -202,61 +209,63 @@ class _Job:
         self.x = without_inference(self.x)
         check_finite(self.x)
         self.size = batch_size(self.x)
-        self.given = parameters_of(self.model, self.params)
-        self.everything = {
-            name: p.detach().clone() if p.is_inference() else p.detach() for name, p in self.given.items()
-        }
-        chosen = select(self.given, self.parameters)
-        self.layout = Layout.of(chosen)
-        self.like = self.everything[self.layout.names[0]]
+        self.all_params = parameters_of(self.model, self.params)
+        self.detached = {n: p.detach().clone() if p.is_inference() else p.detach() for n, p in self.all_params.items()}
+        self.layout = Layout.of(select(self.all_params, self.parameters))
+        self.like = self.detached[self.layout.names[0]]
 
-    def roots(self, estimator: str, probes: int, generator: torch.Generator | None) -> tuple[MakeRoot, int | None]:
-        """How the square root at the output is made, and its columns where they are known beforehand."""
+    def output_root(
+        self, estimator: str, probes: int, generator: torch.Generator | None
+    ) -> tuple[MakeRoot, int | None]:
+        """Return what makes the square root at the output, and its columns where they are known beforehand."""
         if estimator == "sketched":
-            return lambda f, _: sketched_root(self.likelihood.resolve(f), f, self.mask, probes, generator), probes
-        return lambda f, image: exact_root(self.likelihood.resolve(f), f, self.mask, image), None
+            return lambda p, f, _: sketched_root(p, f, self.mask, probes, generator), probes
+        return lambda p, f, image: exact_root(p, f, self.mask, image), None
 
-    def network(self) -> Network:
-        return network_of(self.model, self.everything, self.x)
+    def start(self, params: Mapping[str, Tensor]) -> tuple[Network, dict[int, Any]]:
+        """Return the captured network and its values before the first step."""
+        network = network_of(self.model, self.detached, self.x)
+        return network, network.bind(params, self.x)
 
-    def check_outputs(self, outputs: Tensor) -> Tensor:
+    def likelihood_at(self, outputs: Tensor) -> Likelihood:
+        """Return the likelihood that fits these outputs, which are checked."""
         if not all_finite(outputs):
             raise DataError(
                 f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
             )
-        self.likelihood.resolve(outputs).validate(outputs, None, self.mask)
+        likelihood = self.likelihood.resolve(outputs)
+        likelihood.validate(outputs, None, self.mask)
         if self.observer is not None:
             self.observer(outputs.detach())
-        return outputs
+        return likelihood
 
+    @torch.no_grad()
     def factored(self, make_root: MakeRoot, columns: int | None) -> Structure:
         """Run the factor pass; `columns` at the output if known beforehand."""
-        with torch.no_grad():
-            _, curvature = self.recorded(make_root, columns, self.everything)
-            return curvature()
+        return self.outputs_and_factored(make_root, columns, self.detached)[1]()
 
-    def recorded(
+    def outputs_and_factored(
         self, make_root: MakeRoot, columns: int | None, params: Mapping[str, Tensor]
     ) -> tuple[Tensor, Callable[[], Structure]]:
-        """The outputs at `params`, with their graph where gradients are enabled, and the factor pass still to run."""
-        network = self.network()
+        """Return the outputs at `params`, with a graph where gradients are enabled, and what runs the factor pass."""
+        network, values = self.start(params)
         backward = BackwardSteps.of(network, self.layout.names)
-        values = network.bind(params, self.x)
         shapes: dict[int, tuple[int, ...]] = {}
         outputs = network.forward(values, backward.needed, shapes, backward.with_extra)
         values = {number: v.detach() if isinstance(v, Tensor) else v for number, v in values.items()}
-        plain = self.check_outputs(outputs.detach())
+        detached = outputs.detach()
+        likelihood = self.likelihood_at(detached)
 
         @torch.no_grad()
         def curvature() -> Structure:
-            roots = self.likelihood.resolve(plain).root_shape(plain).numel() if columns is None else columns
-            diagonal = without_kronecker_form(network, backward.uses)
-            check_memory(self.structure, self.layout, self.like, self.size * roots, self.memory_limit, diagonal)
+            count = self.size * (likelihood.root_shape(detached).numel() if columns is None else columns)
+            limit, without_kronecker = self.memory_limit, backward.without_kronecker
+            check_memory(self.structure, self.layout, self.like, count, limit, without_kronecker)
             reduce = self.weight_sharing == "reduce"
             accumulator = make_accumulator(self.structure, self.layout, self.like, self.size, reduce)
             context = Context(network, values, shapes, backward.active, self.size)
-            root = make_root(plain, image_shape(network, shapes))
-            BackwardWalk(backward, context, accumulator, chunk_bytes(self.memory_limit)).run(root)
+            root = make_root(likelihood, detached, image_shape(network, shapes))
+            BackwardWalk(backward, context, accumulator, chunk_bytes(limit)).run(root)
             return accumulator.finish()
 
         return outputs, curvature
@@ -264,11 +273,10 @@ class _Job:
     @torch.no_grad()
     def squared(self) -> Structure:
         """Run the squared pass."""
-        network = self.network()
-        values = network.bind(self.everything, self.x)
+        network, values = self.start(self.detached)
         names = [name for name in self.layout.names if name in network.parameters]
-        outputs = self.check_outputs(squared_forward(network, values, names))
-        start = self.likelihood.resolve(outputs).hessian_diagonal(outputs, self.mask)
+        outputs = squared_forward(network, values, names)
+        start = self.likelihood_at(outputs).hessian_diagonal(outputs, self.mask)
         vector = self.like.new_zeros(self.layout.total)
         squared_pass(network, values, start, names, self.layout.unflatten(vector))
         return Diagonal(self.layout, vector)
@@ -276,14 +284,12 @@ class _Job:
     @torch.no_grad()
     def mixed(self, width_limit: int) -> Structure:
         """Run the mixed pass."""
-        network = self.network()
-        values = network.bind(self.everything, self.x)
+        network, values = self.start(self.detached)
         shapes: dict[int, tuple[int, ...]] = {}
         backward = BackwardSteps.of(network, self.layout.names)
-        outputs = self.check_outputs(network.forward(values, None, shapes, backward.with_extra))
+        likelihood = self.likelihood_at(network.forward(values, None, shapes, backward.with_extra))
         context = Context(network, values, shapes, backward.active, self.size)
         accumulator = make_accumulator("diagonal", self.layout, self.like, self.size)
-        likelihood = self.likelihood.resolve(outputs)
         by_squares = mixed_pass(backward, context, likelihood, self.mask, accumulator, width_limit)
         zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items()}
         vector = accumulator.finish().diagonal() + self.layout.flatten({**zeros, **by_squares})

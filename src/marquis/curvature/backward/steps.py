@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marquis.curvature.graph.network import Network, Step
+from marquis.curvature.ops import without_kronecker_form
 from marquis.curvature.ops.registry import operation_of
 
 
@@ -28,6 +29,7 @@ class BackwardSteps:
         counts: number of uses of each parameter.
         needed: forward values that the pass reads.
         with_extra: step value -> the operation that the forward pass runs instead, for `Network.forward`.
+        without_kronecker: parameters that the `kronecker` structure keeps as a diagonal.
     """
 
     network: Network
@@ -38,6 +40,7 @@ class BackwardSteps:
     counts: dict[str, int]
     needed: frozenset[int]
     with_extra: dict[int, Callable[..., tuple[Tensor, Tensor]]]
+    without_kronecker: frozenset[str]
 
     @staticmethod
     def of(network: Network, names: tuple[str, ...]) -> BackwardSteps:
@@ -74,7 +77,8 @@ def _find(network: Network, names: tuple[str, ...]) -> BackwardSteps:
         needed |= _needed(network, step, active, step.value in uses)
     needed |= {step.value for step in network.steps if step.value not in network.batched}
     with_extra = {step.value: forward for step in steps if (forward := operation_of(step).forward_with_extra)}
-    return BackwardSteps(network, selected, active, steps, uses, counts, frozenset(needed), with_extra)
+    plain = without_kronecker_form(network, uses)
+    return BackwardSteps(network, selected, active, steps, uses, counts, frozenset(needed), with_extra, plain)
 
 
 def _needed(network: Network, step: Step, active: frozenset[int], parametric: bool) -> set[int]:

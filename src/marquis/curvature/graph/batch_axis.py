@@ -19,7 +19,7 @@ from marquis.errors import UnsupportedOperationError
 from marquis.functional.checks import batch_size
 
 if TYPE_CHECKING:
-    from marquis.curvature.graph.network import Network
+    from marquis.curvature.graph.network import Network, Step
 
 SymbolicShape = tuple[int | str, ...]
 
@@ -138,11 +138,16 @@ def _only(touched: Tensor, sample: int) -> bool:
     return not bool(others.any())
 
 
-def require_axis(axes: Mapping[int, BatchAxis], number: int, where: str) -> BatchAxis:
-    """The batch axis of a value, or an error that says where it was lost."""
-    if number not in axes:
+def require_axis(network: Network, step: Step, number: int | None = None) -> BatchAxis:
+    """Return the batch axis of a step's result (or of a part of it, by its number).
+
+    Raises:
+        UnsupportedOperationError: it is not known; the message says where it was lost.
+    """
+    axis = network.axes.get(step.value if number is None else number)
+    if axis is None:
         raise UnsupportedOperationError(
-            f"{where} mixes the samples of a batch or hides which entries belong to which sample, so there is no "
+            f"{step.where} mixes the samples of a batch or hides which entries belong to which sample, so there is no "
             "curvature per sample. Keep samples apart along dimension 0 up to the output."
         )
-    return axes[number]
+    return axis

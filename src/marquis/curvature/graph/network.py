@@ -133,7 +133,7 @@ class Network:
             shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
             if step.value in with_extra:
-                arguments, named = resolve(step.args, values), resolve(step.kwargs, values)
+                arguments, named = step_arguments(step, values)
                 values[step.value], values[~step.value] = with_extra[step.value](*arguments, **named)
             else:
                 values[step.value] = run(step, values)
@@ -190,7 +190,7 @@ def resolve(arguments: Any, values: Mapping[int, Any]) -> Any:
     if isinstance(arguments, Ref):
         return values[arguments.value]
     if isinstance(arguments, (list, tuple)):
-        return type(arguments)(resolve(item, values) for item in arguments)
+        return type(arguments)([resolve(item, values) for item in arguments])
     if isinstance(arguments, dict):
         return {key: resolve(item, values) for key, item in arguments.items()}
     return arguments
@@ -203,7 +203,14 @@ def references(tree: Any) -> list[Ref]:
 
 def run(step: Step, values: Mapping[int, Any]) -> Any:
     """Execute one step."""
-    return step.op(*resolve(step.args, values), **resolve(step.kwargs, values))
+    arguments, named = step_arguments(step, values)
+    return step.op(*arguments, **named)
+
+
+def step_arguments(step: Step, values: Mapping[int, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a step with every `Ref` replaced by its value."""
+    arguments = [values[a.value] if isinstance(a, Ref) else resolve(a, values) for a in step.args]
+    return arguments, resolve(step.kwargs, values) if step.kwargs else {}
 
 
 def rename(step: Step, names: Mapping[int, int]) -> Step:

@@ -295,39 +295,24 @@ def _adjoint_of_squares(m: Tensor, x: Tensor, weight: Tensor, geometry: Convolut
 
 
 FACTORS = reading(input=("weight",), weight=("input",))
+PLAIN = SquaredRule(
+    convolution_squared,
+    FACTORS,
+    "x: transposed convolution of m with W²; W: weight gradient of m with x²; b: sum of m",
+    parameters=True,
+)
+ADJOINT = replace(PLAIN, note="x: convolution of m with W²; W: weight gradient of m with x²; b: sum of m")
+GENERAL = replace(PLAIN, note="as conv1d-3d and conv_transpose1d-3d")
 
 register(
     "conv1d", "conv2d", "conv3d",
-    kind="convolution",
-    vjp=convolution_vjp,
-    vjp_reads="factors",
-    gradient=convolution_gradient,
-    layer="Conv1d, Conv2d, Conv3d (stride, padding, padding mode, dilation, groups)",
-    kronecker=True,
-    squared=SquaredRule(
-        convolution_squared,
-        FACTORS,
-        "x: transposed convolution of m with W²; W: weight gradient of m with x²; b: sum of m",
-        parameters=True,
-    ),
+    kind="convolution", vjp=convolution_vjp, vjp_reads="factors", gradient=convolution_gradient, kronecker=True,
+    layer="Conv1d, Conv2d, Conv3d (stride, padding, padding mode, dilation, groups)", squared=PLAIN,
 )  # fmt: skip
 register(
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    kind="transposed convolution",
-    vjp=transposed_convolution_vjp,
-    vjp_reads="factors",
-    gradient=transposed_convolution_gradient,
-    layer="ConvTranspose1d, 2d, 3d (all options)",
-    kronecker=True,
-    squared=SquaredRule(
-        convolution_squared,
-        FACTORS,
-        "x: convolution of m with W²; W: weight gradient of m with x²; b: sum of m",
-        parameters=True,
-    ),
+    kind="transposed convolution", vjp=transposed_convolution_vjp, vjp_reads="factors",
+    gradient=transposed_convolution_gradient, kronecker=True, layer="ConvTranspose1d, 2d, 3d (all options)",
+    squared=ADJOINT,
 )  # fmt: skip
-register(
-    "convolution",  # the one operation behind all the others, as decomposed graphs have it
-    kind="convolution",
-    squared=SquaredRule(convolution_squared, FACTORS, "as conv1d-3d and conv_transpose1d-3d", parameters=True),
-)
+register("convolution", kind="convolution", squared=GENERAL)  # as decomposed graphs have it

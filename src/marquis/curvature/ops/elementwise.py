@@ -229,6 +229,26 @@ ADDITION = SquaredRule(
     parameters=True,
     between=True,
 )
+PRODUCT = SquaredRule(
+    product_squared,
+    reading(self=("other",), other=("self",)),
+    "m times the other factor squared, summed where it was broadcast; a note in the plan if both factors depend on the "
+    "input",
+    parameters=True,
+    between=True,
+)
+PRELU = SquaredRule(
+    prelu_squared,
+    read_everything,
+    "x: m or slope² m; slope: m x² where x <= 0. Not fused while its slope is selected",
+    parameters=True,
+    apart=lambda step, live: step.reference("weight") in live,
+)
+RELU = SquaredRule(relu_squared, FROM_OUTPUT, f"{FUSED}m where x > 0", between=True)
+TANH = SquaredRule(tanh_squared, FROM_OUTPUT, f"{FUSED}m (1 - y²)²", between=True)
+SIGMOID = SquaredRule(sigmoid_squared, FROM_OUTPUT, f"{FUSED}m (y (1 - y))²", between=True)
+LEAKY_RELU = SquaredRule(leaky_relu_squared, reading(self=()), f"{FUSED}m or slope² m", between=True)
+GLU = SquaredRule(glu_squared, read_everything, "first half: m sigmoid(b)²; second half: m (a sigmoid'(b))²")
 
 register(ELEMENTWISE, vjp=elementwise_vjp, gradient=elementwise_gradient)
 register(
@@ -237,6 +257,17 @@ register(
 )  # fmt: skip
 register("feature_alpha_dropout", kind="elementwise", squared=IDENTITY)
 register("identity", vjp=identity_vjp, vjp_reads="nothing")
+register("relu", derivative_from_output=lambda y: (y > 0).to(y.dtype), squared=RELU)
+register("tanh", derivative_from_output=lambda y: 1 - y * y, squared=TANH)
+register("sigmoid", derivative_from_output=lambda y: y * (1 - y), squared=SIGMOID)
+register("leaky_relu", squared=LEAKY_RELU)
+register("neg", squared=replace(IDENTITY, note=f"{FUSED}m"))
+register("add", "sub", kind="sum", vjp=addition_vjp, vjp_reads="nothing", squared=ADDITION)
+register("rsub", kind="sum", squared=ADDITION)
+register("where", "maximum", "minimum", "masked_fill", kind="sum")
+register("mul", squared=PRODUCT)
+register("prelu", squared=PRELU)
+register("glu", squared=GLU)
 register("hardswish", "log_sigmoid", "to", "_to_copy", "type_as", "square", "float", "double", kind="elementwise")
 register("detach", "detach_copy", kind="constant", vjp=constant_vjp, vjp_reads="nothing")
 register(
@@ -245,48 +276,3 @@ register(
     "round", "nonzero", "any", "all", "bucketize", "searchsorted",
     kind="constant",
 )  # fmt: skip
-register(
-    "relu",
-    derivative_from_output=lambda y: (y > 0).to(y.dtype),
-    squared=SquaredRule(relu_squared, FROM_OUTPUT, FUSED + "m where x > 0", between=True),
-)
-register(
-    "tanh",
-    derivative_from_output=lambda y: 1 - y * y,
-    squared=SquaredRule(tanh_squared, FROM_OUTPUT, FUSED + "m (1 - y²)²", between=True),
-)
-register(
-    "sigmoid",
-    derivative_from_output=lambda y: y * (1 - y),
-    squared=SquaredRule(sigmoid_squared, FROM_OUTPUT, FUSED + "m (y (1 - y))²", between=True),
-)
-register("leaky_relu", squared=SquaredRule(leaky_relu_squared, reading(self=()), FUSED + "m or slope² m", between=True))
-register("neg", squared=SquaredRule(identity_squared, read_nothing, FUSED + "m", between=True))
-register("add", "sub", kind="sum", vjp=addition_vjp, vjp_reads="nothing", squared=ADDITION)
-register("rsub", kind="sum", squared=ADDITION)
-register("where", "maximum", "minimum", "masked_fill", kind="sum")
-register(
-    "mul",
-    squared=SquaredRule(
-        product_squared,
-        reading(self=("other",), other=("self",)),
-        "m times the other factor squared, summed where it was broadcast; a note in the plan if both factors "
-        "depend on the input",
-        parameters=True,
-        between=True,
-    ),
-)
-register(
-    "prelu",
-    squared=SquaredRule(
-        prelu_squared,
-        read_everything,
-        "x: m or slope² m; slope: m x² where x <= 0. Not fused while its slope is selected",
-        parameters=True,
-        apart=lambda step, live: step.reference("weight") in live,
-    ),
-)
-register(
-    "glu",
-    squared=SquaredRule(glu_squared, read_everything, "first half: m sigmoid(b)²; second half: m (a sigmoid'(b))²"),
-)

@@ -23,7 +23,7 @@ def embedding_gradient(context: Context, step: Step, factor: Factor, number: int
     values = context.values
     if step.argument("scale_grad_by_freq", values) or step.argument("sparse", values):
         return None
-    axis = require_axis(context.network.axes, step.value, step.where)
+    axis = require_axis(context.network, step)
     tokens = axis.to_front(step.argument("indices", values))
     padding = step.argument("padding_idx", values)
     if padding >= 0:

@@ -111,7 +111,7 @@ def _axis_of(context: Context, step: Step, part: int | None) -> BatchAxis:
     if part is not None:
         picks = [s for s in network.uses.get(step.value, ()) if s.name == "getitem" and s.args[1] == part]
         number = picks[0].value if picks else number
-    return require_axis(network.axes, number, step.where)
+    return require_axis(network, step, number)
 
 
 def derived_gradient(

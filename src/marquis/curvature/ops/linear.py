@@ -10,6 +10,7 @@ Index letters: `c` columns of the factor S, `n` samples, `t` positions, `o` outp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -27,31 +28,33 @@ PIECE = 2**18
 """Entries of a weight that are squared at a time: 1 MB in float32, which stays in the cache."""
 
 
+FACTORS = {
+    "linear": ("input", "weight"), "matmul": ("self", "other"), "mm": ("self", "mat2"), "addmm": ("mat1", "mat2"),
+    "bmm": ("self", "mat2"), "mv": ("self", "vec"), "baddbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"),
+}  # fmt: skip
+"""The two arguments that are multiplied."""
+
+BIAS = {"linear": "bias", "addmm": "self"}
+
+
+def _factors(context: Context, step: Step) -> tuple[int, int] | None:
+    """Return the numbers of x and W; None where W is not a matrix without a batch, or the product is scaled."""
+    x, weight = (step.reference(name) for name in FACTORS[step.name])
+    if x is None or weight is None or weight in context.network.batched or context.values[weight].dim() != 2:
+        return None
+    return None if step.name == "addmm" and step.kwargs else (x, weight)
+
+
 # Vector-Jacobian products
 
 
-def linear_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
-    """Multiply by W, for y = x Wᵀ + b."""
-    number, weight = step.reference("input"), step.reference("weight")
-    if number is None or weight is None or weight in context.network.batched:
-        return None
-    return _times_weight(number, factor, context.values[weight]) if context.is_target(number) else {}
-
-
-def matmul_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
-    """Multiply by Wᵀ, for y = x W with a batch-free matrix W."""
-    number, weight = (ref.value for ref in step.args[:2])
-    if weight in context.network.batched or context.values[weight].dim() != 2:
-        return None
-    return _times_weight(number, factor, context.values[weight].t()) if context.is_target(number) else {}
-
-
-def addmm_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
-    """Multiply by Wᵀ, for y = b + x W, as decompositions write a dense layer."""
-    number, weight = step.reference("mat1"), step.reference("mat2")
-    if weight is None or number is None or weight in context.network.batched or step.kwargs:
-        return None
-    return _times_weight(number, factor, context.values[weight].t()) if context.is_target(number) else {}
+def product_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
+    """Multiply by W, for y = x Wᵀ + b; by Wᵀ, for y = x W and y = b + x W."""
+    factors = _factors(context, step)
+    if factors is None or not context.is_target(factors[0]):
+        return None if factors is None else {}
+    weight = context.values[factors[1]]
+    return _times_weight(factors[0], factor, weight if step.name == "linear" else weight.t())
 
 
 def _times_weight(number: int, factor: Factor, weight: Tensor) -> dict[int, Factor]:
@@ -71,39 +74,21 @@ def _times_weight(number: int, factor: Factor, weight: Tensor) -> dict[int, Fact
 # Parameter gradients
 
 
-def linear_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of W or b in y = x Wᵀ + b."""
-    if step.reference("bias") == number:
-        return _bias_gradient(context, step, factor)
-    inputs = step.reference("input")
-    if inputs not in context.network.batched or step.reference("weight") != number or inputs is None:
+def product_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
+    """Return the gradients of W or b in y = x Wᵀ + b, y = x W or y = b + x W."""
+    factors = _factors(context, step)
+    if factors is None:
         return None
-    return _weight_gradient(context, step, factor, context.values[inputs], swapped=False)
-
-
-def matmul_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of W in y = x W."""
-    inputs, weight = (ref.value for ref in step.args[:2])
-    if weight != number or inputs not in context.network.batched or context.values[weight].dim() != 2:
+    if step.name in BIAS and step.reference(BIAS[step.name]) == number:
+        return _bias_gradient(context, step, factor) if context.values[number].dim() == 1 else None
+    if factors[1] != number or factors[0] not in context.network.batched:
         return None
-    return _weight_gradient(context, step, factor, context.values[inputs], swapped=True)
-
-
-def addmm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of W or b in y = b + x W."""
-    if step.kwargs:
-        return None
-    if step.reference("self") == number and context.values[number].dim() == 1:
-        return _bias_gradient(context, step, factor)
-    inputs = step.reference("mat1")
-    if step.reference("mat2") != number or inputs is None or inputs not in context.network.batched:
-        return None
-    return _weight_gradient(context, step, factor, context.values[inputs], swapped=True)
+    return _weight_gradient(context, step, factor, context.values[factors[0]], swapped=step.name != "linear")
 
 
 def _weight_gradient(context: Context, step: Step, factor: Factor, inputs: Tensor, swapped: bool) -> ParameterGradients:
     """Return outer products over the positions; without positions, of rank one."""
-    axis = require_axis(context.network.axes, step.value, step.where)
+    axis = require_axis(context.network, step)
     if inputs.dim() == 2 and axis.axis == 0 and axis.inner == 1:
         return RankOne(inputs, factor, swapped)
     samples_first = axis.to_front(inputs)
@@ -122,7 +107,7 @@ def _weight_gradient(context: Context, step: Step, factor: Factor, inputs: Tenso
 
 def _bias_gradient(context: Context, step: Step, factor: Factor) -> ParameterGradients:
     """Return the gradients of the bias of a layer whose features are the last dimension."""
-    axis = require_axis(context.network.axes, step.value, step.where)
+    axis = require_axis(context.network, step)
     if len(factor.shape) == 2 and axis.axis == 0 and axis.inner == 1:
         return BiasGradients(factor)
     g = axis.to_front(factor.dense(), leading=1)
@@ -160,13 +145,6 @@ def _times_square(rows: Tensor, weight: Tensor) -> Tensor:
         torch.mul(part, part, out=piece[: part.shape[0]])
         result.addmm_(rows[:, begin : begin + height], piece[: part.shape[0]])
     return result
-
-
-FACTORS = {
-    "matmul": ("self", "other"), "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "mv": ("self", "vec"),
-    "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"),
-}  # fmt: skip
-"""The two arguments that are multiplied."""
 
 
 def _read_factors(step: Step, live: frozenset[int]) -> set[int]:
@@ -247,55 +225,28 @@ def einsum_squared(call: SquaredCall) -> None:
 
 NOTE = "each factor: m times the other factor squared; refused where both factors depend on input and parameters"
 PRODUCT = SquaredRule(matmul_squared, _read_factors, NOTE, parameters=True, refuse=_refuse_factors)
-SUM_OF_PRODUCT = SquaredRule(
-    matmul_squared, _read_factors, f"{NOTE}; summand: m beta²", parameters=True, refuse=_refuse_factors
+SUM_OF_PRODUCT = replace(PRODUCT, note=f"{NOTE}; summand: m beta²")
+LINEAR = SquaredRule(
+    linear_squared,
+    _read_factors,
+    "x: m W² ; W: sum of m_i x_j² over samples and positions; b: sum of m",
+    parameters=True,
+)
+EINSUM = SquaredRule(
+    einsum_squared,
+    read_everything,
+    "two operands, no ellipsis, every summed index in both: m times the other operand squared",
+    parameters=True,
+    refuse=_refuse_einsum,
 )
 
-register(
-    "linear",
-    kind="matrix product",
-    vjp=linear_vjp,
-    vjp_reads="factors",
-    gradient=linear_gradient,
-    layer="Linear, also over sequences; MultiheadAttention",
-    kronecker=True,
-    squared=SquaredRule(
-        linear_squared,
-        reading(input=("weight",), weight=("input",)),
-        "x: m W² ; W: sum of m_i x_j² over samples and positions; b: sum of m",
-        parameters=True,
-    ),
-)
-register(
-    "matmul",
-    "mm",
-    kind="matrix product",
-    vjp=matmul_vjp,
-    vjp_reads="factors",
-    gradient=matmul_gradient,
-    layer="a parameter in a matrix product `x @ W`",
-    kronecker=True,
-    squared=PRODUCT,
-)
+RULES = {
+    "kind": "matrix product", "vjp": product_vjp, "vjp_reads": "factors", "gradient": product_gradient,
+    "kronecker": True,
+}  # fmt: skip
+register("linear", layer="Linear, also over sequences; MultiheadAttention", squared=LINEAR, **RULES)
+register("matmul", "mm", layer="a parameter in a matrix product `x @ W`", squared=PRODUCT, **RULES)
+register("addmm", layer="Linear as decompositions write it", squared=SUM_OF_PRODUCT, **RULES)
 register("bmm", "mv", squared=PRODUCT)
-register(
-    "addmm",
-    kind="matrix product",
-    vjp=addmm_vjp,
-    vjp_reads="factors",
-    gradient=addmm_gradient,
-    layer="Linear as decompositions write it",
-    kronecker=True,
-    squared=SUM_OF_PRODUCT,
-)
 register("baddbmm", "addmv", squared=SUM_OF_PRODUCT)
-register(
-    "einsum",
-    squared=SquaredRule(
-        einsum_squared,
-        read_everything,
-        "two operands, no ellipsis, every summed index in both: m times the other operand squared",
-        parameters=True,
-        refuse=_refuse_einsum,
-    ),
-)
+register("einsum", squared=EINSUM)

@@ -17,7 +17,9 @@ standard deviation (or root mean square).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,71 +60,48 @@ def batch_norm_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Fa
 # Parameter gradients
 
 
-def layer_norm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of scale or shift, whose features are the last dimensions."""
-    if step.reference("bias") == number:
+def normalised(step: Step, values: Mapping[int, Any]) -> Tensor | None:
+    """Return xhat; None for an instance norm with running statistics."""
+
+    def value(name: str) -> Any:
+        return step.argument(name, values)
+
+    x, eps = value("input"), value("eps")
+    if step.name == "layer_norm":
+        return F.layer_norm(x, value("normalized_shape"), None, None, eps)
+    if step.name == "rms_norm":
+        return F.rms_norm(x, value("normalized_shape"), None, eps)
+    if step.name == "group_norm":
+        return F.group_norm(x, value("num_groups"), None, None, eps)
+    if step.name == "instance_norm":
+        return F.instance_norm(x, eps=eps) if value("use_input_stats") else None
+    shape = (1, -1, *([1] * (x.dim() - 2)))
+    return (x - value("running_mean").view(shape)) * (value("running_var") + eps).rsqrt().view(shape)
+
+
+def scale_shift_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
+    """Return the gradients of scale or shift, whose features are the last dimensions or dimension 1."""
+    if step.reference("bias") != number:
+        xhat = context.cached(step, "xhat", lambda: normalised(step, context.values))
+        if step.reference("weight") != number or xhat is None:
+            return None
+        factor = factor.multiply(xhat)
+    if step.name in ("layer_norm", "rms_norm"):
         return _over_leading(context, step, factor.dense(), number)
-    values = context.values
-    x, shape, eps = (step.argument(name, values) for name in ("input", "normalized_shape", "eps"))
-    xhat = context.cached(step, "xhat", lambda: F.layer_norm(x, shape, None, None, eps))
-    return _over_leading(context, step, factor.multiply(xhat).dense(), number)
+    return _over_space(factor)
 
 
-def rms_norm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of the scale, whose features are the last dimensions."""
-    values = context.values
-    x, shape, eps = (step.argument(name, values) for name in ("input", "normalized_shape", "eps"))
-    xhat = context.cached(step, "xhat", lambda: F.rms_norm(x, shape, None, eps))
-    return _over_leading(context, step, factor.multiply(xhat).dense(), number)
-
-
-def group_norm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of scale or shift, whose features are dimension 1."""
-    if step.reference("bias") == number:
-        return _over_space(factor, None)
-    values = context.values
-    x, groups, eps = (step.argument(name, values) for name in ("input", "num_groups", "eps"))
-    return _over_space(factor, context.cached(step, "xhat", lambda: F.group_norm(x, groups, None, None, eps)))
-
-
-def batch_norm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of scale or shift; features are dimension 1, statistics are fixed."""
-    if step.reference("bias") == number:
-        return _over_space(factor, None)
-    if step.reference("weight") != number:
-        return None
-    values = context.values
-    x, mean, variance, eps = (step.argument(name, values) for name in ("input", "running_mean", "running_var", "eps"))
-
-    def normalised() -> Tensor:
-        shape = (1, -1, *([1] * (x.dim() - 2)))
-        return (x - mean.view(shape)) * (variance + eps).rsqrt().view(shape)
-
-    return _over_space(factor, context.cached(step, "xhat", normalised))
-
-
-def instance_norm_gradient(context: Context, step: Step, factor: Factor, number: int) -> ParameterGradients | None:
-    """Return the gradients of scale or shift; features are dimension 1, statistics are those of one sample."""
-    if step.reference("bias") == number:
-        return _over_space(factor, None)
-    values = context.values
-    if step.reference("weight") != number or not step.argument("use_input_stats", values):
-        return None
-    x, eps = step.argument("input", values), step.argument("eps", values)
-    return _over_space(factor, context.cached(step, "xhat", lambda: F.instance_norm(x, eps=eps)))
-
-
-def _over_space(factor: Factor, xhat: Tensor | None) -> ParameterGradients | None:
+def _over_space(factor: Factor) -> ParameterGradients | None:
     """Sum over the dimensions behind the channels."""
     if not factor.batch_first or len(factor.shape) < 2:
         return None
-    columns = (factor if xhat is None else factor.multiply(xhat)).dense()
+    columns = factor.dense()
     return ExplicitGradients(columns.flatten(3).sum(-1) if columns.dim() > 3 else columns, factor.shape[0])
 
 
 def _over_leading(context: Context, step: Step, columns: Tensor, number: int) -> ParameterGradients:
     """Sum over all dimensions of a sample in front of the parameter's own."""
-    axis = require_axis(context.network.axes, step.value, step.where)
+    axis = require_axis(context.network, step)
     shape = context.values[number].shape
     columns = axis.to_front(columns, leading=1)
     flat = columns.reshape(*columns.shape[:2], -1, *shape)
@@ -236,48 +215,27 @@ def _refuse_batch_statistics(step: Step, live: frozenset[int], data: frozenset[i
     return "it uses the statistics of the batch; call model.eval()" if step.argument("training", {}) else None
 
 
-SCALE_SHIFT = "scale: sum of m xhat²; shift: sum of m"
+NOTE = "scale: sum of m xhat²; shift: sum of m"
 STATISTICS = reading(input=(), weight=("input",))
 FIXED = reading(input=("weight",), weight=("input",), running_mean=("weight",), running_var=("input", "weight"))
-LAYER_NORM = SquaredRule(layer_norm_squared, STATISTICS, SCALE_SHIFT, parameters=True)
-GROUP_NORM = SquaredRule(group_norm_squared, STATISTICS, SCALE_SHIFT, parameters=True)
+EITHER = reading(input=(), weight=("input",), running_mean=(), running_var=())
+LAYER_NORM = SquaredRule(layer_norm_squared, STATISTICS, NOTE, parameters=True)
+GROUP_NORM = SquaredRule(group_norm_squared, STATISTICS, NOTE, parameters=True)
+RMS_NORM = SquaredRule(rms_norm_squared, STATISTICS, "scale: sum of m xhat²", parameters=True)
+INSTANCE_NORM = SquaredRule(instance_norm_squared, EITHER, NOTE, parameters=True)
+BATCH_NORM = SquaredRule(batch_norm_squared, FIXED, NOTE, parameters=True)
+EVALUATION = replace(BATCH_NORM, note=f"evaluation mode. {NOTE}", refuse=_refuse_batch_statistics)
 
-register("layer_norm", gradient=layer_norm_gradient, layer="LayerNorm", squared=LAYER_NORM)
+register("layer_norm", gradient=scale_shift_gradient, layer="LayerNorm", squared=LAYER_NORM)
+register("rms_norm", gradient=scale_shift_gradient, layer="RMSNorm", squared=RMS_NORM)
+register("group_norm", gradient=scale_shift_gradient, layer="GroupNorm", squared=GROUP_NORM)
+register(
+    "instance_norm", gradient=scale_shift_gradient, layer="InstanceNorm with its own statistics", squared=INSTANCE_NORM
+)
+register(
+    "batch_norm", vjp=batch_norm_vjp, vjp_reads="nothing",
+    gradient=scale_shift_gradient, layer="BatchNorm1d, 2d, 3d in eval mode", squared=EVALUATION,
+)  # fmt: skip
 register("native_layer_norm", squared=LAYER_NORM)
-register("group_norm", gradient=group_norm_gradient, layer="GroupNorm", squared=GROUP_NORM)
 register("native_group_norm", squared=GROUP_NORM)
-register(
-    "rms_norm",
-    gradient=rms_norm_gradient,
-    layer="RMSNorm",
-    squared=SquaredRule(rms_norm_squared, STATISTICS, "scale: sum of m xhat²", parameters=True),
-)
-register(
-    "batch_norm",
-    vjp=batch_norm_vjp,
-    vjp_reads="nothing",
-    gradient=batch_norm_gradient,
-    layer="BatchNorm1d, 2d, 3d in eval mode",
-    squared=SquaredRule(
-        batch_norm_squared,
-        FIXED,
-        f"evaluation mode. {SCALE_SHIFT}",
-        parameters=True,
-        refuse=_refuse_batch_statistics,
-    ),
-)
-register(
-    "_native_batch_norm_legit_no_training",
-    squared=SquaredRule(batch_norm_squared, FIXED, SCALE_SHIFT, parameters=True),
-)
-register(
-    "instance_norm",
-    gradient=instance_norm_gradient,
-    layer="InstanceNorm with its own statistics",
-    squared=SquaredRule(
-        instance_norm_squared,
-        reading(input=(), weight=("input",), running_mean=(), running_var=()),
-        SCALE_SHIFT,
-        parameters=True,
-    ),
-)
+register("_native_batch_norm_legit_no_training", squared=BATCH_NORM)

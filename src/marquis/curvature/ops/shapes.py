@@ -124,28 +124,6 @@ def getitem_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Cotan
     return {number: {index: factor}} if context.is_target(number) else {}
 
 
-def select_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor]:
-    """Put the columns where the slice was taken; zeros elsewhere."""
-    number = step.inputs[0]
-    if not context.is_target(number):
-        return {}
-    columns = factor.dense()
-    shape = context.shapes[number]
-    index: list[slice | int] = [slice(None)] * (len(shape) + 1)
-    dim = step.argument("dim", context.values) % len(shape)
-    if step.name == "select":
-        index[dim + 1] = step.argument("index", context.values)
-    elif step.name == "slice":
-        ends = (step.argument("start", context.values), step.argument("end", context.values))
-        index[dim + 1] = slice(*ends, step.argument("step", context.values))
-    else:
-        start = int(step.argument("start", context.values))
-        index[dim + 1] = slice(start, start + step.argument("length", context.values))
-    whole = columns.new_zeros(columns.shape[0], *shape)
-    whole[tuple(index)] = columns
-    return {number: context.factor(whole, number)}
-
-
 # Parameter gradients
 
 
@@ -221,13 +199,9 @@ register(
 register("view_copy", "ravel", kind="reshape", vjp=reshape_vjp, vjp_reads="nothing")
 register("view_as", "reshape_as", squared=RESHAPE)
 register("permute", "transpose", vjp=permute_vjp, vjp_reads="nothing", squared=COPY)
-register("t", "movedim", "swapaxes", vjp_reads="nothing", squared=COPY)
-register("select", "slice", "narrow", vjp=select_vjp, vjp_reads="nothing", squared=COPY)
+register("t", "movedim", "swapaxes", "select", "slice", "narrow", vjp_reads="nothing", squared=COPY)
 register(
-    "expand",
-    gradient=expand_gradient,
-    layer="a parameter expanded over the batch, e.g. a class token",
-    squared=COPY,
+    "expand", gradient=expand_gradient, layer="a parameter expanded over the batch, e.g. a class token", squared=COPY
 )
 register(
     "mT", "moveaxis", "swapdims", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile",

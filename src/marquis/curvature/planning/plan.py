@@ -127,17 +127,8 @@ def plan(
     large is allocated, whatever the batch, and what the plan says is what the engine does. Cost: the capture, which
     `ggn` needs anyway and which is remembered, and some milliseconds per operation.
 
-    Args:
-        model: as in `ggn`.
-        x: a batch; of all but its first few samples only the shape matters.
-        likelihood: as in `ggn`.
-        structure: as in `ggn`.
-        estimator: as in `ggn`.
-        params: as in `ggn`.
-        parameters: as in `ggn`.
-        probes: as in `ggn`.
-        width_limit: as in `ggn`.
-        memory_limit: as in `ggn`; a plan that does not fit is still returned, with `fits` False.
+    Arguments as in `ggn`; of all but the first few samples of `x` only the shape matters, and a plan that does not fit
+    `memory_limit` is still returned, with `fits` False.
 
     Raises:
         UnsupportedOperationError: `ggn` would refuse this network or combination; the message is the same.
@@ -199,15 +190,11 @@ class _Planner:
             lambda: make_accumulator(self.structure, self.layout, self.like, self.size),
             chunk_bytes(self.limit),
             probes if estimator == "sketched" else None,
+            keep_everything=estimator == "mixed",
         )
         if estimator == "mixed":
             layers = mixed_layers(self.backward, self.layout, rehearsed, width_limit, self.size)
-            whole = rehearsal.rehearse_forward(self.backward, self.params, self.x)
-            rehearsed.forward_bytes, rehearsed.forward_peak, rehearsed.segments = (
-                whole.forward_bytes,
-                whole.forward_peak,
-                [],
-            )
+            rehearsed.segments = []
             columns = prod(rehearsed.outputs[1:]) if prod(rehearsed.outputs[1:]) <= width_limit else 1
             return self.finish(estimator, rehearsed, layers, self._mixed_bytes(rehearsed, width_limit), columns)
         layers = factored_layers(self.backward, self.layout, rehearsed, self.structure)

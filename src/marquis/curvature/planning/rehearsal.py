@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -209,6 +210,7 @@ def rehearse_factored(
     make_accumulator: Callable[[], Accumulator],
     chunk_bytes: int,
     probes: int | None,
+    keep_everything: bool = False,
 ) -> Rehearsal:
     """Rehearse the factor pass.
 
@@ -221,14 +223,15 @@ def rehearse_factored(
         make_accumulator: makes the accumulator; called where nothing is allocated.
         chunk_bytes: target size of a chunk of columns.
         probes: number of columns at the output, or None for one per output.
+        keep_everything: whether the forward pass keeps all values.
     """
     network = backward.network
     result = Rehearsal()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         values = _fake_values(network, params, x, mode)
-        outputs = _forward(
-            values, result, lambda: network.forward(values, backward.needed, result.shapes, backward.with_extra)
-        )
+        keep = None if keep_everything else backward.needed
+        forward = partial(network.forward, values, keep, result.shapes, backward.with_extra)
+        outputs = _forward(values, result, forward)
         real = make_accumulator()
         accumulator = _Rehearsed(real.layout, real.like, real=real, kept=result.kept)
         with AllocationMeter() as meter:
@@ -285,13 +288,4 @@ def rehearse_squared(
             except RuntimeError:  # a rule looks at entries; m has the shapes of the forward values, a few at a time
                 result.pass_peak = result.forward_peak
             result.pass_peak = max(meter.peak, result.pass_peak)
-    return result
-
-
-def rehearse_forward(backward: BackwardSteps, params: Mapping[str, Tensor], x: Any) -> Rehearsal:
-    """Rehearse a forward pass that keeps everything."""
-    network, result = backward.network, Rehearsal()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        values = _fake_values(network, params, x, mode)
-        _forward(values, result, lambda: network.forward(values, None, result.shapes, backward.with_extra))
     return result

@@ -2,124 +2,120 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumulator
 from marquis.curvature.factors.gradients import ParameterGradients
-from marquis.structures import Block, Full, Layout, LowRank
+from marquis.structures import Block, Full, LowRank
 
 
 @dataclass(eq=False)
-class BlockAccumulator(Accumulator):
+class DenseAccumulator(Accumulator):
+    """Waits for the gradients of several parameters and writes them out side by side.
+
+    Attributes:
+        waiting: gradients of the current chunk of columns.
+    """
+
+    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
+
+    @override
+    def add(self, name: str, gradients: ParameterGradients) -> None:
+        self.waiting[name] = gradients
+
+    @override
+    def end_chunk(self) -> None:
+        self.take_chunk()
+        self.waiting.clear()
+
+    @abstractmethod
+    def take_chunk(self) -> None:
+        """Use what is waiting."""
+
+    def rows(self, names: tuple[str, ...]) -> Iterator[Tensor]:
+        """Yield the gradients of several parameters side by side, [c * m, P], a few samples at a time."""
+        gradients = {name: self.waiting[name] for name in names if name in self.waiting}
+        if not gradients:
+            return
+        some = next(iter(gradients.values()))
+        total = sum(self.layout.sizes[name] for name in names)
+        width = max(1, GRADIENT_BYTES // max(1, some.columns * total * some.item))
+        for start in range(0, some.samples, width):
+            stop = min(some.samples, start + width)
+            count = some.columns * (stop - start)
+            written = {name: of.explicit(start, stop).reshape(count, -1) for name, of in gradients.items()}
+            like = next(iter(written.values()))
+            parts = [written[n] if n in written else like.new_zeros(count, self.layout.sizes[n]) for n in names]
+            yield torch.cat(parts, dim=1)
+
+
+@dataclass(eq=False)
+class BlockAccumulator(DenseAccumulator):
     """One dense block for each group of parameters: sums of G Gᵀ.
 
     Attributes:
         members: block name -> its parameters, in layout order.
+        blocks: the sums so far.
     """
 
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
-    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
 
+    @override
     def groups(self) -> list[tuple[str, ...]]:
-        """A block's parameters need common columns."""
         return list(self.members.values())
 
-    def add(self, name: str, gradients: ParameterGradients) -> None:
-        """Keep until the whole block is there."""
-        self.waiting[name] = gradients
-
-    def end_chunk(self) -> None:
-        """Square the blocks of which any parameter received gradients."""
+    @override
+    def take_chunk(self) -> None:
         for block, names in self.members.items():
-            present = {name: self.waiting[name] for name in names if name in self.waiting}
-            if not present:
-                continue
-            size = sum(self.layout.sizes[name] for name in names)
-            if block not in self.blocks:
-                self.blocks[block] = self.like.new_zeros(size, size)
-            for rows in written_rows(self.layout, names, present):
+            for rows in self.rows(names):
+                if block not in self.blocks:
+                    self.blocks[block] = rows.new_zeros(rows.shape[1], rows.shape[1])
                 self.blocks[block].addmm_(rows.t(), rows)
-        self.waiting.clear()
 
-    def finish(self) -> Block:
-        """The structure."""
-        made: dict[str, tuple[tuple[str, ...], Tensor]] = {}
-        for block, names in self.members.items():
-            size = sum(self.layout.sizes[name] for name in names)
-            made[block] = (names, self.blocks.get(block, self.like.new_zeros(size, size)))
-        return Block(self.layout, made)
+    def block(self, name: str) -> Tensor:
+        """Return one block; zeros where the output does not depend on its parameters."""
+        size = sum(self.layout.sizes[member] for member in self.members[name])
+        return self.blocks[name] if name in self.blocks else self.like.new_zeros(size, size)
+
+    @override
+    def finish(self) -> Block | Full:
+        return Block(self.layout, {name: (names, self.block(name)) for name, names in self.members.items()})
 
 
 @dataclass(eq=False)
-class FullAccumulator(Accumulator):
+class FullAccumulator(BlockAccumulator):
     """The whole matrix: columns must be the same for all parameters, so nothing is recompressed."""
 
     recompresses: bool = False
-    matrix: Tensor | None = None
-    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
 
-    def add(self, name: str, gradients: ParameterGradients) -> None:
-        """Keep until the chunk is complete."""
-        self.waiting[name] = gradients
+    def __post_init__(self) -> None:
+        """Put all parameters into one block."""
+        self.members = {"all": self.layout.names}
 
-    def end_chunk(self) -> None:
-        """Add the outer products of this chunk."""
-        if self.waiting:
-            if self.matrix is None:
-                self.matrix = self.like.new_zeros(self.layout.total, self.layout.total)
-            for rows in written_rows(self.layout, self.layout.names, self.waiting):
-                self.matrix.addmm_(rows.t(), rows)
-        self.waiting.clear()
-
+    @override
     def finish(self) -> Full:
-        """The structure."""
-        size = self.layout.total
-        return Full(self.layout, self.matrix if self.matrix is not None else self.like.new_zeros(size, size))
+        return Full(self.layout, self.block("all"))
 
 
 @dataclass(eq=False)
-class LowRankAccumulator(Accumulator):
+class LowRankAccumulator(DenseAccumulator):
     """All gradients, as columns of G with H = G Gᵀ."""
 
     recompresses: bool = False
-    rows: list[Tensor] = field(default_factory=list)
-    waiting: dict[str, ParameterGradients] = field(default_factory=dict)
+    kept: list[Tensor] = field(default_factory=list)
 
-    def add(self, name: str, gradients: ParameterGradients) -> None:
-        """Keep until the chunk is complete."""
-        self.waiting[name] = gradients
+    @override
+    def take_chunk(self) -> None:
+        self.kept.extend(rows.clone() for rows in self.rows(self.layout.names))
 
-    def end_chunk(self) -> None:
-        """Keep the written-out gradients of this chunk."""
-        if self.waiting:
-            self.rows.extend(rows.clone() for rows in written_rows(self.layout, self.layout.names, self.waiting))
-        self.waiting.clear()
-
+    @override
     def finish(self) -> LowRank:
-        """The structure."""
         empty = self.like.new_zeros(0, self.layout.total)
-        return LowRank(self.layout, torch.cat([empty, *self.rows]).t())
-
-
-def written_rows(
-    layout: Layout, names: tuple[str, ...], gradients: Mapping[str, ParameterGradients]
-) -> Iterator[Tensor]:
-    """Gradients of several parameters side by side, [c * m, P], a few samples at a time."""
-    some = next(iter(gradients.values()))
-    total = sum(layout.sizes[name] for name in names)
-    width = max(1, GRADIENT_BYTES // max(1, some.columns * total * some.item))
-    for start in range(0, some.samples, width):
-        stop = min(some.samples, start + width)
-        parts = []
-        for name in names:
-            if name in gradients:
-                parts.append(gradients[name].explicit(start, stop).reshape(some.columns * (stop - start), -1))
-            else:
-                reference = next(iter(gradients.values())).explicit(start, start + 1)
-                parts.append(reference.new_zeros(some.columns * (stop - start), layout.sizes[name]))
-        yield torch.cat(parts, dim=1)
+        return LowRank(self.layout, torch.cat([empty, *self.kept]).t())
