@@ -1,4 +1,4 @@
-"""How `imputation` fills in the missing half with one model, and what the answers are judged by."""
+"""How `imputation` fills in the missing half with one model, and the classifiers that score the result."""
 
 from __future__ import annotations
 
@@ -14,17 +14,9 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.errors import DataError
 from marquis.tasks.imputation import Imputation, impute, impute_weighted
 from marquis.tasks.masks import top_half
-from marquis_experiments.classifiers import (
-    CHUNK,
-    ImageData,
-    Labelled,
-    Recipe,
-    build,
-    load_images,
-    train_map,
-    trained_map,
-)
-from marquis_experiments.trained import trained
+from marquis_experiments.common.images import CHUNK, ImageData, Labelled, load_images
+from marquis_experiments.common.networks import image_network, trained
+from marquis_experiments.linearised_laplace.classifiers import Recipe, train_map, trained_map
 
 TRAINING = "training images"
 WEIGHTED = "weighted codes"
@@ -36,14 +28,14 @@ class Procedure:
 
     Attributes:
         start: What the missing pixels start from: "noise" (the paper), "black", "mean image" (of the training images),
-            or "training images": for every version the pixels of another training image, drawn at random. "weighted
-            codes" is not a start but another procedure: `marquis.tasks.imputation.impute_weighted`.
-        versions: S1, answers per image.
+            or "training images": for every imputation the pixels of another random training image. "weighted codes" is
+            another procedure: importance-weighted imputation.
+        versions: S1, imputations per image.
         averaged: S2, networks that the second stage averages.
         rounds: How often observed pixels are put back and reconstructed again.
-        exponent: On the likelihood of the given pixels; for weighted codes, like those below.
-        donors: How many training images give their codes.
-        networks: How many networks reconstruct each of them.
+        exponent: Exponent on the likelihood of the observed pixels, for importance weights.
+        donors: Size of the reference set of training images, for importance weights.
+        networks: Networks that reconstruct each of them, for importance weights.
     """
 
     start: str = "noise"
@@ -55,17 +47,17 @@ class Procedure:
     networks: int = 0
 
     def described(self) -> dict[str, Any]:
-        """What is set, for cells: what only weighted codes have does not make cells of the two stages strangers."""
+        """Return what a cell depends on; options of importance weights are left out of the cells of the two stages."""
         return asdict(self) if self.weighted else {name: getattr(self, name) for name in TWO_STAGES}
 
     @property
     def weighted(self) -> bool:
-        """Whether codes of training images are weighted, instead of the two stages."""
+        """Whether imputations are importance-weighted, instead of by the two stages."""
         return self.start == WEIGHTED
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Name in tables and cells."""
         if self.weighted:
             return f"{self.start}, {self.versions} versions, exponent {self.exponent:g}"
         return f"{self.start}, {self.versions} × {self.averaged}, {self.rounds} round{'s' * (self.rounds > 1)}"
@@ -77,15 +69,15 @@ PUBLISHED = Procedure()
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Images to impute and the classifier that reads the result.
+    """Images to impute and the classifier that scores the result.
 
     Attributes:
-        classifier: Images in [0, 1] to logits, in evaluation mode; trained on training rows of complete images.
+        classifier: Maps images in [0, 1] to logits, in evaluation mode; trained on complete images.
         half_classifier: The same network trained on images whose missing half is black.
-        training: Images that starts are drawn from: those that the autoencoders were trained on.
-        validation: What procedures are chosen on: rows that neither autoencoder nor classifier was fitted to.
-        test: What is reported; the first ones of `all_test`.
-        all_test: What weighted codes are reported on, too.
+        training: Images that the autoencoders were trained on.
+        validation: Images that procedures are chosen on; neither autoencoder nor classifier was fitted to them.
+        test: Test images; the first ones of `all_test`.
+        all_test: Test images of some importance-weighted rows.
     """
 
     classifier: nn.Module
@@ -97,19 +89,19 @@ class Judge:
 
     @property
     def missing(self) -> Tensor:
-        """True where a pixel is hidden: the upper half."""
+        """Mask that is True where a pixel is missing: the upper half."""
         return top_half(self.training.shape[1:])
 
 
 class Reader(nn.Module):
-    """A classifier of standardised 28 x 28 images, as a function of images in [0, 1] of the data's own size."""
+    """A classifier of standardised 28 x 28 images, as a function of images in [0, 1] of the data's size."""
 
     def __init__(self, network: nn.Module, data: ImageData) -> None:
         super().__init__()
         self.network, self._data = network, data
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[B, 10]`."""
+        """Return logits `[B, 10]`."""
         return torch.cat([self.network(self._data.standardised(part)) for part in images.split(CHUNK)])
 
 
@@ -130,7 +122,7 @@ class ClassifierSettings:
 def readers(
     shared: Path, name: str, settings: ClassifierSettings, data_dir: str | Path | None
 ) -> tuple[nn.Module, nn.Module]:
-    """The classifier of complete images and the one of lower halves, trained once and kept."""
+    """Return the classifier of complete images and the one of lower halves, trained once and kept."""
     data = load_images(name, settings.train, 1, 1, data_dir)
     shape = {"channels": list(settings.channels), "hidden": list(settings.hidden)}
     whole = trained_map(shared, "cnn", data, settings.precision, Recipe(settings.epochs, settings.batch), 0, shape)
@@ -143,32 +135,37 @@ def readers(
         shared,
         f"{name}-cnn-lower-half-s0",
         {"kind": "cnn of lower halves", **described},
-        lambda: build("cnn", shape, 0),
+        lambda: image_network("cnn", shape, 0),
         lambda network: train_map(network, halves, settings.precision, recipe, 1000),
     )
     return Reader(whole, data).eval().requires_grad_(False), Reader(half, data).eval().requires_grad_(False)
 
 
 def filled_in(
-    own: BaseAutoencoder, x: Tensor, missing: Tensor, how: Procedure, training: Tensor, generator: torch.Generator
+    autoencoder: BaseAutoencoder,
+    x: Tensor,
+    missing: Tensor,
+    how: Procedure,
+    training: Tensor,
+    generator: torch.Generator,
 ) -> Imputation:
-    """The answers of one model to the lower halves of `x`.
+    """Impute the upper halves of `x` with one model.
 
-    From "training images" every version is an imputation of its own, so that versions differ even if the model has no
-    uncertainty; `filled` is then that of the first version, and the paper's definition of the error means nothing.
+    From "training images" every imputation has its own start, so that imputations differ even if the model has no
+    uncertainty; `filled` is then that of the first, and the paper's definition of the error means nothing.
     """
     options: dict[str, Any] = {"generator": generator, "progress": False}
     if how.weighted:
         options |= {"exponent": how.exponent, "networks": how.networks, "samples": how.versions, "batch_size": 1000}
-        return impute_weighted(own, x, training[: how.donors], missing, **options)
+        return impute_weighted(autoencoder, x, training[: how.donors], missing, **options)
     options |= {"averaged": how.averaged, "rounds": how.rounds}
-    options |= {"batch_size": len(x)}  # all images meet the same networks
+    options |= {"batch_size": len(x)}  # the same networks for all images
     if how.start != TRAINING:
-        return impute(own, x, missing, samples=how.versions, fill=_fill(how.start, training), **options)
+        return impute(autoencoder, x, missing, samples=how.versions, fill=_fill(how.start, training), **options)
     each = []
     for _ in range(how.versions):
         rows = torch.randint(len(training), (len(x),), generator=generator)
-        each.append(impute(own, x, missing, samples=1, fill=training[rows], **options))
+        each.append(impute(autoencoder, x, missing, samples=1, fill=training[rows], **options))
     first = each[0]
     within, noise = (
         torch.stack([getattr(one, name) for one in each]).mean(0) for name in ("within_variance", "noise_variance")

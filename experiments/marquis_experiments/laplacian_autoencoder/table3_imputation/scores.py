@@ -1,4 +1,4 @@
-"""How the answers of `imputation` are judged, by the same classifier for all of them."""
+"""Scores of imputations, by the same classifier for all models."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.tasks.calibration import coverage, reliability
 from marquis.tasks.imputation import Imputation, class_probabilities, errors
 from marquis.tasks.masks import minmax_noise
-from marquis_experiments.classifiers import Labelled
-from marquis_experiments.imputation_procedures import Judge, Procedure, filled_in
+from marquis_experiments.common.images import Labelled
+from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import Judge, Procedure, filled_in
 
 LEAST = 1e-12
 """Probabilities below this count as this in the negative log-likelihood of the class: 27.6 nats."""
 
 
-def judged(found: Imputation, original: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """Class probabilities, errors against the original, and how far the versions differ.
+def scores(found: Imputation, original: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
+    """Compute classification scores, errors against the original, and how far imputations differ.
 
-    `several_classes` is the share of images whose versions (observed pixels put back) are not all read as one class.
+    `several_classes` is the share of images whose imputations (observed pixels put back) are not all of one class.
     """
     return {
         "reconstructions": classified(found.reconstructions, labels, classifier),
@@ -34,17 +34,17 @@ def judged(found: Imputation, original: Tensor, labels: Tensor, classifier: nn.M
 
 
 def classified(versions: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """Scores of the mean softmax over versions `[S1, B, ...]` (methods.md 8.2, 8.3), and the reliability diagram."""
+    """Score the mean softmax over imputations `[S1, B, ...]` (docs/method/tasks.md), with the reliability diagram."""
     return scores_of(probabilities(versions, classifier), labels)
 
 
 def probabilities(versions: Tensor, classifier: nn.Module) -> Tensor:
-    """Of every version `[S1, B, C]`."""
+    """Compute class probabilities of every imputation, `[S1, B, C]`."""
     return torch.stack([class_probabilities(classifier, version.unsqueeze(0)) for version in versions])
 
 
 def scores_of(each: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Of the mean over versions of probabilities `[S1, B, C]`."""
+    """Score the mean over imputations of class probabilities `[S1, B, C]`."""
     probs = each.mean(0)
     found = reliability(probs, labels)
     chosen = each.argmax(2)
@@ -65,16 +65,16 @@ def scores_of(each: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
-def judged_in_parts(
-    own: BaseAutoencoder, data: Labelled, how: Procedure, judge: Judge, seed: int, part: int
+def scores_in_parts(
+    autoencoder: BaseAutoencoder, data: Labelled, how: Procedure, judge: Judge, seed: int, part: int
 ) -> dict[str, Any]:
-    """Answers to many images, a part at a time because versions take memory; every part meets the same networks.
+    """Score many images, a part at a time because imputations take memory; the same networks for every part.
 
-    `first` has the scores of the first part. Versions are read with the given half put back only.
+    `first` has the scores of the first part. Imputations are classified with the observed half put back.
     """
     each, others = [], []
     for x in data.x.split(part):
-        found = filled_in(own, x, judge.missing, how, judge.training, torch.Generator().manual_seed(seed))
+        found = filled_in(autoencoder, x, judge.missing, how, judge.training, torch.Generator().manual_seed(seed))
         each.append(probabilities(found.samples, judge.classifier))
         others.append((len(x), {**errors(found, x).summary(), **_spread_and_coverage(found, x)}))
     total = sum(count for count, _ in others)
@@ -90,14 +90,14 @@ def judged_in_parts(
 
 
 def _spread_and_coverage(found: Imputation, original: Tensor) -> dict[str, float]:
-    """Mean standard deviation of missing pixels, and the share of them that 90 % intervals hold."""
+    """Compute the mean standard deviation of missing pixels and the coverage of their 90 % intervals."""
     hidden = found.missing
     levels = coverage(found.mean[hidden], found.total_variance[hidden], original[hidden], levels=(0.9,))
     return {"spread": float(found.std[hidden].mean()), "coverage": levels[0.9]}
 
 
 def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """What can be had without an autoencoder, on the test images.
+    """Score methods without an autoencoder on the test images.
 
     The last one copies the upper half of the training images whose lower halves are nearest (a "hot deck").
     """
@@ -116,20 +116,20 @@ def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[s
         "classifier trained on lower halves": classified(black.unsqueeze(0), y, judge.half_classifier),
         f"{neighbours} nearest training images": classified(copied, y, plain),
     }
-    away = (copied.mean(0) - x).square()
-    found[f"{neighbours} nearest training images"]["missing_of_mean"] = float(away.flatten(1).sum(1).mean())
+    squared = (copied.mean(0) - x).square()
+    found[f"{neighbours} nearest training images"]["missing_of_mean"] = float(squared.flatten(1).sum(1).mean())
     return found
 
 
 def nearest_by_observed(x: Tensor, training: Tensor, missing: Tensor, count: int) -> Tensor:
-    """Rows `[B, count]` of the training images nearest in the observed pixels."""
+    """Return rows `[B, count]` of the training images nearest in the observed pixels."""
     seen = ~missing.flatten()
     distance = torch.cdist(x.flatten(1)[:, seen], training.flatten(1)[:, seen])
     return distance.topk(count, largest=False).indices
 
 
 def class_shares(images: Tensor, classifier: nn.Module) -> dict[str, Any]:
-    """What generated images `[S1, n, ...]` are read as: shares, their entropy in bits, and the mean confidence."""
+    """Compute class shares of generated images `[S1, n, ...]`, their entropy in bits, and the mean confidence."""
     probs = class_probabilities(classifier, images.flatten(0, 1).unsqueeze(0))
     shares = torch.bincount(probs.argmax(1), minlength=probs.shape[1]).double() / len(probs)
     entropy = -float(torch.special.xlogy(shares, shares).sum()) / math.log(2)

@@ -11,34 +11,24 @@ from torch import Tensor
 
 from marquis.report.canvas import new_figure, png
 from marquis.tasks.imputation import Imputation
-from marquis_experiments.pages import BLUE, GREY, ORANGE, Picture
+from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
+from marquis_experiments.laplacian_autoencoder.describe import label
 
-LABELS = {
-    "ae": "plain autoencoder",
-    "vae": "VAE",
-    "dropout": "MC dropout",
-    "ensemble": "ensemble",
-    "posthoc-sketched": "LAE post-hoc",
-    "online-sketched": "LAE online, default",
-    "online-sketched-temperature-0.1": "LAE online, temperature 0.1",
-    "online-sketched-paper-code": "LAE online, paper-code",
-    "online-sketched-paper": "LAE online, paper",
-}
 VERSIONS = 5
-"""Versions of one image in a picture."""
+"""Imputations of one image in a picture."""
 
 
 def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation], put_back: bool) -> None:
-    """Per model and image: original, what is given, mean, standard deviation, and some versions.
+    """Draw per model and image: original, observed half, mean, standard deviation, and some imputations.
 
     Args:
-        path: Of the PNG.
+        path: Path of the PNG.
         originals: Images `[m, 1, H, W]`.
-        found: What each model made of their lower halves.
-        put_back: Show the versions with the observed pixels as they were; otherwise as they were reconstructed.
+        found: Imputations of each model.
+        put_back: Show imputations with the observed pixels as they were; otherwise as they were reconstructed.
     """
-    head = ["original", "given", "mean", "std", *[""] * VERSIONS]
-    head[4 + VERSIONS // 2] = "versions"
+    head = ["original", "observed", "mean", "std", *[""] * VERSIONS]
+    head[4 + VERSIONS // 2] = "imputations"
     columns = len(originals) * len(head) + len(originals) - 1
     grid = _grid(len(found), columns)
     for row, (key, imputed) in enumerate(found.items()):
@@ -61,12 +51,12 @@ def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation]
 
 
 def draw_generated(path: Path, made: Mapping[str, Sequence[Tensor]], titles: Sequence[str]) -> None:
-    """Per model, some versions of two starts, by several procedures.
+    """Draw per model some generated images of two starts, by several procedures.
 
     Args:
-        path: Of the PNG.
-        made: For every model and procedure, images `[S1, n, 1, H, W]`.
-        titles: Of the procedures.
+        path: Path of the PNG.
+        made: Images `[S1, n, 1, H, W]` for every model and procedure.
+        titles: Titles of the procedures.
     """
     starts, shown = 2, 3
     per_block = starts * shown
@@ -84,32 +74,32 @@ def draw_generated(path: Path, made: Mapping[str, Sequence[Tensor]], titles: Seq
 
 
 def draw_reliability(path: Path, panels: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]) -> None:
-    """Accuracy against confidence in bins, pooled over seeds; the area of a point is the share of the images.
+    """Draw accuracy against confidence in bins, pooled over seeds; the area of a point is its share of the images.
 
     Args:
-        path: Of the PNG.
+        path: Path of the PNG.
         panels: Key of a model to name of a procedure to the bins of every seed.
     """
-    picture = Picture(len(panels), min(4, len(panels)), 2.6, 2.7, share=True)
+    figure = Figure(len(panels), min(4, len(panels)), 2.6, 2.7, share=True)
     colours = (GREY, ORANGE, BLUE)
-    for axis, (key, lines) in zip(picture.axes, panels.items(), strict=True):
+    for axis, (key, lines) in zip(figure.axes, panels.items(), strict=True):
         axis.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
         for (name, seeds), colour, style in zip(lines.items(), colours, ("--", "-.", "-"), strict=False):
             confidence, accuracy, share = pooled(seeds)
             axis.plot(confidence, accuracy, color=colour, ls=style, lw=1.3, label=name)
             axis.scatter(confidence, accuracy, s=[4 + 120 * value for value in share], color=colour)
-        axis.set(title=LABELS.get(key, key), xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
+        axis.set(title=label(key), xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
         axis.title.set_fontsize(9)
-    for axis in picture.axes[::4]:
-        axis.set_ylabel("share that is right")
-    if picture.axes:
-        handles, names = picture.axes[0].get_legend_handles_labels()
-        picture.figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
-    picture.save(path)
+    for axis in figure.axes[::4]:
+        axis.set_ylabel("accuracy")
+    if figure.axes:
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        figure.figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
+    figure.save(path)
 
 
 def pooled(seeds: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], list[float]]:
-    """Confidence, accuracy and share of the images of every bin that has any, over all seeds together."""
+    """Compute confidence, accuracy and share of the images of every bin that has any, pooled over seeds."""
     total = sum(sum(bins["count"]) for bins in seeds)
     found: tuple[list[float], list[float], list[float]] = ([], [], [])
     for place in range(len(seeds[0]["count"])):
@@ -131,7 +121,7 @@ def _grid(rows: int, columns: int) -> Any:
 
 
 def _name_row(axes: Any, key: str) -> None:
-    axes[0].set_ylabel(LABELS.get(key, key), rotation=0, ha="right", va="center", fontsize=8)
+    axes[0].set_ylabel(label(key), rotation=0, ha="right", va="center", fontsize=8)
 
 
 def _save(path: Path, grid: Any) -> None:

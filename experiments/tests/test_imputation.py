@@ -12,17 +12,25 @@ from torch import nn
 from marquis.autoencoders import Autoencoder, build
 from marquis.errors import DataError
 from marquis.tasks.masks import top_half
-from marquis_experiments import imputation, imputation_pictures, imputation_report, imputation_tables
-from marquis_experiments.classifiers import Labelled
-from marquis_experiments.imputation_judging import (
+from marquis_experiments.common.images import Labelled
+from marquis_experiments.laplacian_autoencoder.table3_imputation import study as imputation
+from marquis_experiments.laplacian_autoencoder.table3_imputation.page import mce_by_chance, reached
+from marquis_experiments.laplacian_autoencoder.table3_imputation.pictures import pooled
+from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import (
+    TRAINING,
+    WEIGHTED,
+    Judge,
+    Procedure,
+    filled_in,
+)
+from marquis_experiments.laplacian_autoencoder.table3_imputation.scores import (
     LEAST,
     class_shares,
     classified,
-    judged,
-    judged_in_parts,
     nearest_by_observed,
+    scores,
+    scores_in_parts,
 )
-from marquis_experiments.imputation_procedures import TRAINING, WEIGHTED, Judge, Procedure, filled_in
 
 
 class Flat(nn.Module):
@@ -111,7 +119,7 @@ def test_class_shares_by_hand():
 def test_pooled_bins_weigh_seeds_by_their_images():
     first = {"count": [1, 0, 0], "confidence": [0.2, None, None], "accuracy": [1.0, None, None]}
     second = {"count": [3, 0, 4], "confidence": [0.4, None, 0.9], "accuracy": [0.0, None, 0.5]}
-    confidence, accuracy, share = imputation_pictures.pooled([first, second])
+    confidence, accuracy, share = pooled([first, second])
     assert confidence == pytest.approx([0.35, 0.9]) and accuracy == pytest.approx([0.25, 0.5])
     assert share == pytest.approx([0.5, 0.5])
 
@@ -133,14 +141,14 @@ def test_parts_meet_the_same_networks_and_add_up(plain):
     data, classifier = Labelled(x, torch.tensor([0, 1, 0, 1, 1, 1])), Flat().eval()
     judge = Judge(classifier, classifier, training, data, data, data)
     how = Procedure(WEIGHTED, 5, exponent=0.5, donors=7, networks=2)
-    parts = judged_in_parts(plain, data, how, judge, 0, 4)
-    whole = judged_in_parts(plain, data, how, judge, 0, 6)
+    parts = scores_in_parts(plain, data, how, judge, 0, 4)
+    whole = scores_in_parts(plain, data, how, judge, 0, 6)
     assert whole["put_back"] == whole["first"]
     first = Labelled(x[:4], data.y[:4])
-    assert parts["first"] == judged_in_parts(plain, first, how, judge, 0, 4)["put_back"]
+    assert parts["first"] == scores_in_parts(plain, first, how, judge, 0, 4)["put_back"]
     second = filled_in(plain, x[4:], judge.missing, how, training, torch.Generator().manual_seed(0))
-    alone = judged(second, x[4:], data.y[4:], classifier)
-    begun = judged_in_parts(plain, first, how, judge, 0, 4)
+    alone = scores(second, x[4:], data.y[4:], classifier)
+    begun = scores_in_parts(plain, first, how, judge, 0, 4)
     for name in ("accuracy", "nll", "confidence"):
         together = (4 * begun["put_back"][name] + 2 * alone["put_back"][name]) / 6
         assert parts["put_back"][name] == pytest.approx(together, rel=1e-6)
@@ -150,53 +158,32 @@ def test_parts_meet_the_same_networks_and_add_up(plain):
     assert parts["errors"]["missing"] == pytest.approx(away, rel=1e-6)
 
 
-def test_target_lines_follow_the_numbers():
-    bins = {"count": [5, 1], "confidence": [0.5, 0.9], "accuracy": [0.6, 0.5]}
-
-    def row(**scores: float) -> dict:
-        read = {**scores, "bins": bins}
-        held = {"reconstructions": read, "put_back": read, "first": read}
-        return {"key": "online-sketched", "published": held, "own": held, "weighted": held}
-
-    good = imputation_report.targets([row(accuracy=0.6, ece=0.1, mce=0.15, rmsce=0.12)], {})
-    assert good.count("**all four reached**") == 5
-    bad = imputation_report.targets([row(accuracy=0.5, ece=0.1, mce=0.3, rmsce=0.12)], {})
-    assert bad.count("| *0.500* | 0.100 | *0.300* | 0.120 | 0.400 | 0.400 | ") == 5
-    assert bad.count(" | missed: accuracy, MCE |") == 5
-    assert imputation_report.targets([], {}) == ""
+def test_accuracy_has_to_be_large_and_calibration_errors_small():
+    assert reached("accuracy", 0.53) and not reached("accuracy", 0.52)
+    assert reached("mce", 0.16) and not reached("mce", 0.17)
 
 
-def test_worst_bin_among_those_with_enough_images():
-    bins = {"count": [0, 99, 1], "confidence": [None, 0.5, 0.9], "accuracy": [None, 0.6, 0.0]}
-    assert imputation_tables.mce_of_filled_bins(bins, 0.01) == pytest.approx(0.9)
-    assert imputation_tables.mce_of_filled_bins(bins, 0.02) == pytest.approx(0.1)
-
-
-def test_worst_bin_by_luck_and_of_all_trainings():
+def test_mce_of_a_perfectly_calibrated_classifier():
     one = {"count": [1, 0], "confidence": [0.5, None], "accuracy": [1.0, None]}
-    assert imputation_tables.mce_by_luck(one) == pytest.approx(0.5)  # a single image is a half away either way
+    assert mce_by_chance(one) == pytest.approx(0.5)  # a single image is a half away either way
     two = {"count": [2, 0], "confidence": [0.5, None], "accuracy": [1.0, None]}
-    assert imputation_tables.mce_by_luck(two) == pytest.approx(0.25, abs=0.02)  # 0, 1, 1, 2 of two are right
+    assert mce_by_chance(two) == pytest.approx(0.25, abs=0.02)  # 0, 1, 1, 2 of two are right
     many = {"count": [10**8, 10**8], "confidence": [0.2, 0.9], "accuracy": [0.2, 0.9]}
-    assert imputation_tables.mce_by_luck(many) < 1e-3
-    other = {"count": [1, 2], "confidence": [0.3, 0.9], "accuracy": [0.0, 1.0]}
-    assert imputation_tables.mce_of_all([one, other]) == pytest.approx(0.1)  # (0.5 of 0.4) and (1 of 0.9)
-    assert imputation_tables.mce_of_all([other]) == pytest.approx(0.3)
+    assert mce_by_chance(many) < 1e-3
 
 
 def test_quick_run_end_to_end(tmp_path, monkeypatch):
-    said: list[str] = []
-    page = imputation.run("quick", tmp_path / "imputation", say=said.append)
+    page = imputation.STUDY.run("quick", tmp_path / "imputation", say=lambda _: None)
     text = page.read_text()
     for name in ("imputation", "imputation-own", "imputation-reliability", "imputation-generated"):
         assert (page.parent / f"{name}.png").stat().st_size > 5000 and f"({name}.png)" in text
     results = json.loads((page.parent / "results.json").read_text())
     assert {row["key"] for row in results["rows"]} == {"ae", "vae", "online-sketched"}
-    assert "nan" not in text.lower().split() and "Not complete" not in text
+    assert "nan" not in text.lower().split()
     for row in results["rows"]:
         ways = [row[way]["put_back"] for way in ("published", "own", "weighted")]
-        for scores in (*ways, row["weighted"]["first"], row["published"]["reconstructions"]):
-            assert scores["ece"] <= scores["rmsce"] + 1e-12 <= scores["mce"] + 2e-12
+        for one in (*ways, row["weighted"]["first"], row["published"]["reconstructions"]):
+            assert one["ece"] <= one["rmsce"] + 1e-12 <= one["mce"] + 2e-12
         assert 0 < row["published"]["errors"]["missing"] < row["published"]["errors"]["all"]
         images = 120 if row["key"] == "online-sketched" else 80
         assert sum(row["weighted"]["put_back"]["bins"]["count"]) == images
@@ -204,7 +191,7 @@ def test_quick_run_end_to_end(tmp_path, monkeypatch):
     assert results["references"]["classifier, complete image"]["accuracy"] > 0.5
     # a second run computes nothing anew
     monkeypatch.setattr(imputation.Bench, "_scores", None)
-    monkeypatch.setattr(imputation, "judged_in_parts", None)
+    monkeypatch.setattr(imputation, "scores_in_parts", None)
     monkeypatch.setattr(imputation.Bench, "_complete", None)
-    imputation.run("quick", tmp_path / "imputation", say=said.append)
+    imputation.STUDY.run("quick", tmp_path / "imputation", say=lambda _: None)
     assert json.loads((page.parent / "results.json").read_text()) == results
