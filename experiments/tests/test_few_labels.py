@@ -72,6 +72,7 @@ def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_co
     for codes, means in (one, ten):
         assert codes.shape == (9, 12, 2) and means is not None
         assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
+    assert one[1] is not None and ten[1] is not None
     assert torch.allclose(ten[0] - ten[1], 10**0.5 * (one[0] - one[1]), rtol=1e-3, atol=1e-5)
     again = embed(
         linearised(own, 1.0), images(), 9, copies=True, generator=torch.Generator().manual_seed(2000), progress=False

@@ -48,8 +48,9 @@ def label(key: str) -> str:
 
 def data_name(recipe: Mapping[str, Any]) -> str:
     """Return the name of a data set as it is usually written."""
+    name: str = recipe["data"]
     names = {"mnist": "MNIST", "kmnist": "KMNIST", "fashion-mnist": "Fashion-MNIST", "celeba": "CelebA"}
-    return names.get(recipe["data"], recipe["data"])
+    return names.get(name, name)
 
 
 def training(recipe: Mapping[str, Any]) -> str:

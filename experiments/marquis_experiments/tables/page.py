@@ -114,10 +114,10 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
 
 def counts(rows: list[Row], score: str, ours: str, other: str, places: list[dict[str, Any]]) -> str:
     """Return in how many places ours is better, worse, or the difference is not decided."""
-    signs = [
-        compared(*(numbers(rows, score, method=method, **place) for method in (ours, other)), SCORES[score][1])
-        for place in places
-    ]
+    signs = []
+    for place in places:
+        mine, theirs = (numbers(rows, score, method=method, **place) for method in (ours, other))
+        signs.append(compared(mine, theirs, SCORES[score][1]))
     return " / ".join(str(signs.count(sign)) for sign in (1, -1, 0))
 
 

@@ -134,7 +134,7 @@ def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) 
     """Return AUROCs of all scores, mean ± standard error over trainings, the paper's in brackets, and the cost."""
     body = []
     for key in dict.fromkeys(row["key"] for row in rows):
-        goals = dict(zip(CLAIMED, paper.get(key, ()), strict=False))
+        goals: dict[str, float | None] = dict(zip(CLAIMED, paper.get(key, ()), strict=False))
         cells = []
         for score in SCORES:
             found, goal = numbers(rows, key, score), goals.get(score)
