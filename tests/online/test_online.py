@@ -195,7 +195,7 @@ def test_published_code_by_hand_on_two_batches():
     twin = OnlineLaplace(model, "gaussian", estimator="exact", num_data=2 * B, preset="paper-code", generator=gen(4))
     hessian = torch.full((online.layout.total,), 2.0 * B, dtype=torch.float64)
     for rows in (x[:B], x[B:]):
-        theta, _ = twin._perturbed(twin.means())
+        theta, _ = twin._sampled_weights(twin.means())
         noise = (
             online.layout.flatten({k: (theta[k] - v).detach() for k, v in online.means().items()})
             * (hessian + 1).sqrt()
@@ -221,14 +221,14 @@ def test_gradient_is_that_of_the_loss_at_the_samples(samples: int, structure: st
     online = OnlineLaplace(model, mq.Gaussian(3.0), structure, "exact", generator=gen(5), **options)
     online.step(x, y)  # so that there is a curvature
     drawn: list[dict[str, Tensor]] = []
-    own = online._perturbed
+    own = online._sampled_weights
 
     def spy(means: dict[str, Tensor]) -> Any:
         theta, penalty = own(means)
         drawn.append({name: t.detach().clone() for name, t in theta.items()})
         return theta, penalty
 
-    online._perturbed = spy  # type: ignore[method-assign]
+    online._sampled_weights = spy  # type: ignore[method-assign]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     loss = 2.0 * online.step(x, y)  # scaled, as a user or a gradient scaler may do
     loss.backward()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
-from marquis.distributed import from_first_process, group_is_up, sum_tensor
+from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, laid_out_like
 from marquis.functional.checks import batch_size
@@ -18,13 +19,25 @@ from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.learnt_noise import likelihood_and_noise, squared_error, start_value
 from marquis.online.random_numbers import fill_with_deviations, fill_with_noise
-from marquis.online.reparameterised import Perturbed
+from marquis.online.reparameterised import Reparameterised
 from marquis.online.saving import pack, unpack
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.online.state import OnlineState, weighted
 from marquis.options import rename_options, takes_options, warn_renamed
 from marquis.posterior import Posterior
+from marquis.predictive import Prediction, predict
 from marquis.structures import Diagonal, Layout, Structure
+
+
+@dataclass(eq=False)
+class _Evaluated:
+    """Loss at each sample of the weights, curvatures of the batch, its size, squared error and observed entries."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    curvatures: list[Structure] = field(default_factory=list)
+    size: int = 0
+    error: float = 0.0
+    entries: float = 0.0
 
 
 @takes_options(OnlineSettings)
@@ -105,10 +118,11 @@ class OnlineLaplace:
     # Training
 
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
-        """The loss of one batch at sampled weights, per datum; its `backward` fills the gradients of the means.
+        """Return the loss of one batch per sample, at sampled weights; `backward` fills the gradients of the means.
 
         `-(1/S) Σ_s mean_n log p(y_n | x_n, θ_s) + δ/(2N) |μ|²` with `θ_s ~ N(μ, precision^-1)`; no gradient flows
-        through the precision (LAE eq. 64). Updates `state` (eq. 65).
+        through the precision (LAE eq. 64). Updates `state` (eq. 65; docs/method/online.md#algorithm). In a group of
+        processes all raise if one fails.
 
         Args:
             x: Inputs.
@@ -116,40 +130,51 @@ class OnlineLaplace:
             mask: 1 where a label was observed.
             learning_rate: For `forgetting="learning-rate"`.
         """
-        y = x if y is None else y
-        own = self.settings
-        with_curvature = self.state.steps % own.every == 0
+        failure: Exception | None = None
+        evaluated = _Evaluated()
+        try:
+            evaluated = self._evaluate(x, x if y is None else y, mask)
+        except Exception as error:
+            if not group_is_up():
+                raise
+            failure = error  # raised after the others have been told, which would wait for this process otherwise
+        self._learn(evaluated, learning_rate, failure)
+        return torch.stack(evaluated.losses).mean()
+
+    def _evaluate(self, x: Any, y: Any, mask: Tensor | None) -> _Evaluated:
+        """Compute loss, curvature and squared errors of one batch at sampled weights."""
+        settings = self.settings
+        with_curvature = self.state.steps % settings.every == 0
+        by_gradient = settings.rule == "noisy-adam"
         means = self.means()
-        losses: list[Tensor] = []
-        found: list[Structure] = []
-        error = entries = 0.0
-        for _ in range(own.samples):
-            theta, penalty = self._perturbed(means)
-            here = with_curvature and own.curvature_at == "sample" and own.rule != "noisy-adam"
-            outputs, curvature = self._forward(x, theta, mask, here)
+        result = _Evaluated(size=batch_size(x))
+        for _ in range(settings.samples):
+            theta, penalty = self._sampled_weights(means)
+            at_sample = with_curvature and settings.curvature_at == "sample" and not by_gradient
+            outputs, curvature = self._forward(x, theta, mask, at_sample)
             self.likelihood.validate(outputs.detach(), y, mask)
-            fit = self.noisy_likelihood.log_prob(outputs, y, mask).mean()
-            losses.append(penalty - fit)
+            log_likelihood = self.noisy_likelihood.log_prob(outputs, y, mask).mean()
+            result.losses.append(penalty - log_likelihood)
             if curvature is not None:
-                found.append(curvature())
-            if own.rule == "noisy-adam" and with_curvature:
-                found.append(self._squared_gradient(fit, theta))
-            if own.noise_precision == "learnt":
-                away, count = squared_error(outputs.detach(), y, mask)
-                error, entries = error + away / own.samples, entries + count / own.samples
-        if with_curvature and own.curvature_at == "mean" and own.rule != "noisy-adam":
-            found.append(self._curvature({name: mean.detach() for name, mean in means.items()}, x, mask))
-        self._learn(found, batch_size(x), learning_rate, error, entries)
-        return torch.stack(losses).mean()
+                result.curvatures.append(curvature())
+            if by_gradient and with_curvature:
+                result.curvatures.append(self._squared_gradient(log_likelihood, theta))
+            if settings.noise_precision == "learnt":
+                error, entries = squared_error(outputs.detach(), y, mask)
+                result.error += error / settings.samples
+                result.entries += entries / settings.samples
+        if with_curvature and settings.curvature_at == "mean" and not by_gradient:
+            result.curvatures.append(self._curvature({name: mean.detach() for name, mean in means.items()}, x, mask))
+        return result
 
     def outputs(self, theta: Mapping[str, Tensor], x: Any) -> Tensor:
-        """The network at these weights; those that are not named keep their value."""
+        """Return the network's outputs at these weights; those that are not named keep their value."""
         return call(self.model, {**parameters_of(self.model, self._params), **theta}, buffers_of(self.model), x)
 
     def _forward(
         self, x: Any, theta: dict[str, Tensor], mask: Tensor | None, with_curvature: bool
     ) -> tuple[Tensor, Any]:
-        """Outputs at the sample, and what will compute the curvature there."""
+        """Return the outputs at sampled weights, and a function that computes the curvature there."""
         like = theta[self.names[0]]
         mixed = torch.is_autocast_enabled(like.device.type)
         if with_curvature and self.estimator in SHARING_ESTIMATORS and not mixed:
@@ -172,7 +197,7 @@ class OnlineLaplace:
         return outputs, lambda: self._curvature(at, x, mask)
 
     def _curvature(self, at: Mapping[str, Tensor], x: Any, mask: Tensor | None) -> Structure:
-        """The batch's curvature in full precision, also under `torch.autocast`."""
+        """Return the batch's curvature in full precision, also under `torch.autocast`."""
         kind = next(iter(at.values())).device.type
         with torch.autocast(kind, enabled=False):
             return ggn(
@@ -189,48 +214,67 @@ class OnlineLaplace:
                 mask=mask,
             )
 
-    def _squared_gradient(self, fit: Tensor, theta: dict[str, Tensor]) -> Structure:
-        """`N g∘g` with g the batch-mean gradient of the log-likelihood at the sample (methods.md 6.2, noisy Adam)."""
-        gradients = torch.autograd.grad(fit, list(theta.values()), retain_graph=True)
+    def _squared_gradient(self, log_likelihood: Tensor, theta: dict[str, Tensor]) -> Structure:
+        """Return `N g∘g` with g the batch-mean gradient of the log likelihood (docs/method/online.md#update-rules)."""
+        gradients = torch.autograd.grad(log_likelihood, list(theta.values()), retain_graph=True)
         flat = self.layout.flatten(dict(zip(theta, gradients, strict=True)))
         return Diagonal(self.layout, flat.square() * (self.num_data / self.state.noise_precision))
 
     @torch.no_grad()
-    def _learn(
-        self, found: list[Structure], size: int, learning_rate: float | None, error: float, entries: float
-    ) -> None:
-        """Curvature, noise and prior after one batch."""
-        own, state = self.settings, self.state
-        batch = sum(found[1:], found[0]) if found else None
+    def _learn(self, batch: _Evaluated, learning_rate: float | None, failure: Exception | None) -> None:
+        """Update curvature, noise and prior after one batch, of all processes together."""
+        settings, state = self.settings, self.state
+        size, error, entries = batch.size, batch.error, batch.entries
+        curvature = sum(batch.curvatures[1:], batch.curvatures[0]) if batch.curvatures else None
         if group_is_up():
-            counts = torch.tensor([size, error, entries], dtype=torch.float64, device=self.device)
-            size, error, entries = sum_tensor(counts).tolist()
-            size = int(size)
-            if batch is not None:
-                batch = batch.with_tensors([sum_tensor(tensor) for tensor in batch.tensors()])
-        if batch is None:
+            reports = exchange((size, error, entries), failure)
+            size, error, entries = (sum(numbers) for numbers in zip(*reports, strict=True))
+            if curvature is not None:
+                curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])
+        if curvature is None:
             after = state.skip(size)
         else:
-            blown_up = self.num_data / size if own.scale == "dataset" else 1.0
-            batch = weighted(batch, blown_up / len(found))
+            scale = self.num_data / size if settings.scale == "dataset" else 1.0
+            curvature = weighted(curvature, scale / len(batch.curvatures))
             alpha = self._alpha(size, learning_rate)
-            after = state.update(own.rule, batch, size, blown_up * size, self.num_data, alpha, own.every)
-        if own.noise_precision == "learnt":
+            after = state.update(settings.rule, curvature, size, scale * size, self.num_data, alpha, settings.every)
+        if settings.noise_precision == "learnt":
             after = after.with_error(error, entries)
-        if own.prior_precision == "learnt" and after.seen // self.num_data > state.seen // self.num_data:
+        if settings.prior_precision == "learnt" and after.seen // self.num_data > state.seen // self.num_data:
             squared = sum(float(mean.detach().double().square().sum()) for mean in self.means().values())
-            after = after.with_prior(squared, own.factor)
+            after = after.with_prior(squared, settings.factor)
         self.state = after
+
+    def predict(
+        self,
+        x: Any,
+        method: str = "linearised",
+        samples: int = 100,
+        link: str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """Predict with the present posterior, as `Laplace.predict` does.
+
+        Args:
+            x: Inputs with the batch as dimension 0.
+            method: "linearised", "linearised-samples" or "sampled".
+            samples: Number of weight samples.
+            link: How Gaussian logits become probabilities.
+            generator: Source of randomness.
+        """
+        return predict(
+            self.posterior(), self.model, x, self.noisy_likelihood, method, samples, link, generator=generator
+        )
 
     # Weights
 
     def means(self) -> dict[str, Tensor]:
-        """The uncertain parameters themselves, by name."""
+        """Return the uncertain parameters themselves, by name."""
         everything = parameters_of(self.model, self._params)
         return {name: everything[name] for name in self.names}
 
-    def _perturbed(self, means: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Sampled weights with the graph to the means, and the prior's part of the loss."""
+    def _sampled_weights(self, means: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Return sampled weights with the graph to the means, and the prior's part of the loss."""
         if self._buffer is None or self.settings.samples > 1:
             self._buffer = self._empty()
         # The next step overwrites the buffer: memory fresh from the system costs more than the noise itself.
@@ -238,7 +282,7 @@ class OnlineLaplace:
         weight = self.state.prior_precision / self.num_data if self.settings.prior_in_loss else 0.0
         theta, penalty = {}, None
         for name, mean in means.items():
-            theta[name], half = Perturbed.apply(mean, samples[name], weight)
+            theta[name], half = Reparameterised.apply(mean, samples[name], weight)
             penalty = half if penalty is None else penalty + half
         assert penalty is not None
         return theta, penalty
@@ -249,22 +293,22 @@ class OnlineLaplace:
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator, out: Tensor | None = None) -> dict[str, Tensor]:
-        """One draw of the weights from the present posterior, by name.
+        """Return one sample of the weights from the present posterior, by name.
 
-        As `posterior().sample`, but with the noise of `quantile_table`, which costs a quarter.
+        As `posterior().sample`, but with the random numbers of `quantile_table`, which cost a quarter.
 
         Args:
-            generator: For the noise.
+            generator: Source of randomness.
             out: Flat memory `[P]` to write to; by default new.
         """
-        state, own = self.state, self.settings
+        state, settings = self.state, self.settings
         out = self._empty() if out is None else out
         if state.curvature is None or isinstance(state.curvature, Diagonal):
             values = None if state.curvature is None else state.curvature.values
-            weight = own.factor * state.noise_precision / own.posterior_temperature
-            fill_with_deviations(out, generator, values, weight, state.constant(own.posterior_temperature))
+            weight = settings.factor * state.noise_precision / settings.posterior_temperature
+            fill_with_deviations(out, generator, values, weight, state.constant(settings.posterior_temperature))
         else:
-            precision = state.precision(own.factor, own.posterior_temperature)
+            precision = state.precision(settings.factor, settings.posterior_temperature)
             noise = torch.empty(precision.noise_dim, dtype=out.dtype, device=out.device)
             out.copy_(precision.sample_from(fill_with_noise(noise, generator)))
         if not bool(out.sum().isfinite()):  # a finite sum proves finite entries without a temporary
@@ -273,9 +317,9 @@ class OnlineLaplace:
                 f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
                 "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."
             )
-        drawn, means = self.layout.unflatten(out), self.means()
-        torch._foreach_add_(list(drawn.values()), [means[name].detach() for name in drawn])
-        return {name: laid_out_like(value, means[name]) for name, value in drawn.items()}
+        samples, means = self.layout.unflatten(out), self.means()
+        torch._foreach_add_(list(samples.values()), [means[name].detach() for name in samples])
+        return {name: laid_out_like(value, means[name]) for name, value in samples.items()}
 
     def posterior(self, posterior_temperature: float | None = None, **renamed: float) -> Posterior:
         """Return the present posterior as an ordinary one, which samples, saves and loads like the others.
@@ -293,7 +337,7 @@ class OnlineLaplace:
 
     @property
     def device(self) -> torch.device:
-        """Where curvature and random streams are: where the weights were when the learner was made."""
+        """The device of curvature and random generators: that of the weights when the learner was made."""
         return self._weights_stream.device
 
     @property
@@ -322,7 +366,7 @@ class OnlineLaplace:
 
     @property
     def noisy_likelihood(self) -> Likelihood:
-        """The likelihood with the present noise precision."""
+        """Return the likelihood with the present noise precision."""
         if isinstance(self.likelihood, Gaussian) and self.likelihood.scalar_noise_precision is not None:
             return self.likelihood.with_noise(self.state.noise_precision)
         return self.likelihood
@@ -330,11 +374,11 @@ class OnlineLaplace:
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the mean, which is in the model: curvature, noise, prior, counts, random streams."""
+        """Return everything but the mean, which is in the model: curvature, noise, prior, counts, random states."""
         return pack(self.state, {"weights": self._weights_stream, "probes": self._probes_stream}, self.layout)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken.
+        """Restore a state, so that training continues exactly where `state_dict` was called.
 
         Raises:
             ModelMismatchError: The state is of another network.
@@ -345,7 +389,7 @@ class OnlineLaplace:
         self.state = unpack(state, streams, self.layout, device)
 
     def __repr__(self) -> str:
-        """Network, structure, estimator and how far it has come."""
+        """Show network, structure, estimator and progress."""
         return (
             f"OnlineLaplace({describe(self.model)}, {self.structure}, {self.estimator}, {self.state.steps} steps, "
             f"noise precision {self.state.noise_precision:.4g}, prior precision {self.state.prior_precision:.4g}, "

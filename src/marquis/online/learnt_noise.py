@@ -1,4 +1,4 @@
-"""The noise of a likelihood where it is one number, given or learnt."""
+"""The noise precision of a likelihood where it is one number, fixed or learnt."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
 Number = float | Literal["learnt"] | None
 
 
-def likelihood_and_noise(likelihood: str | Likelihood, given: Number) -> tuple[Likelihood, Number]:
-    """The likelihood, and its noise precision where that is one number."""
-    own = as_likelihood(likelihood)
-    held = own.scalar_noise_precision
-    if held is None:
-        if given is not None:
-            raise UnsupportedOperationError(f"noise_precision={given!r}: {own} has no single noise precision.")
-        return own, 1.0  # β multiplies the curvature: 1 where the likelihood already says everything
-    chosen_by_user = not isinstance(likelihood, str) and isinstance(own, Gaussian) and not own.learnt
-    if given is None and chosen_by_user:
-        return own, float(held)
-    return own, given
+def likelihood_and_noise(likelihood: str | Likelihood, noise_precision: Number) -> tuple[Likelihood, Number]:
+    """Return the likelihood object, and its noise precision: the user's, or that of a Gaussian object.
+
+    Args:
+        likelihood: Name or object.
+        noise_precision: What the user passed.
+    """
+    known = as_likelihood(likelihood)
+    scalar = known.scalar_noise_precision
+    if scalar is None:
+        if noise_precision is not None:
+            raise UnsupportedOperationError(f"noise_precision={noise_precision!r}: {known} has no single one.")
+        return known, 1.0  # β multiplies the curvature: 1 where the likelihood is complete
+    is_fixed = not isinstance(likelihood, str) and isinstance(known, Gaussian) and not known.learnt
+    return known, float(scalar) if noise_precision is None and is_fixed else noise_precision
 
 
 def start_value(precision: float | str) -> float:
-    """Where a precision begins: at one if it is learnt."""
+    """Return the first value of a precision: one if it is learnt."""
     return 1.0 if isinstance(precision, str) else float(precision)
 
 
 def squared_error(f: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
-    """Sum of squared errors over the observed entries, and how many there are."""
+    """Return the sum of squared errors over the observed entries, and their number."""
     if mask is None:
         return float((f - y).square().sum()), float(f.numel())
     seen = mask.to(torch.bool).expand_as(f)

@@ -11,16 +11,16 @@ from marquis.online.learner import OnlineLaplace
 
 
 class NoisyAdam(torch.optim.Optimizer):
-    """`μ <- μ - lr m̂ / (f + δ/N + damping)` with `f = β H / N` of the learner (methods.md 6.2, after Zhang et al.).
+    """Move the mean by `μ <- μ - lr m̂ / (f + δ/N + damping)` with `f = β H / N` of the learner (Zhang et al. 2018).
 
     Unlike Adam it divides by the curvature itself, not by its square root, and uses no second average: the learner's
-    is that average. The constants are as methods.md gives them; the original paper was not at hand to check them.
+    is that average. The constants are those of docs/method/online.md#update-rules; the original paper was not at hand.
 
     Args:
         online: A learner with `rule="noisy-adam"`; its `step` is called before this one's.
         lr: Learning rate.
-        momentum: β₁.
-        damping: γ_ex, added to the denominator only.
+        momentum: Decay rate β₁ of the averaged gradient.
+        damping: Constant γ_ex that is added to the denominator only.
     """
 
     def __init__(self, online: OnlineLaplace, lr: float = 1e-3, momentum: float = 0.9, damping: float = 1e-4) -> None:
@@ -33,7 +33,7 @@ class NoisyAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """One step of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

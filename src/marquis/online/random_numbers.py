@@ -1,4 +1,4 @@
-"""Standard normal noise for millions of weights, cheap enough for every training step."""
+"""Standard normal random numbers for millions of weights, cheap enough for every training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK = 1 << 16
 
 @lru_cache(maxsize=8)
 def quantile_table(dtype: torch.dtype) -> Tensor:
-    """65536 equally likely values: the middles of the normal distribution's quantiles, scaled to variance 1.
+    """Return 65536 equally likely values: the middles of the normal distribution's quantiles, scaled to variance 1.
 
     Mean 0 and variance 1 to rounding, fourth moment within 0.1 % of 3, largest value 4.3: for perturbing weights as
     good as normal. A draw then costs 16 random bits and a look-up, about a quarter of torch's `normal_` on a CPU, which
@@ -25,7 +25,7 @@ def quantile_table(dtype: torch.dtype) -> Tensor:
 
 
 def fill_with_noise(out: Tensor, generator: torch.Generator) -> Tensor:
-    """Overwrite the flat tensor `out [P]` with independent draws of `quantile_table` (on a GPU: of the normal itself).
+    """Overwrite the flat tensor `out [P]` with independent samples of `quantile_table` (on a GPU: of a normal).
 
     Cost: `P / 4` random integers and `P` look-ups.
     """
@@ -39,15 +39,15 @@ def fill_with_noise(out: Tensor, generator: torch.Generator) -> Tensor:
 def fill_with_deviations(
     out: Tensor, generator: torch.Generator, curvature: Tensor | None, weight: float, constant: float
 ) -> Tensor:
-    """Overwrite `out [P]` with `noise / sqrt(weight * curvature + constant)`: a draw of `N(0, precision^-1)`.
+    """Overwrite `out [P]` with `noise / sqrt(weight * curvature + constant)`, a sample of `N(0, precision^-1)`.
 
     Cost: that of the noise and one pass over the memory, chunk by chunk.
 
     Args:
         out: Where to write.
-        generator: Of the noise; the same numbers as `fill_with_noise` takes.
+        generator: Source of randomness; takes the same numbers as `fill_with_noise`.
         curvature: `[P]`, or None for zero.
-        weight: Of the curvature in the precision.
+        weight: Weight of the curvature in the precision.
         constant: The rest of the precision.
     """
     if curvature is None:

@@ -1,4 +1,4 @@
-"""Weights at a sample, differentiable in the mean, with the prior's term of the loss for free."""
+"""Reparameterised weights: a sample that is differentiable in the mean, with the prior's term of the loss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-class Perturbed(torch.autograd.Function):
-    """`θ = μ + d`, computed beforehand, as a function of μ; and `weight/2 |μ|²`.
+class Reparameterised(torch.autograd.Function):
+    """Return `θ = μ + d`, computed beforehand, as a function of μ, and `weight/2 |μ|²`.
 
     The gradient `∂/∂θ + weight μ` is then written in one pass over the memory instead of four; for a network whose
     weights outnumber a batch's activations that is worth a tenth of a step.
@@ -17,7 +17,7 @@ class Perturbed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, sample: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """`mean` and `sample` of one shape; `weight` of the squared norm."""
+        """Return the sample and half the weighted squared norm of the mean; both tensors have one shape."""
         ctx.weight = weight
         if weight:
             ctx.save_for_backward(mean)
@@ -29,7 +29,7 @@ class Perturbed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Gradient of the mean."""
+        """Return the gradient of the mean."""
         to_theta, to_half = gradients
         if not ctx.weight:
             return to_theta, None, None

@@ -15,11 +15,11 @@ from marquis.structures import Layout, Structure, from_state_dict
 
 _STRUCTURES = ("curvature", "pending")
 STATE_BYTES = (16, 5056)
-"""Of the random streams of GPUs and CPUs."""
+"""Sizes of the states of random generators on GPUs and CPUs."""
 
 
 def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Layout) -> dict[str, Any]:
-    """A dictionary of numbers, strings and tensors."""
+    """Return the state as a dictionary of numbers, strings and tensors."""
     numbers = {field.name: getattr(state, field.name) for field in fields(state) if field.name not in _STRUCTURES}
     kept: dict[str, Structure | None] = {name: getattr(state, name) for name in _STRUCTURES}
     return {
@@ -33,7 +33,7 @@ def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Lay
 def unpack(
     packed: Mapping[str, Any], streams: Mapping[str, torch.Generator], layout: Layout, device: torch.device
 ) -> OnlineState:
-    """The inverse of `pack`; sets the random streams.
+    """Return the state that `pack` saved, and restore the random generators.
 
     Raises:
         ModelMismatchError: The state belongs to other parameters.
@@ -59,7 +59,7 @@ def unpack(
 
 
 def _set(stream: torch.Generator, state: torch.Tensor) -> None:
-    """Go on with a random stream; one of another kind of device cannot be continued, and gives a new one's seed."""
+    """Restore a random generator; the state of one on another kind of device only seeds it."""
     if len(state) in STATE_BYTES and len(state) != len(stream.get_state()):
         stream.manual_seed(int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big"))
     else:

@@ -26,7 +26,7 @@ class OnlineState:
         seen: Data seen.
         data: n, the number of data whose curvature H holds.
         pending: Curvature since the last replacement (rule "redux").
-        pending_data: Likewise, of `pending`.
+        pending_data: Number of data whose curvature `pending` holds.
         error: Running sum of squared errors at the sampled networks.
         entries: Running number of observed entries, with the same memory as `error`.
     """
@@ -46,16 +46,16 @@ class OnlineState:
     def update(
         self, rule: str, batch: Structure, size: int, weight: float, num_data: int, alpha: float, every: int = 1
     ) -> OnlineState:
-        """The state after one more batch's curvature (methods.md 6.2).
+        """Return the state after one more batch's curvature (docs/method/online.md#update-rules).
 
         Args:
-            rule: See `Settings`.
+            rule: Update rule, see `OnlineSettings`.
             batch: Curvature G of the batch: a sum over its data, already scaled; at unit noise.
-            size: B, data in the batch.
-            weight: As how many data they count in G.
-            num_data: N.
+            size: Number of samples in the batch, B.
+            weight: Number of samples that the batch stands for in G.
+            num_data: Number of training samples, N.
             alpha: Forgetting rate of one step.
-            every: Steps for which this batch stands; the stationary point does not depend on it.
+            every: Number of steps that this batch stands for; the stationary point does not depend on it.
         """
         if rule == "redux":
             pending = combined(self.pending, 1.0, batch, float(every))
@@ -72,16 +72,17 @@ class OnlineState:
         )
 
     def skip(self, size: int) -> OnlineState:
-        """The state after a batch whose curvature was not computed."""
+        """Return the state after a batch whose curvature was not computed."""
         return self._after(size)
 
     def _after(self, size: int, **changes: object) -> OnlineState:
         return replace(self, steps=self.steps + 1, seen=self.seen + size, **changes)  # type: ignore[arg-type]
 
     def with_error(self, error: float, entries: float) -> OnlineState:
-        """With the noise precision after one more batch: `β = N O / E[SSE]`, errors at *sampled* weights.
+        """Return the state with the noise precision `β = N O / E[SSE]`, of errors at *sampled* weights.
 
-        No correction for the effective parameters: the sampled error already contains it (methods.md 5.2).
+        No correction for the effective parameters: the sampled error already contains it
+        (docs/method/evidence.md#mackay-updates).
         """
         keep = 1 - 1 / NOISE_MEMORY
         error, entries = keep * self.error + error, keep * self.entries + entries
@@ -89,7 +90,12 @@ class OnlineState:
         return replace(self, error=error, entries=entries, noise_precision=min(max(precision, 1e-8), 1e8))
 
     def with_prior(self, mean_squared: float, factor: float) -> OnlineState:
-        """With the prior precision `δ = γ / |μ|²` at the mean (MacKay; methods.md 5.2); `mean_squared` is |μ|²."""
+        """Return the state with MacKay's prior precision `δ = γ / |μ|²` (docs/method/evidence.md#mackay-updates).
+
+        Args:
+            mean_squared: |μ|².
+            factor: Constant factor on the curvature.
+        """
         if mean_squared <= 0 or self.prior_precision <= 0 or self.curvature is None:
             return self
         precision = self.precision(factor, 1.0)
@@ -97,19 +103,19 @@ class OnlineState:
         return replace(self, prior_precision=min(max(gamma / mean_squared, 1e-8), 1e8))
 
     def precision(self, factor: float, temperature: float) -> Structure:
-        """`(β (c H + w) + δ) / T` as a structure."""
+        """Return `(β (c H + w) + δ) / T` as a structure."""
         if self.curvature is None:
             raise DataError("there is no curvature yet: call `step` on at least one batch.")
         weight = factor * self.noise_precision / temperature
         return (self.curvature * weight).add_diagonal(self.constant(temperature))
 
     def constant(self, temperature: float) -> float:
-        """The part of the precision that is the same for all weights."""
+        """Return the part of the precision that is the same for all weights."""
         return (self.noise_precision * self.initial + self.prior_precision) / temperature
 
 
 def combined(old: Structure | None, keep: float, new: Structure, gain: float) -> Structure:
-    """`keep * old + gain * new`, with the structure's own meaning of forgetting (methods.md 2.4 for Kronecker).
+    """Return `keep * old + gain * new`; Kronecker factors are weighted, not their product (docs/method/kronecker.md).
 
     `new` is used up: its memory may become the result's.
     """
@@ -123,7 +129,7 @@ def combined(old: Structure | None, keep: float, new: Structure, gain: float) ->
 
 
 def weighted(curvature: Structure, factor: float) -> Structure:
-    """Curvature of data that count `factor` times; later sums are those of the joint data, also for Kronecker."""
+    """Return the curvature of data that count `factor` times; later sums are those of the joint data."""
     if factor == 1:
         return curvature
     return curvature.decay(factor) if isinstance(curvature, Kronecker) else curvature * factor
