@@ -1,4 +1,4 @@
-"""The true Hessian against `torch.func.hessian`, and its relation to the GGN (methods 2.1), in float64."""
+"""The true Hessian against `torch.func.hessian`, and its relation to the GGN (docs/method/curvature.md), in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kronecker curvature (methods.md 2.4): its definition by hooks and autograd, where it is exact, where it must not be."""
+"""Kronecker curvature (docs/method/kronecker.md): its definition by hooks and autograd, where it is exact, where it must not be."""
 
 # ruff: noqa: E501 (tables: one case per line)
 

@@ -1,4 +1,4 @@
-"""The mixed estimator (methods.md 2.7): exact without a limit, approximate at zero, and full M behind a bottleneck."""
+"""The mixed estimator (docs/method/curvature.md): exact without a limit, approximate at zero, full M after a bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One regression test for each fault that was found in other libraries (peers.md)."""
+"""One regression test for each fault that was found in other libraries."""
 
 from __future__ import annotations
 

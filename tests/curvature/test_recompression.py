@@ -1,5 +1,5 @@
-"""Recompression at bottlenecks (methods.md 2.3): used where it pays, without a trace in the result, and never where it
-would lose the cross terms between two uses of one parameter."""
+"""Recompression at bottlenecks (docs/method/curvature.md): used where it pays, without a trace in the result, and never
+where it would lose the cross terms between two uses of one parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door of the engine: the curvature of one batch, as a structure."""
+"""The curvature of one batch, as a structure: `ggn`, `fisher`, `empirical_fisher`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ggn(
     memory_limit: int | None = None,
     observer: Callable[[Tensor], None] | None = None,
 ) -> Structure:
-    """The generalised Gauss-Newton matrix of one batch, `sum_n J_nᵀ L_n J_n` (a sum over the batch, never a mean).
+    """Compute the generalised Gauss-Newton matrix of one batch, `sum_n J_nᵀ L_n J_n` (a sum, never a mean).
 
     | estimator | what flows backwards | cost (x one backward) | error |
     | --- | --- | --- | --- |
@@ -115,7 +115,7 @@ def outputs_and_ggn(
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Callable[[], Structure]]:
-    """The outputs, with their graph to `params`, and a function that returns `ggn` at the same point.
+    """Return the outputs, with their graph to `params`, and a function that computes `ggn` at the same point.
 
     For training loops: one forward pass serves the loss and the curvature, which saves a third of a step. Arguments as
     in `ggn`; `params` may be results of earlier operations, and gradients flow through the outputs to them. Only for
@@ -141,13 +141,14 @@ def fisher(
     weight_sharing: str = "expand",
     memory_limit: int | None = None,
 ) -> Structure:
-    """The Monte-Carlo Fisher of one batch: gradients at labels drawn from the model (methods.md 1.3).
+    """Compute the Monte-Carlo Fisher of one batch: gradients at labels sampled from the model.
 
-    Unbiased for the GGN where the output Hessian does not depend on the label, and for the Fisher always. Cost:
-    `samples` backward passes. Arguments as in `ggn`; `samples` labels are drawn for each datum.
+    Unbiased for the GGN where the output Hessian does not depend on the label, and for the Fisher always
+    (docs/method/curvature.md, Hessian and Fisher). Cost: `samples` backward passes. Arguments as in `ggn`; `samples`
+    labels are sampled for each example.
     """
     if samples < 1:
-        raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per datum.")
+        raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per example.")
     call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
     return call.factored(lambda p, f, _: fisher_root(p, f, mask, samples, generator), samples)
 
@@ -166,7 +167,7 @@ def empirical_fisher(
     weight_sharing: str = "expand",
     memory_limit: int | None = None,
 ) -> Structure:
-    """The empirical Fisher of one batch: gradients at the data's own labels.
+    """Compute the empirical Fisher of one batch: gradients at the labels of the data.
 
     Warning:
         Neither the Fisher nor the GGN; it is here under its own name for comparison. Cost: one backward pass.

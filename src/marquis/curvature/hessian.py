@@ -34,11 +34,11 @@ def hessian(
     parameters: Selection = None,
     vectors_per_pass: int = 32,
 ) -> Diagonal | Full:
-    """The Hessian of `Σ_n -log p(y_n | f(x_n))` in the parameters, summed over the batch (methods 2.1).
+    """Compute the Hessian of `Σ_n -log p(y_n | f(x_n))` in the parameters, summed over the batch.
 
     It is the GGN plus the residuals' term `Σ_n Σ_o r_no ∇² f_o(x_n)`; the two agree where the network is linear in
     its parameters or the residuals vanish. Away from a minimum it is indefinite: `solve`, `logdet` and `sample`
-    of the result may then refuse.
+    of the result may then refuse (docs/method/curvature.md, Hessian and Fisher).
 
     Cost: P Hessian-vector products (one forward and backward, then one backward per product) for either
     structure, because reverse mode has no shortcut to the diagonal of a Hessian; memory P for the diagonal,

@@ -48,7 +48,7 @@ def find_bottlenecks(
     groups: Iterable[Iterable[int]],
     shared_root: bool,
 ) -> list[Bottleneck]:
-    """Every value that is alone in being alive when the walk reaches it, except the output.
+    """Return every value, except the output, that alone is alive when the walk reaches it.
 
     Args:
         network: the captured network.
@@ -78,7 +78,7 @@ def find_bottlenecks(
 def choose_bottlenecks(
     bottlenecks: list[Bottleneck], columns: int, costs: list[float], samples: int
 ) -> list[Bottleneck]:
-    """The bottlenecks at which recompression pays, by dynamic programming over the bottlenecks.
+    """Return the bottlenecks at which recompression pays, by dynamic programming over the bottlenecks.
 
     Args:
         bottlenecks: from `find_bottlenecks`, in walking order.
@@ -128,7 +128,7 @@ def choose_bottlenecks(
 def step_costs(
     network: Network, steps: list[Step], active: frozenset[int], shapes: Shapes, samples: int
 ) -> list[float]:
-    """Floating-point operations of each backward step for one column and one sample."""
+    """Return the floating-point operations of each backward step for one column and one sample."""
     costs: list[float] = []
     for step in steps:
         entries = prod(shapes.get(step.value, (samples,))) / samples

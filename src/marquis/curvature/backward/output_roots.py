@@ -2,7 +2,7 @@
 
 A root is a list of chunks of columns, made one at a time. `exact` has one column per output, in tiles of the image
 where the output is one; `sketched` has a few random combinations of them; the Fisher and the empirical Fisher have
-gradients at sampled or given labels.
+gradients at sampled labels or at those of the data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class SquareRoot(ABC):
 
     @abstractmethod
     def chunks(self, columns: int) -> list[object]:
-        """Descriptions of chunks of about this many columns."""
+        """Return descriptions of chunks of about this many columns."""
 
     @abstractmethod
     def make(self, chunk: object) -> Factor:
-        """The columns of one chunk."""
+        """Return the columns of one chunk."""
 
 
 @dataclass(eq=False)
@@ -43,15 +43,15 @@ class ExplicitRoot(SquareRoot):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """Number of columns."""
+        """Return the number of columns."""
         return self.columns.shape[0]
 
     def chunks(self, columns: int) -> list[object]:
-        """Consecutive columns."""
+        """Return ranges of consecutive columns."""
         return [(start, min(self.count, start + columns)) for start in range(0, self.count, columns)]
 
     def make(self, chunk: object) -> Factor:
-        """A slice of the columns."""
+        """Return a slice of the columns."""
         start, stop = chunk  # type: ignore[misc]
         return Factor(self.columns[start:stop], self.shape)
 
@@ -94,7 +94,7 @@ class PixelwiseRoot(SquareRoot):
         return self.likelihood.coupling % self.outputs.dim() - 1
 
     def chunks(self, columns: int) -> list[object]:
-        """Boxes of the grid with about this many root columns each."""
+        """Return boxes of the grid with about this many root columns each."""
         if not self.local:
             return self._ranges(columns)
         depth = self.root_grid[0]
@@ -112,15 +112,15 @@ class PixelwiseRoot(SquareRoot):
         whole = tuple((0, size) for size in self.grid)
         if not others:
             return [whole]
-        cut = max(others, key=lambda d: self.grid[d])
-        step = max(1, columns * self.grid[cut] // max(1, self.count))
+        axis = max(others, key=lambda d: self.grid[d])
+        step = max(1, columns * self.grid[axis] // max(1, self.count))
         return [
-            (*whole[:cut], (a, min(self.grid[cut], a + step)), *whole[cut + 1 :])
-            for a in range(0, self.grid[cut], step)
+            (*whole[:axis], (a, min(self.grid[axis], a + step)), *whole[axis + 1 :])
+            for a in range(0, self.grid[axis], step)
         ]
 
     def make(self, chunk: object) -> Factor:
-        """The columns whose root coordinates lie in a box."""
+        """Return the columns whose root coordinates lie in a box."""
         window = Window(self.grid, chunk)  # type: ignore[arg-type]
         shape = tuple(self.outputs.shape)
         if self.likelihood.coupling is None:
@@ -151,7 +151,7 @@ def _unless_trivial(window: Window, shape: tuple[int, ...]) -> Window | None:
 def exact_root(
     likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, image: tuple[int, ...] | None
 ) -> SquareRoot:
-    """One column per output.
+    """Return the exact square root, with one column per output.
 
     Args:
         likelihood: p(y|f).
@@ -174,10 +174,10 @@ def exact_root(
 def sketched_root(
     likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, probes: int, generator: torch.Generator | None
 ) -> SquareRoot:
-    """`probes` random columns with E[s sᵀ] = output Hessian: Rademacher signs through the exact square root."""
+    """Return random columns s with E[s sᵀ] = output Hessian: Rademacher signs through the exact square root."""
     shape = (probes, outputs.shape[0], *likelihood.root_shape(outputs))
-    draws = torch.randint(0, 2, shape, generator=generator, device=outputs.device, dtype=torch.int8)
-    signs = draws.to(outputs.dtype).mul_(2).sub_(1)
+    bits = torch.randint(0, 2, shape, generator=generator, device=outputs.device, dtype=torch.int8)
+    signs = bits.to(outputs.dtype).mul_(2).sub_(1)
     columns = likelihood.apply_sqrt(outputs, signs, mask)
     return ExplicitRoot(columns if probes == 1 else columns / probes**0.5, tuple(outputs.shape))
 
@@ -185,11 +185,11 @@ def sketched_root(
 def fisher_root(
     likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
 ) -> SquareRoot:
-    """Gradients at labels drawn from the model (1.3); unbiased for the Fisher."""
+    """Return gradients at labels sampled from the model, which are unbiased for the Fisher."""
     columns = torch.stack([likelihood.fisher_column(outputs, generator, mask) for _ in range(samples)])
     return ExplicitRoot(columns / samples**0.5, tuple(outputs.shape))
 
 
 def empirical_root(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, labels: Tensor) -> SquareRoot:
-    """Gradients at the labels of the data: a different matrix, used under its own name only."""
+    """Return gradients at the labels of the data, whose square is the empirical Fisher."""
     return ExplicitRoot(likelihood.gradient(outputs, labels, mask)[None], tuple(outputs.shape))

@@ -30,11 +30,11 @@ class TriangularRoot(ExplicitRoot):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """Number of columns: the width of the bottleneck."""
+        """Return the number of columns: the width of the bottleneck."""
         return self.lower.shape[-1]
 
     def make(self, chunk: object) -> Factor:
-        """Columns [start, stop), cropped to the rows from start on."""
+        """Return columns [start, stop), cropped to the rows from start on."""
         start, stop = chunk  # type: ignore[misc]
         columns = self.lower[:, start:, start:stop].permute(2, 0, 1)
         if len(self.shape) == 2:
@@ -63,7 +63,7 @@ def add_gram(gram: Tensor | None, factor: Factor, width: int) -> Tensor:
 
 
 def square_root(gram: Tensor, where: str) -> Tensor:
-    """Lower triangular L with L Lᵀ = M, for positive semi-definite M that may be singular.
+    """Return lower triangular L with L Lᵀ = M, for positive semi-definite M that may be singular.
 
     Rounding makes a singular M slightly indefinite; the jitter starts at the rounding error of M itself, and more than
     `LARGEST_JITTER` of the mean diagonal is never added silently.

@@ -51,14 +51,14 @@ class Observer:
 
 @dataclass(eq=False)
 class BackwardWalk:
-    """One backward walk from a given square root to an accumulator.
+    """One backward walk from a square root at the output to an accumulator.
 
     Attributes:
         backward: the steps to visit and the uses of parameters along them.
         context: the network's values on this batch.
         accumulator: receives the gradients.
         chunk_bytes: target size of a chunk of columns.
-        observer: told what happens.
+        observer: sees what happens, and may choose chunks; None for a plain run.
     """
 
     backward: BackwardSteps

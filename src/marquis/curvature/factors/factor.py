@@ -1,6 +1,6 @@
 """The factor S that flows backwards: a square root of the curvature M = S Sᵀ at one tensor of the network.
 
-Index letters, here and in the rules: `c` columns, `n` samples, `g...` the tensor's own dimensions without the batch.
+Index letters, here and in the rules: `c` columns, `n` samples, `g...` the tensor's dimensions without the batch.
 
 A factor is kept as cheaply as its history allows:
 
@@ -9,7 +9,7 @@ A factor is kept as cheaply as its history allows:
 * `scale` is a pending elementwise multiplication: activations multiply it, which costs `n`, not `c * n`. It is folded
   in when the next mixing operation needs the product.
 * `window` crops the columns to where they are not zero: the receptive field of a tile of output pixels, or the non-zero
-  part of a triangular factor. With it the exact diagonal of a convolutional stretch grows linearly with the pixels.
+  part of a triangular factor. With it the cost of the exact diagonal of convolutions grows linearly with the pixels.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Window:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The box's own shape."""
+        """Return the shape of the box."""
         return tuple(stop - start for start, stop in self.ranges)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Index of the box within its grid."""
+        """Return the index of the box within its grid."""
         return tuple(slice(start, stop) for start, stop in self.ranges)
 
     @property
     def is_everything(self) -> bool:
-        """Whether the box is the whole grid."""
+        """Return whether the box is the whole grid."""
         return self.shape == self.full
 
     def crop(self, tensor: Tensor, leading: int = 1) -> Tensor:
@@ -56,7 +56,7 @@ class Window:
         return grid[(slice(None),) * leading + self.slices]
 
     def union(self, other: Window) -> Window:
-        """The smallest box that holds both."""
+        """Return the smallest box that holds both."""
         pairs = zip(self.ranges, other.ranges, strict=True)
         return Window(self.full, tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs))
 
@@ -81,12 +81,12 @@ class Factor:
 
     @property
     def count(self) -> int:
-        """Number of columns."""
+        """Return the number of columns."""
         return self.columns.shape[0]
 
     @property
     def has_shared_columns(self) -> bool:
-        """Whether one set of columns serves all samples."""
+        """Return whether one set of columns serves all samples."""
         return self.batch_first and self.columns.shape[1] == 1 and self.shape[0] != 1
 
     def multiply(self, scale: Tensor) -> Factor:
@@ -97,15 +97,15 @@ class Factor:
         return replace(self, scale=merged)
 
     def product(self) -> Tensor:
-        """Columns with the pending scale folded in, still cropped: [c, n or 1, *box]."""
+        """Return the columns with the pending scale folded in, still cropped: [c, n or 1, *box]."""
         return self.columns if self.scale is None else self.columns * self.scale
 
     def materialised(self) -> Factor:
-        """The same factor with nothing pending."""
+        """Return the same factor with nothing pending."""
         return self if self.scale is None else replace(self, columns=self.product(), scale=None)
 
     def dense(self) -> Tensor:
-        """Everything written out: [c, *shape]."""
+        """Return all columns written out: [c, *shape]."""
         columns = self.product()
         if self.window is not None and not self.window.is_everything:
             whole = columns.new_zeros(*columns.shape[:2], *self.window.full)
@@ -116,7 +116,7 @@ class Factor:
         return columns.reshape(self.count, *self.shape)
 
     def unwindowed(self) -> Factor:
-        """The same factor without a window."""
+        """Return the same factor without a window."""
         if self.window is None:
             return self
         if self.window.is_everything and self.window.full == self.shape[1:]:
@@ -133,7 +133,7 @@ class Factor:
         return Factor(one, self.shape, None if scale is None else scale.dense()[0])
 
     def whole_channels(self) -> Factor:
-        """The same factor with a window that holds every channel, for operations that mix channels."""
+        """Return the same factor with a window that holds every channel, for operations that mix channels."""
         window = self.window
         if window is None or window.full != self.shape[1:] or window.ranges[0] == (0, window.full[0]):
             return self
@@ -142,7 +142,7 @@ class Factor:
 
     @cached_property
     def squares(self) -> Tensor:
-        """diag(M) = sum over columns of the squares, cropped: [n or 1, *box]."""
+        """Return diag(M) = sum over columns of the squares, cropped: [n or 1, *box]."""
         total = sum_of_squares(self.columns)
         return total if self.scale is None else total * self.scale.square()
 
@@ -156,7 +156,7 @@ class Factor:
             total += squares
 
     def shape_filled_squares(self) -> Tensor:
-        """diag(M) for every sample, uncropped: the value's shape."""
+        """Return diag(M) for every sample, uncropped: the value's shape."""
         total = self.columns.new_zeros(self.shape)
         self.add_square_sum_(total)
         return total
@@ -173,7 +173,7 @@ class Factor:
         return Factor(a._within(window) + b._within(window), a.shape, None, window)
 
     def _within(self, window: Window) -> Tensor:
-        """The product padded to a larger box."""
+        """Return the product padded to a larger box."""
         columns = self.product()
         if self.window == window:
             return columns
@@ -193,7 +193,7 @@ def sum_of_squares(columns: Tensor) -> Tensor:
 
 
 def identity_columns(shape: Sequence[int], window: Window, *, dtype: torch.dtype, device: torch.device | str) -> Factor:
-    """One column for each entry of a box: the identity, cropped to the box, shared by all samples."""
+    """Return one column per entry of a box: the identity, cropped to the box, shared by all samples."""
     size = prod(window.shape)
     eye = torch.eye(size, dtype=dtype, device=device).view(size, 1, *window.shape)
     return Factor(eye, tuple(shape), None, window)

@@ -42,14 +42,14 @@ class ParameterGradients(ABC):
 
     @abstractmethod
     def explicit(self, start: int, stop: int) -> Tensor:
-        """The gradients of samples [start, stop): [c, stop - start, *shape]."""
+        """Return the gradients of samples [start, stop): [c, stop - start, *shape]."""
 
     def largest_per_sample(self) -> int:
-        """Entries of the largest temporary that one sample needs."""
+        """Return the number of entries of the largest temporary that one sample needs."""
         return self.columns * prod(self.shape)
 
     def sample_ranges(self, limit: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-        """Ranges of samples whose temporaries take about `limit` bytes."""
+        """Yield ranges of samples whose temporaries take about `limit` bytes."""
         width = max(1, limit // max(1, self.largest_per_sample() * self.item))
         for start in range(0, self.samples, width):
             yield start, min(self.samples, start + width)
@@ -80,7 +80,7 @@ class ExplicitGradients(ParameterGradients):
 
     Attributes:
         values: the gradients.
-        as_block: the bias of a layer whose weight has a Kronecker use; a dense block of its own is worth keeping.
+        as_block: the bias of a layer whose weight has a Kronecker form; a dense block for it is worth keeping.
     """
 
     def __init__(self, values: Tensor, samples: int, as_block: bool = False) -> None:

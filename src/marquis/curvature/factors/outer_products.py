@@ -17,7 +17,9 @@ SMALL = 2048
 
 
 class RankOne(ParameterGradients):
-    """A dense layer without positions: G[c, n] = g aᵀ. Only diag(M) and a² are needed for the diagonal (2.5).
+    """A dense layer without positions: G[c, n] = g aᵀ.
+
+    The diagonal needs diag(M) and a² only (docs/method/curvature.md, Exact diagonal).
 
     Attributes:
         inputs: a, [n, i].
@@ -33,7 +35,7 @@ class RankOne(ParameterGradients):
         self.swapped = swapped
 
     def transposed(self) -> RankOne:
-        """The gradient of the matrix whose transpose was used."""
+        """Return the gradient of the matrix whose transpose was used."""
         return RankOne(self.inputs, self.factor, not self.swapped)
 
     @override
@@ -48,7 +50,7 @@ class RankOne(ParameterGradients):
         total += product.t() if self.swapped else product
 
     def as_outer_products(self) -> OuterProducts:
-        """The same as one position of a general outer product."""
+        """Return the same as one position of a general outer product."""
         inputs = self.inputs
 
         def arrange(G: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class OuterProducts(ParameterGradients):
         return max(self.columns * prod(self.shape), self.columns * q * t * self.outputs.shape[-1], q * t * i)
 
     def products(self, start: int, stop: int) -> Tensor:
-        """Gradients before arranging: [m, q, c * o, i]."""
+        """Return the gradients before arranging: [m, q, c * o, i]."""
         if self.direct is not None:
             return self.direct(start, stop)
         g = self.outputs if self.outputs.shape[1] == 1 else self.outputs[:, start:stop]
@@ -135,7 +137,7 @@ class OuterProducts(ParameterGradients):
 
 
 def concatenate(uses: list[OuterProducts]) -> OuterProducts | None:
-    """Several uses of one weight as more positions of a single outer product, where the uses are alike."""
+    """Return several uses of one weight as more positions of a single outer product; None where they are not alike."""
     first = uses[0]
     if any(use.sizes[0] != 1 or len(use.shape) != 2 or use.swapped != first.swapped for use in uses):
         return None
@@ -150,7 +152,7 @@ def concatenate(uses: list[OuterProducts]) -> OuterProducts | None:
 
 
 def sum_over_uses(uses: list[ParameterGradients]) -> ParameterGradients:
-    """The gradient of a parameter that is used several times: the sum over its uses, cross terms included."""
+    """Return the gradients of a parameter that is used several times: the sum over its uses, cross terms included."""
     if len(uses) == 1:
         return uses[0]
     outers = [use.as_outer_products() if isinstance(use, RankOne) else use for use in uses]

@@ -105,17 +105,17 @@ def _axes_by_gradient(
             torch.autograd.grad((output[k] * weights).sum(), tensors, allow_unused=True, retain_graph=True)
             for k in samples
         ]
-    found: dict[int, BatchAxis] = {}
+    axes: dict[int, BatchAxis] = {}
     for number, grads in zip(targets, zip(*by_sample, strict=True), strict=True):
         touched = {k: grad != 0 for k, grad in zip(samples, grads, strict=True) if grad is not None}
         axis = _matching_axis({k: where for k, where in touched.items() if bool(where.any())}, size)
         if axis is not None:
-            found[number] = axis
-    return found
+            axes[number] = axis
+    return axes
 
 
 def _matching_axis(touched: Mapping[int, Tensor], size: int) -> BatchAxis | None:
-    """The layout under which each sample's output touches that sample's entries only.
+    """Return the layout under which each sample's output touches that sample's entries only.
 
     One sample is not enough: a network that reads only its last token touches so few entries of [length * batch] that
     both orders fit. The first and the last sample together tell them apart.
@@ -132,7 +132,7 @@ def _matching_axis(touched: Mapping[int, Tensor], size: int) -> BatchAxis | None
 
 
 def _only(touched: Tensor, sample: int) -> bool:
-    """Whether nothing of the other samples is touched."""
+    """Return whether nothing of the other samples is touched."""
     others = touched.clone()
     others[sample] = False
     return not bool(others.any())

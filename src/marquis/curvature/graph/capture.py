@@ -161,7 +161,7 @@ def _is_view(target: Any) -> bool:
 
 
 def _needs_functionalisation(graph: Any) -> bool:
-    """Whether an in-place operation writes to a tensor that something else also sees (a view of it, or its base)."""
+    """Return whether an in-place operation writes to a tensor that something else also sees (a view, or its base)."""
     for node in graph.nodes:
         if node.op == "call_function" and _mutates(node.target) and not _writes_state_only(node):
             written = node.args[0]
@@ -176,7 +176,7 @@ def _writes_state_only(node: Any) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """The out-of-place twin of an in-place operation."""
+    """Return the out-of-place twin of an in-place operation."""
     name = op_name(target)
     packet = getattr(torch.ops.aten, name.rstrip("_"), None)
     overload = getattr(packet, target._overloadname, None) if packet is not None else None
@@ -257,7 +257,7 @@ def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, T
 
 
 def _parameter_names(caller: _Caller, model: Model, params: Mapping[str, Tensor]) -> dict[str, str]:
-    """Exported name -> the user's name; a parameter shared by several modules has one name of ours."""
+    """Return exported name -> the user's name; a parameter shared by several modules has one name."""
     if not isinstance(model, nn.Module):
         return {f"values.{i}": name for i, name in enumerate(params)}
     first = {id(tensor): name for name, tensor in model.named_parameters()}

@@ -40,39 +40,37 @@ class Step:
 
     @cached_property
     def name(self) -> str:
-        """The operation's short name, e.g. `conv2d`."""
+        """Return the operation's short name, e.g. `conv2d`."""
         return op_name(self.op)
 
     @property
     def where(self) -> str:
-        """For messages: operation and module path."""
+        """Return operation and module path, for messages."""
         return f"operation `{self.name}` in module '{self.path or '(top level)'}'"
 
     @cached_property
-    def _given(self) -> dict[str, Any]:
-        """Arguments by their names in the operation's schema, defaults filled in."""
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments by their names in the operation's schema, defaults filled in."""
         formals = self.op._schema.arguments
-        given = {formal.name: formal.default_value for formal in formals if formal.has_default_value()}
-        given.update(zip((formal.name for formal in formals), self.args, strict=False))
-        given.update(self.kwargs)
-        return given
+        defaults = {formal.name: formal.default_value for formal in formals if formal.has_default_value()}
+        return {**defaults, **dict(zip((formal.name for formal in formals), self.args, strict=False)), **self.kwargs}
 
     def argument(self, name: str, values: Mapping[int, Any]) -> Any:
-        """The value of an argument by its name in the operation's schema."""
-        return resolve(self._given[name], values)
+        """Return the value of an argument by its name in the operation's schema."""
+        return resolve(self._arguments[name], values)
 
     def has_argument(self, name: str) -> bool:
         """Return whether the operation's schema has an argument of this name."""
         return any(formal.name == name for formal in self.op._schema.arguments)
 
     def reference(self, name: str) -> int | None:
-        """The value number behind an argument, or None where it is a constant or absent."""
-        given = self._given.get(name)
-        return given.value if isinstance(given, Ref) else None
+        """Return the value number behind an argument, or None where it is a constant or absent."""
+        argument = self._arguments.get(name)
+        return argument.value if isinstance(argument, Ref) else None
 
     @cached_property
     def occurrences(self) -> dict[int, int]:
-        """How often each value occurs among the arguments."""
+        """Return how often each value occurs among the arguments."""
         counts: dict[int, int] = {}
         for ref in references((self.args, self.kwargs)):
             counts[ref.value] = counts.get(ref.value, 0) + 1
@@ -106,7 +104,7 @@ class Network:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def bind(self, params: Mapping[str, Tensor], x: Any) -> dict[int, Any]:
-        """The values that are known before the first step: parameters, constants and inputs."""
+        """Return the values that are known before the first step: parameters, constants and inputs."""
         values: dict[int, Any] = {number: params[name] for name, number in self.parameters.items()}
         values.update({number: fetch() for number, fetch in self.constants.items()})
         values.update(zip(self.leaves, pytree.tree_leaves(x), strict=True))
@@ -148,12 +146,12 @@ class Network:
 
     @cached_property
     def producers(self) -> dict[int, Step]:
-        """The step that makes each value."""
+        """Return the step that makes each value."""
         return {step.value: step for step in self.steps}
 
     @cached_property
     def uses(self) -> dict[int, tuple[Step, ...]]:
-        """The steps that read each value."""
+        """Return the steps that read each value."""
         users: dict[int, list[Step]] = {}
         for step in self.steps:
             for number in step.inputs:
@@ -162,7 +160,7 @@ class Network:
 
     @cached_property
     def released(self) -> dict[int, tuple[int, ...]]:
-        """The step results that are read for the last time by each step."""
+        """Return the step results that are read for the last time by each step."""
         last = {number: step.value for step in self.steps for number in step.inputs}
         released: dict[int, list[int]] = {step.value: [] for step in self.steps}
         for step in self.steps:
@@ -170,16 +168,16 @@ class Network:
         return {number: tuple(values) for number, values in released.items()}
 
     def dependents(self, sources: Iterable[int]) -> frozenset[int]:
-        """All values that depend on any of `sources`, themselves included."""
-        found = set(sources)
+        """Return all values that depend on any of `sources`, themselves included."""
+        numbers = set(sources)
         for step in self.steps:
-            if any(number in found for number in step.inputs):
-                found.add(step.value)
-        return frozenset(found)
+            if any(number in numbers for number in step.inputs):
+                numbers.add(step.value)
+        return frozenset(numbers)
 
 
 def op_name(op: Any) -> str:
-    """Short name of an operation: the ATen name without namespace and overload."""
+    """Return the short name of an operation: the ATen name without namespace and overload."""
     if isinstance(op, torch._ops.OpOverload):
         return op._schema.name.split("::")[-1]
     return getattr(op, "__name__", str(op))
@@ -197,7 +195,7 @@ def resolve(arguments: Any, values: Mapping[int, Any]) -> Any:
 
 
 def references(tree: Any) -> list[Ref]:
-    """Every `Ref` in an argument tree, in order."""
+    """Return every `Ref` in an argument tree, in order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Ref)]
 
 
@@ -214,7 +212,7 @@ def step_arguments(step: Step, values: Mapping[int, Any]) -> tuple[list[Any], di
 
 
 def rename(step: Step, names: Mapping[int, int]) -> Step:
-    """The same step reading other values: each number in `names` is replaced by what it stands for."""
+    """Return the same step reading other values: each number in `names` is replaced by what it stands for."""
     if not any(number in names for number in step.inputs):
         return step
 

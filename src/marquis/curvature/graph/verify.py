@@ -1,6 +1,6 @@
 """Checks of a captured network before it is trusted.
 
-The graph must give the model's own output and gradient, must not depend on randomness or on batch statistics, and must
+The graph must give the model's output and gradient, must not depend on randomness or on batch statistics, and must
 keep the samples of a batch apart. Each failure is an error that names the place.
 """
 
@@ -45,8 +45,7 @@ def refuse_training_mode(network: Network) -> None:
 def _flag(step: Step, names: tuple[str, ...]) -> bool:
     for position, formal in enumerate(step.op._schema.arguments):
         if formal.name in names:
-            given = step.args[position] if position < len(step.args) else step.kwargs.get(formal.name)
-            return bool(given)
+            return bool(step.args[position] if position < len(step.args) else step.kwargs.get(formal.name))
     return False
 
 
@@ -102,14 +101,14 @@ def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Largest difference, and largest entry."""
+    """Return the largest difference, and the largest entry."""
     if not theirs.numel():
         return 0.0, 0.0
     return float((ours - theirs).detach().abs().max()), float(theirs.detach().abs().max())
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal up to rounding in the dtype at hand."""
+    """Return whether two tensors are equal up to rounding in their dtype."""
     tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(theirs.dtype, 5e-2)
     difference, scale = _distance(ours, theirs)
     return difference <= tolerance * max(scale, 1e-30)

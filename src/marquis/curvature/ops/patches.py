@@ -84,7 +84,7 @@ class ConvolutionGeometry:
 
 
 def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
-    """The patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
+    """Return the patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
     kernel, stride, dilation, padding = geometry.kernel, geometry.stride, geometry.dilation, geometry.padding
     dims, groups = geometry.dims, geometry.groups
     n, channels = image.shape[:2]
@@ -95,10 +95,10 @@ def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int,
         size = image.shape[2 + axis]
         index.append(slice(max(0, low), min(size, high)))
         pads.append((max(0, -low), max(0, high - size)))
-    cut = image[(slice(None), slice(None), *index)]
+    box = image[(slice(None), slice(None), *index)]
     if any(any(pad) for pad in pads):
-        cut = F.pad(cut, [p for pad in reversed(pads) for p in pad])
-    last = cut.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, so its strides are its own
+        box = F.pad(box, [p for pad in reversed(pads) for p in pad])
+    last = box.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, whose strides are known
     steps = last.stride()
     counts = [stop - start for start, stop in boxes]
     grouped = (groups, channels // groups)
@@ -144,7 +144,7 @@ def patch_products(
 
 
 def _by_offsets(image: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
-    """Products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
+    """Compute the products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
 
     For one difference v - u all boxes share a core; what a box has beyond it is a thin rim.
     """
@@ -177,7 +177,7 @@ def _by_offsets(image: Tensor, kernel: tuple[int, ...], dilation: list[int], pad
 
 
 def _core(count: int, kernel: int, dilation: int, shift: int) -> tuple[int, int]:
-    """The range that the boxes of all offsets with this difference have in common."""
+    """Return the range that the boxes of all offsets with this difference have in common."""
     steps = shift // dilation
     first, last = max(0, -steps), min(kernel - 1, kernel - 1 - steps)
     low, high = last * dilation, first * dilation + count
@@ -185,7 +185,7 @@ def _core(count: int, kernel: int, dilation: int, shift: int) -> tuple[int, int]
 
 
 def _rim(box: list[tuple[int, int]], core: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The box without the core, as disjoint boxes."""
+    """Return the box without the core, as disjoint boxes."""
     strips: list[list[tuple[int, int]]] = []
     rest = list(box)
     for axis, (low, high) in enumerate(core):

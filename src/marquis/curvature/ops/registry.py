@@ -4,8 +4,9 @@ Backwards through y = g(x, w) with Jacobians Jx and Jw the engine needs three th
 
 * the vector-Jacobian product: a factor S at y becomes `Jxᵀ S` at x (estimators `exact` and `sketched`);
 * the per-sample gradients `Jwᵀ S` of a parameter w that enters the operation (the same two);
-* the squared rule: m = diag(M) at y becomes `m_x[j] = sum_i Jx[i, j]² m[i]` at x, and likewise at w (`approximate`
-  and `mixed`; Miani et al., Laplacian Autoencoders, appendix E.4.1). It is exact if M at y is diagonal.
+* the squared rule: m = diag(M) at y becomes `m_x[j] = sum_i Jx[i, j]² m[i]` at x, and the same at w (`approximate`
+  and `mixed`; Miani et al., Laplacian Autoencoders, appendix E.4.1; docs/method/curvature.md, Squared
+  pass). It is exact if M at y is diagonal.
 
 The first two are optional, since local autograd serves every operation (`fallback.py`): a rule keeps what a factor
 knows (shared, scaled, windowed) and is faster. An operation without a squared rule is refused by name. The support

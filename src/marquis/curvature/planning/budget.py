@@ -38,7 +38,7 @@ class Budget:
     plans: dict[tuple[str, int], Plan | None] = field(default_factory=dict)
 
     def rows(self, x: Any, size: int, batches: int) -> int:
-        """How many samples of this batch to treat at a time; `batches` are in the sum already.
+        """Return how many samples of this batch to treat at a time; `batches` are in the sum already.
 
         Raises:
             MemoryBudgetError: not even one fits.
@@ -65,7 +65,7 @@ class Budget:
             return None
 
     def _needed(self, made: Plan, size: int, batches: int) -> int:
-        """One call, the sum so far, and the new sum while they are added."""
+        """Return the bytes of one call, the sum so far, and the new sum while they are added."""
         wide = 8 if self.dtype == torch.float64 else 4 if self.dtype is not None else 0
         item = made.item
         result = made.result_bytes * max(wide, item) // item
@@ -81,8 +81,8 @@ class Budget:
         for other in dict.fromkeys(others):
             if other == (structure, estimator):
                 continue
-            found = self._plan(x, size, 1, {"structure": other[0], "estimator": other[1]})
-            if found is not None and self._needed(found, size, batches) <= found.available_bytes:
+            fewer = self._plan(x, size, 1, {"structure": other[0], "estimator": other[1]})
+            if fewer is not None and self._needed(fewer, size, batches) <= fewer.available_bytes:
                 fitting.append(f"structure='{other[0]}' with estimator='{other[1]}'")
         advice = f"These fit: {'; '.join(fitting)}. Or" if fitting else "No other structure or estimator fits either;"
         return (

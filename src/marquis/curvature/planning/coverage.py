@@ -52,7 +52,7 @@ class LayerPlan:
 def factored_layers(
     backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, structure: str
 ) -> tuple[LayerPlan, ...]:
-    """Coverage by the factor pass."""
+    """Return how the factor pass treats each parameter."""
     layers = []
     for name, shape in layout.shapes.items():
         uses = rehearsed.uses.get(name, [])
@@ -70,7 +70,7 @@ def factored_layers(
 
 
 def squared_layers(backward: BackwardSteps, layout: Layout) -> tuple[LayerPlan, ...]:
-    """Coverage by the squared pass."""
+    """Return how the squared pass treats each parameter."""
     names = [name for name in layout.names if name in backward.network.parameters]
     reached = {number for action in schedule_of(backward.network, names).actions for number in action.receivers}
     steps = _steps_by_name(backward)
@@ -86,7 +86,7 @@ def squared_layers(backward: BackwardSteps, layout: Layout) -> tuple[LayerPlan, 
 def mixed_layers(
     backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, width_limit: int, samples: int
 ) -> tuple[LayerPlan, ...]:
-    """Coverage by the mixed pass: rules of the factor pass behind narrow tensors, squared rules behind wide ones.
+    """Return how the mixed pass treats each parameter: exactly behind narrow tensors, by squares behind wide ones.
 
     Raises:
         UnsupportedOperationError: a wide tensor lies behind an operation without a squared rule.
@@ -115,7 +115,7 @@ def mixed_layers(
 def notes_on(
     backward: BackwardSteps, layers: tuple[LayerPlan, ...], estimator: str, left_out: list[str], samples: int
 ) -> tuple[str, ...]:
-    """What a user should know beyond the table."""
+    """Return what a user should know beyond the table."""
     notes = []
     slow: dict[tuple[str, str, int], list[str]] = {}
     for layer in layers:

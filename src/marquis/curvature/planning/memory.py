@@ -28,7 +28,7 @@ SMALL_BYTES = 2**20
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory where the tensors live."""
+    """Return the free memory of a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -47,7 +47,7 @@ def available_bytes(device: torch.device) -> int:
 def result_bytes(
     structure: str, layout: Layout, columns: int, item: int, diagonal: Collection[str] = frozenset()
 ) -> int:
-    """Bytes of the finished structure.
+    """Return the bytes of the finished structure.
 
     Args:
         structure: its name.
@@ -109,12 +109,12 @@ def check_memory(
 
 
 def chunk_bytes(limit: int | None) -> int:
-    """Target size of a chunk of columns under a memory limit."""
+    """Return the target size of a chunk of columns under a memory limit."""
     return CHUNK_BYTES if limit is None else max(2**16, min(CHUNK_BYTES, limit // 8))
 
 
 def gigabytes(size: float) -> str:
-    """A readable amount of memory."""
+    """Return a readable amount of memory."""
     for unit, factor in (("GB", 2**30), ("MB", 2**20), ("kB", 2**10)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
@@ -158,5 +158,5 @@ class AllocationMeter(TorchDispatchMode):
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor in a pytree."""
+    """Return every tensor in a pytree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -32,7 +32,7 @@ from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import Layout
 
 CAPTURE_SAMPLES = 3
-"""Samples on which the network is captured and checked; the plan itself is for the batch that was given."""
+"""Samples on which the network is captured and checked; the plan is for the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,17 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the call stays within the memory that may be used."""
+        """Return whether the call stays within the memory that may be used."""
         return self.total_bytes <= self.available_bytes
 
     @property
     def stretches(self) -> tuple[Segment, ...]:
-        """Deprecated: the old name of `segments`."""
+        """Return `segments` under its old name; deprecated."""
         warnings.warn("Plan.stretches is called Plan.segments now.", DeprecationWarning, stacklevel=2)
         return self.segments
 
     def __str__(self) -> str:
-        """A table, 100 characters wide."""
+        """Return a table, 100 characters wide."""
         return plan_text.render(self)
 
 
@@ -121,9 +121,9 @@ def plan(
     width_limit: int = 512,
     memory_limit: int | None = None,
 ) -> Plan:
-    """What `ggn` with the same arguments will do and cost: columns, bottlenecks, bytes, coverage per parameter.
+    """Return what `ggn` with the same arguments will do and cost: columns, bottlenecks, bytes, each parameter's rule.
 
-    The network is captured on a few samples; then the engine's own rules run on tensors without entries. So nothing
+    The network is captured on a few samples; then the engine's rules run on tensors without entries. So nothing
     large is allocated, whatever the batch, and what the plan says is what the engine does. Cost: the capture, which
     `ggn` needs anyway and which is remembered, and some milliseconds per operation.
 
@@ -155,7 +155,7 @@ def plan(
 
 
 def first_samples(x: Any, size: int, count: int) -> Any:
-    """The first samples of a batch."""
+    """Return the first samples of a batch."""
     return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
 
 
@@ -245,7 +245,7 @@ class _Planner:
         return total
 
     def _written_bytes(self, rehearsed: Rehearsal) -> int:
-        """Gradients that are written out while they are squared, a few samples at a time; never less than one."""
+        """Return the bytes of gradients that are written out while they are squared, at least one sample at a time."""
         most = 0
         for name, uses in rehearsed.uses.items():
             for use in uses:
@@ -267,7 +267,7 @@ class _Planner:
         return rows * entries * self.item
 
     def _mixed_bytes(self, rehearsed: Rehearsal, width_limit: int) -> int:
-        """A square root at the widest narrow tensor, and a chunk of columns at the widest of all."""
+        """Return the bytes of a root at the widest narrow tensor, and of a chunk of columns at the widest of all."""
         widths = [prod(rehearsed.shapes.get(value, (0,))) // self.size for value in rehearsed.visited]
         narrow = max((width for width in widths if width <= width_limit), default=0)
         return self.size * self.item * (3 * narrow**2 + 2 * CHUNK * max(widths, default=0))

@@ -16,7 +16,7 @@ WIDTH = 100
 
 
 def render(made: Plan) -> str:
-    """What happens at the output and the bottlenecks, the memory, one line per parameter, and notes."""
+    """Return the text: output and bottlenecks, memory, one line per parameter, notes."""
     return "\n".join([*_head(made), "", *_table(made.layers), *_footnotes(made.notes)])
 
 

@@ -56,7 +56,7 @@ control flow that depends on the data.
 
 
 def support_table() -> str:
-    """What the engine can do, as a page of Markdown; the registry is the only source."""
+    """Return what the engine can do, as a page of Markdown; the registry is the only source."""
     operations = {name: entry for name, entry in OPERATIONS.items() if name != ELEMENTWISE}
     layers: dict[tuple[str, str], list[str]] = {}
     by_note: dict[tuple[str, bool], list[str]] = {}

@@ -17,7 +17,7 @@ from marquis.curvature.graph.network import Step, rename
 
 
 def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, int]]:
-    """The steps without those that repeat an earlier one, and repeated value -> the value that stands for it."""
+    """Return the steps without those that repeat an earlier one, and repeated value -> the value that replaces it."""
     first: dict[tuple[Any, str], int] = {}
     stands_for: dict[int, int] = {}
     kept: list[Step] = []
@@ -36,10 +36,10 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
 def group_of(
     root: Step, producers: Mapping[int, Step], live: frozenset[int], fusable: Callable[[Step], bool]
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """The elementwise steps that end in `root` and must be differentiated together, and the group's live inputs.
+    """Return the elementwise steps that end in `root` and must be differentiated together, and their live inputs.
 
     Starting with `root` alone, every place where two of the group's inputs turn out to be elementwise functions of
-    one tensor pulls the steps between into the group, until its inputs have nothing elementwise in common.
+    one tensor takes the steps between into the group, until its inputs have nothing elementwise in common.
     """
     members = {root.value: root}
     while True:
@@ -54,7 +54,7 @@ def group_of(
 def _steps_to_meeting_points(
     inputs: set[int], producers: Mapping[int, Step], live: frozenset[int], fusable: Callable[[Step], bool]
 ) -> dict[int, Step]:
-    """Steps between the tensors at which two inputs' elementwise histories first meet, and the inputs."""
+    """Return the steps between the inputs and the tensors that two of them are elementwise functions of."""
     reached_from = {number: {number} for number in inputs}
     expanded: dict[int, Step] = {}
     pending = set(inputs)

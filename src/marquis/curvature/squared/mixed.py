@@ -1,7 +1,9 @@
-"""The mixed pass: all of M at narrow tensors, only its diagonal at wide ones (2.7).
+"""The mixed pass: all of M at narrow tensors, only its diagonal at wide ones.
 
-Where a tensor has at most `width_limit` entries per sample, a factor of M is carried and all is exact there, given what
-came from above. At wider tensors only m = diag(M) is carried, by the squared rules. From wide to narrow,
+See docs/method/curvature.md, Mixed estimator.
+
+Where a tensor has at most `width_limit` entries per sample, a factor of M is carried, which is exact for what comes
+from above. At wider tensors only m = diag(M) is carried, by the squared rules. From wide to narrow,
 `M = Tᵀ diag(m) T` is formed; from narrow to wide, m is the sum of the squared columns. With no limit this is the exact
 diagonal, with a limit of zero the approximate one.
 """
@@ -29,7 +31,7 @@ from marquis.curvature.squared.schedule import live_and_data, scheduled
 from marquis.likelihoods import Likelihood
 
 CHUNK = 64
-"""Columns pulled through one operation at a time where a diagonal becomes a full M."""
+"""Columns that pass one operation at a time where a diagonal becomes a full M."""
 
 
 @dataclass(eq=False)
@@ -57,7 +59,7 @@ class _Mixed:
         self.live, self.data = live_and_data(network, self.backward.selected)
 
     def is_narrow(self, number: int) -> bool:
-        """Whether M is kept whole at a value."""
+        """Return whether M is kept whole at a value."""
         shape = self.context.shapes.get(number)
         return shape is not None and prod(shape) // max(1, self.context.size) <= self.width_limit
 
@@ -126,7 +128,7 @@ class _Mixed:
             self.widen(step, number, parts[0])
 
     def through_derived(self, step: Step) -> None:
-        """Squares of a value derived from parameters (a view of one) go on to the parameters."""
+        """Pass the squares of a value derived from parameters (a view of one) on to the parameters."""
         if step.value in self.totals:
             self.through_squares(step, {0: self.totals.pop(step.value)})
 
@@ -135,7 +137,7 @@ class _Mixed:
         return batched and set(parts) == {0} and self.is_narrow(number) and self.context.batch_first(number)
 
     def widen(self, step: Step, number: int, m: Tensor) -> None:
-        """M = Tᵀ diag(m) T at a narrow input of an operation whose output is wide."""
+        """Form M = Tᵀ diag(m) T at a narrow input of an operation whose output is wide."""
         shape = self.context.shapes[step.value]
         size = prod(shape[1:])
         gram: Tensor | None = None

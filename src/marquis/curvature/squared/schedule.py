@@ -147,7 +147,7 @@ def _fusable(step: Step, live: frozenset[int]) -> bool:
 
 
 def _repeats_an_input(step: Step, live: frozenset[int]) -> bool:
-    """Whether a live tensor is more than one argument, as in `x * x`."""
+    """Return whether a live tensor is more than one argument, as in `x * x`."""
     return any(count > 1 for number, count in step.occurrences.items() if number in live)
 
 

@@ -31,7 +31,7 @@ def squared_pass(
     selected: Iterable[str],
     into: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The approximate diagonal, summed over the batch, of each selected parameter.
+    """Return the approximate diagonal, summed over the batch, of each selected parameter.
 
     Args:
         network: the captured network.
@@ -59,10 +59,10 @@ def squared_pass(
     sums: dict[int, dict[int, Tensor]] = {schedule.output: {0: start}}
     if into is not None:
         sums.update({network.parameters[name]: {0: into[name]} for name in names if name in network.parameters})
-    given = frozenset(sums) - {schedule.output}
+    preallocated = frozenset(sums) - {schedule.output}
 
     def receive(number: int, part: int, m: Tensor) -> None:
-        if number in given:
+        if number in preallocated:
             sums[number][part] += m
             return
         parts = sums.setdefault(number, {})
@@ -124,11 +124,11 @@ def _shape_only(value: Any) -> Any:
 
 
 def needed_values(network: Network, selected: Iterable[str]) -> frozenset[int]:
-    """The step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
+    """Return the step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
     schedule = schedule_of(network, selected)
     return schedule.read | schedule.shaped
 
 
 def squared_notes(network: Network, selected: Iterable[str]) -> tuple[str, ...]:
-    """What is dropped on this network beyond the off-diagonal entries of M, one sentence each."""
+    """Return what is dropped on this network beyond the off-diagonal entries of M, one sentence each."""
     return schedule_of(network, selected).notes

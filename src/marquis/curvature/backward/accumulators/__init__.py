@@ -27,7 +27,7 @@ __all__ = [
 
 
 def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int, reduce: bool = False) -> Accumulator:
-    """The accumulator for a structure's name.
+    """Return the accumulator for a structure's name.
 
     Args:
         structure: one of `diagonal`, `kronecker`, `block`, `full`, `lowrank`.
@@ -46,7 +46,7 @@ def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int,
 
 
 def modules_of(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Parameters grouped by the module that owns them: weight and bias together."""
+    """Return the parameters grouped by the module that owns them: weight and bias together."""
     members: dict[str, list[str]] = {}
     for name in names:
         members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)

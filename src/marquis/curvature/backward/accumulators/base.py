@@ -32,19 +32,19 @@ class Accumulator(ABC):
         """Take one parameter's gradients of the current chunk of columns."""
 
     def end_chunk(self) -> None:
-        """All parameters of this chunk of columns have been added."""
+        """Take note that all parameters of this chunk of columns have been added."""
         return None
 
     def end_segment(self) -> None:
-        """All chunks of columns down to the next bottleneck have been added."""
+        """Take note that all chunks of columns down to the next bottleneck have been added."""
         return None
 
     @abstractmethod
     def finish(self) -> Structure:
-        """The structure of everything added."""
+        """Return the structure of everything added."""
 
     def groups(self) -> list[tuple[str, ...]]:
-        """Parameters whose gradients must have the same columns."""
+        """Return groups of parameters whose gradients must have the same columns."""
         return [(name,) for name in self.layout.names]
 
     def refuse_shared(self, name: str, uses: int) -> None:

@@ -1,4 +1,4 @@
-"""The diagonal: sums of squared gradients."""
+"""The diagonal: sums of squared gradients (docs/method/curvature.md, Exact diagonal)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marquis.structures import Diagonal
 
 @dataclass(eq=False)
 class DiagonalAccumulator(Accumulator):
-    """Sums of squares. For dense layers diag(M) is gathered over the chunks and meets the inputs once, at the end."""
+    """Sums of squares; for dense layers diag(M) is gathered over the chunks and multiplied with the inputs at the end."""
 
     waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
 
@@ -39,7 +39,7 @@ class DiagonalAccumulator(Accumulator):
             gradients.add_diagonal_(self._zeroed(name))
 
     def end_segment(self) -> None:
-        """Meet the inputs of dense layers: diag W = sum_n m_n a_n² (2.5)."""
+        """Multiply by the squared inputs of dense layers: diag W = sum_n m_n a_n²."""
         for name, (inputs, swapped, squares) in self.waiting.items():
             left, right = (inputs.square(), squares) if swapped else (squares, inputs.square())
             if name in self.unwritten:  # a first product needs no zeros to be added to
@@ -56,7 +56,7 @@ class DiagonalAccumulator(Accumulator):
         return self.totals[name]
 
     def finish(self) -> Diagonal:
-        """The diagonal; parameters that the output does not depend on have zeros."""
+        """Return the diagonal; parameters that the output does not depend on have zeros."""
         for name in list(self.unwritten):
             self._zeroed(name)
         return Diagonal(self.layout, self.vector)

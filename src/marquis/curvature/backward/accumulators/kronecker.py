@@ -1,4 +1,7 @@
-"""Kronecker factors: sums of input products and of output products for each layer (2.4)."""
+"""Kronecker factors: sums of input products and of output products for each layer.
+
+See docs/method/kronecker.md, Factors of a dense layer and Convolutions.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class KroneckerAccumulator(Accumulator):
     grams: dict[int, tuple[object, Tensor]] = field(default_factory=dict)
 
     def refuse_shared(self, name: str, uses: int) -> None:
-        """Two uses of one weight have cross terms that no Kronecker product holds."""
+        """Raise, because two uses of one weight have cross terms that no Kronecker product holds."""
         raise UnsupportedOperationError(
             f"parameter '{name}' is used {uses} times; a Kronecker structure cannot express the cross terms between "
             "its uses. Use structure='diagonal', 'block' or 'full', or leave the parameter out."
@@ -101,7 +104,7 @@ class KroneckerAccumulator(Accumulator):
         self.counts[name] = float(self.samples if self.reduce else self.samples * t)
 
     def finish(self) -> Kronecker:
-        """The structure, every factor in the order of the parameter's own entries."""
+        """Return the structure, every factor in the order of the parameter's own entries."""
         pieces: dict[str, Piece] = {}
         for name, shape in self.layout.shapes.items():
             if name in self.left:
@@ -112,11 +115,11 @@ class KroneckerAccumulator(Accumulator):
                 values = self.diagonal.get(name, self.like.new_zeros(shape))
                 pieces[name] = DiagonalPiece(values.flatten())
         for name, piece in pieces.items():
-            self._vouch(name, piece)
+            self._check(name, piece)
         return Kronecker(self.layout, pieces)
 
-    def _vouch(self, name: str, piece: Piece) -> None:
-        """Products are symmetric, and a NaN or an infinity in one shows on its diagonal: no need to read all of it."""
+    def _check(self, name: str, piece: Piece) -> None:
+        """Check the diagonals only: products are symmetric, and a NaN or an infinity in one shows there."""
         for tensor in piece.tensors():
             shown = tensor.diagonal(dim1=-2, dim2=-1) if tensor.dim() > 1 else tensor
             require_finite(shown, f"curvature of parameter {name!r}")
