@@ -1,4 +1,4 @@
-"""The mixed estimator (docs/method/curvature.md): exact without a limit, approximate at zero, full M after a bottleneck."""
+"""The mixed estimator (docs/method/curvature.md): exact without a limit, approximate at zero."""
 
 from __future__ import annotations
 

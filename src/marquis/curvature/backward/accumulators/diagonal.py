@@ -15,7 +15,7 @@ from marquis.structures import Diagonal
 
 @dataclass(eq=False)
 class DiagonalAccumulator(Accumulator):
-    """Sums of squares; for dense layers diag(M) is gathered over the chunks and multiplied with the inputs at the end."""
+    """Sums of squares; for dense layers diag(M) is gathered over chunks and multiplied with the inputs at the end."""
 
     waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
 

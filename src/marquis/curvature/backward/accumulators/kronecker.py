@@ -23,7 +23,7 @@ from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerPiece,
 
 @dataclass(eq=False)
 class KroneckerAccumulator(Accumulator):
-    """Sums of input products and of output products ; what has no such gradients is kept exactly.
+    """Sums of input products and of output products; what has no such form is kept exactly.
 
     Attributes:
         samples: batch size.
