@@ -8,6 +8,8 @@ from statistics import stdev
 import torch
 from torch import Tensor
 
+from marquis.likelihoods.base import Predictive
+from marquis.predictive.prediction import Prediction
 from marquis.tasks.calibration import expected_calibration_error
 
 
@@ -19,6 +21,12 @@ def classification_scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
         "accuracy": float((probs.argmax(1) == labels).double().mean()),
         "ece": expected_calibration_error(probs, labels),
     }
+
+
+def probabilities(prediction: Predictive | Prediction) -> Tensor:
+    """Return the class probabilities of a prediction that has them."""
+    assert prediction.probs is not None
+    return prediction.probs
 
 
 def standard_error(values: Sequence[float]) -> float:

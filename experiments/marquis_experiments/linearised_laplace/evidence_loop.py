@@ -1,7 +1,7 @@
-"""Small networks to a mode of their posterior, and the tutorial's loop of training and evidence updates.
+"""Small networks trained to a mode of their posterior, and the tutorial's loop of training and evidence updates.
 
-Full-batch L-BFGS in double precision: for a few thousand rows and weights it reaches a mode in seconds, which
-stochastic training does not, and the Laplace approximation is about a mode.
+Full-batch L-BFGS in double precision reaches a mode in seconds for a few thousand rows and weights, which stochastic
+training does not, and the Laplace approximation is about a mode (docs/method/evidence.md).
 """
 
 from __future__ import annotations
@@ -25,25 +25,13 @@ UPDATES = 5
 def to_mode(
     model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precisions: dict[str, float], iterations: int = 500
 ) -> float:
-    """Minimise `sum_n l_n + 1/2 sum_p precision_p |theta_p|^2` in place; returns its gradient's norm per datum.
+    """Minimise `sum_n l_n + 1/2 sum_p precision_p |theta_p|^2` in place and return its gradient's norm per row.
 
-    Args:
-        model: changed in place.
-        x: all inputs.
-        y: all labels.
-        likelihood: p(y|f).
-        precisions: prior precision of every parameter tensor, by name.
-        iterations: of L-BFGS, at most.
+    `precisions` has the prior precision of every parameter tensor by name.
     """
     weights = dict(model.named_parameters())
-    steps = torch.optim.LBFGS(
-        list(weights.values()),
-        max_iter=iterations,
-        history_size=50,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
-    )
+    options = {"max_iter": iterations, "history_size": 50, "tolerance_grad": 1e-10, "tolerance_change": 1e-14}
+    steps = torch.optim.LBFGS(list(weights.values()), line_search_fn="strong_wolfe", **options)
 
     def loss() -> Tensor:
         steps.zero_grad()
@@ -58,22 +46,20 @@ def to_mode(
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
-    """What the evidence said after one round of training: how many parameters the data determine, and the values."""
-
-    log_evidence: float
-    effective: float
-    gradient: float
-
-
-@dataclass(frozen=True, eq=False)
 class Trained:
-    """The round of the largest evidence: a fitted Laplace with its own copy of the network, and all rounds."""
+    """The round of the largest evidence: a fitted Laplace with its own copy of the network.
+
+    Attributes:
+        laplace: Fitted Laplace with the tuned prior and noise.
+        log_evidence: Largest log evidence.
+        effective: Effective number of parameters.
+        rounds: Log evidence of every round.
+    """
 
     laplace: Laplace
     log_evidence: float
     effective: float
-    rounds: tuple[Round, ...]
+    rounds: tuple[float, ...] = ()
 
     @property
     def weights(self) -> int:
@@ -88,50 +74,48 @@ def train_with_evidence(
     likelihood: Likelihood,
     prior: Prior,
     *,
-    structure: str | None = None,
     rounds: int = 8,
     iterations: int = 200,
 ) -> Trained:
-    """The tutorial's practical loop (methods.md 5.4): train, update precisions and noise by the evidence, repeat.
+    """Train a copy of the model, update prior precisions and noise by the evidence, and repeat.
 
-    Args:
-        model: starting point; not changed.
-        x: all inputs.
-        y: all labels.
-        likelihood: p(y|f), with the noise to start from.
-        prior: with the precisions to start from.
-        structure: of the curvature; None for the exact matrix in its cheaper form (see `exact_structure`).
-        rounds: of training and updating.
-        iterations: of L-BFGS per round.
+    The prior and the likelihood have the values to start from; `iterations` of L-BFGS are run in every round.
     """
     network = copy.deepcopy(model)
-    structure = structure or exact_structure(network, x)
+    structure = exact_structure(network, x)
     best: Trained | None = None
-    history: list[Round] = []
+    history: list[float] = []
     for _ in range(rounds):
-        gradient = to_mode(network, x, y, likelihood, precisions_by_name(network, prior), iterations)
+        to_mode(network, x, y, likelihood, precisions_by_name(network, prior), iterations)
         laplace = Laplace(copy.deepcopy(network), likelihood, structure, prior=prior).fit([(x, y)], progress=False)
-        found = mackay(laplace.problem(), max_iterations=UPDATES)
-        laplace.update(found.problem.grouped_prior, found.problem.likelihood)
-        prior = replace(prior, precision=found.problem.grouped_prior.precision.clone())
-        likelihood = found.problem.likelihood
-        gamma = float(found.gamma.sum())
-        history.append(Round(found.log_evidence, gamma, gradient))
-        if best is None or found.log_evidence > best.log_evidence:
-            best = Trained(laplace, found.log_evidence, gamma, ())
+        tuned = mackay(laplace.problem(), max_iterations=UPDATES)
+        laplace.update(tuned.problem.grouped_prior, tuned.problem.likelihood)
+        prior = replace(prior, precision=tuned.problem.grouped_prior.precision.clone())
+        likelihood = tuned.problem.likelihood
+        history.append(tuned.log_evidence)
+        if best is None or tuned.log_evidence > best.log_evidence:
+            best = Trained(laplace, tuned.log_evidence, float(tuned.gamma.sum()))
     assert best is not None
     return replace(best, rounds=tuple(history))
 
 
+def fit_at_mode(
+    network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float, iterations: int
+) -> Laplace:
+    """Train the network in place to its mode for a scalar prior and return the exact Laplace approximation there."""
+    prior = Prior(precision)
+    to_mode(network, x, y, likelihood, precisions_by_name(network, prior), iterations)
+    return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
+
+
 def exact_structure(model: nn.Module, x: Tensor) -> str:
-    """Either "full", or "lowrank" where data times outputs are fewer than weights: the same matrix, as columns."""
+    """Return "full", or "lowrank" where rows times outputs are fewer than weights: the same matrix as columns."""
     with torch.no_grad():
         columns = len(x) * model(x[:1]).shape[1]
     return "lowrank" if columns < sum(weight.numel() for weight in model.parameters()) else "full"
 
 
 def precisions_by_name(model: nn.Module, prior: Prior) -> dict[str, float]:
-    """The prior precision of every parameter tensor (groups that divide a tensor are not for this loop)."""
-    weights = dict(model.named_parameters())
-    bound = prior.bind(Layout.of(weights), model)
+    """Return the prior precision of every parameter tensor; groups must not divide tensors."""
+    bound = prior.bind(Layout.of(dict(model.named_parameters())), model)
     return {name: float(value) for name, value in bound.diagonal().items()}

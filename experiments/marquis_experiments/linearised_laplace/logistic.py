@@ -20,6 +20,7 @@ from marquis.laplace import Laplace
 from marquis.likelihoods import Bernoulli
 from marquis.predictive.links import point
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
+from marquis_experiments.common.metrics import probabilities
 from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.linearised_laplace.evidence_loop import to_mode
@@ -48,7 +49,7 @@ def worst_error(rows: list[dict[str, Any]], n: int) -> float:
 
 
 def draw_data(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs from a standard normal, labels from a logistic model with weights of norm about 1.5."""
+    """Draw inputs from a standard normal and labels from a logistic model with weights of norm 1.5."""
     generator = torch.Generator().manual_seed(100 * n + seed)
     x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
     weights = torch.tensor([[1.2], [-0.9]], dtype=torch.float64)
@@ -56,7 +57,7 @@ def draw_data(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def compare(n: int, seed: int, points: int) -> dict[str, Any]:
-    """Laplace and quadrature on one data set: log evidence, and probabilities along two rays."""
+    """Compare Laplace and quadrature on one data set: log evidence, and probabilities along two rays."""
     x, y = draw_data(n, seed)
     model = nn.Linear(2, 1, bias=False, dtype=torch.float64).eval()
     to_mode(model, x, y, Bernoulli(), {"weight": 1.0})
@@ -67,21 +68,28 @@ def compare(n: int, seed: int, points: int) -> dict[str, Any]:
     share = (log_joint - torch.logsumexp(log_joint, 0)).exp()
     along = mode / mode.norm()
     across = torch.stack([-along[1], along[0]])
-    result: dict[str, Any] = {"log_evidence": float(laplace.log_evidence()), "exact": float(exact)}
-    inside = _inputs_inside()
-    result["inside"] = _largest_difference(laplace, inside, weights, share)
+
+    def predictions(inputs: Tensor) -> dict[str, Tensor]:
+        parts = zip(weights.split(4_000), share.split(4_000), strict=True)
+        average = torch.stack([mass @ (part @ inputs.T).sigmoid() for part, mass in parts]).sum(0)
+        by_laplace = probabilities(laplace.predict(inputs)).flatten()
+        return {"exact": average, "laplace": by_laplace, "map": (inputs @ mode).sigmoid()}
+
+    edge = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    inside = predictions(torch.cartesian_prod(edge, edge))
+    result = {
+        "log_evidence": float(laplace.log_evidence()),
+        "exact": float(exact),
+        "inside": {name: float((inside[name] - inside["exact"]).abs().max()) for name in ("laplace", "map")},
+    }
     for name, direction in (("along", along), ("diagonal", (along + 3 * across) / math.sqrt(10))):
-        rays = torch.stack([distance * direction for distance in DISTANCES])
-        result[name] = {
-            "exact": (share @ (weights @ rays.T).sigmoid()).tolist(),
-            "laplace": _probs(laplace, rays).tolist(),
-            "map": (rays @ mode).sigmoid().tolist(),
-        }
+        rays = predictions(torch.stack([distance * direction for distance in DISTANCES]))
+        result[name] = {key: value.tolist() for key, value in rays.items()}
     return result
 
 
 def grid_of(x: Tensor, y: Tensor, mode: Tensor, precision: Tensor, points: int) -> tuple[Tensor, Tensor, float]:
-    """Weights on a grid of ten standard deviations either way, their log joint density, the area of a cell."""
+    """Return weights on a grid of ten standard deviations either way, their log joint density, the area of a cell."""
     spread = torch.linalg.inv(precision).diagonal().sqrt()
     axes = [
         torch.linspace(float(m - 10 * s), float(m + 10 * s), points, dtype=x.dtype)
@@ -94,39 +102,15 @@ def grid_of(x: Tensor, y: Tensor, mode: Tensor, precision: Tensor, points: int) 
     return weights, log_joint, float((axes[0][1] - axes[0][0]) * (axes[1][1] - axes[1][0]))
 
 
-def _inputs_inside() -> Tensor:
-    """A grid over the region of the data."""
-    edge = torch.linspace(-3, 3, 13, dtype=torch.float64)
-    return torch.cartesian_prod(edge, edge)
-
-
-def _probs(laplace: Laplace, x: Tensor) -> Tensor:
-    probs = laplace.predict(x).probs
-    assert probs is not None
-    return probs.flatten()
-
-
-def _largest_difference(laplace: Laplace, x: Tensor, weights: Tensor, share: Tensor) -> dict[str, float]:
-    exact = torch.zeros(len(x), dtype=x.dtype)
-    for part, mass in zip(weights.split(4_000), share.split(4_000), strict=True):
-        exact += mass @ (part @ x.T).sigmoid()
-    point_estimate = (x @ laplace.posterior.mean["weight"].T).sigmoid().flatten()
-    return {
-        "laplace": float((_probs(laplace, x) - exact).abs().max()),
-        "map": float((point_estimate - exact).abs().max()),
-    }
-
-
 def probit_error() -> dict[str, Any]:
-    """`sigmoid(m / sqrt(1 + pi v / 8))` against quadrature of `E sigmoid`, over means and variances."""
+    """Compare `sigmoid(m / sqrt(1 + pi v / 8))` with quadrature of `E sigmoid`, over means and variances."""
     nodes, shares = np.polynomial.hermite_e.hermegauss(64)
     z, w = torch.from_numpy(nodes), torch.from_numpy(shares / shares.sum())
     means = torch.linspace(-6, 6, 241, dtype=torch.float64)
     variances = torch.linspace(0, 50, 251, dtype=torch.float64)
     m, v = torch.meshgrid(means, variances, indexing="ij")
     exact = (m.unsqueeze(-1) + v.sqrt().unsqueeze(-1) * z).sigmoid() @ w
-    formula = point(Bernoulli(), (m / (1 + math.pi * v / 8).sqrt()).reshape(-1, 1)).probs
-    assert formula is not None
+    formula = probabilities(point(Bernoulli(), (m / (1 + math.pi * v / 8).sqrt()).reshape(-1, 1)))
     error = (formula.reshape(m.shape) - exact).abs()
     return {"largest": float(error.max()), "over_variance": error.max(0).values[::5].tolist()}
 

@@ -19,16 +19,11 @@ from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical
 from marquis.priors import Prior
 from marquis_experiments.common.figure import Figure
-from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.metrics import classification_scores, probabilities
 from marquis_experiments.common.networks import mlp
 from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.linearised_laplace.evidence_loop import (
-    exact_structure,
-    precisions_by_name,
-    to_mode,
-    train_with_evidence,
-)
+from marquis_experiments.linearised_laplace.evidence_loop import fit_at_mode, train_with_evidence
 
 EDGE = 6.0
 """Half the width of the maps."""
@@ -73,77 +68,60 @@ def ring(radius: float, count: int = 180) -> Tensor:
 def methods(settings: Settings) -> dict[str, Any]:
     """Compare MAP and several predictions from the posterior of one network."""
     x, y = two_moons(settings.train, 0)
-    trained = train_with_evidence(
-        mlp(2, (settings.hidden, settings.hidden), 2, nn.ReLU, 0),
-        x,
-        y,
-        Categorical(),
-        Prior(0.1),
-        rounds=settings.rounds,
-        iterations=settings.iterations,
-    )
+    untrained, options = network_of(settings), {"rounds": settings.rounds, "iterations": settings.iterations}
+    trained = train_with_evidence(untrained, x, y, Categorical(), Prior(0.1), **options)
     network = trained.laplace.model
     assert isinstance(network, nn.Module)
     precision = float(trained.laplace.problem().grouped_prior.precision[0])
 
     def fitted(structure: str, parameters: str = "all") -> Laplace:
-        return Laplace(network, "categorical", structure, parameters=parameters, prior=precision).fit(
-            [(x, y)], progress=False
-        )
+        laplace = Laplace(network, "categorical", structure, parameters=parameters, prior=precision)
+        return laplace.fit([(x, y)], progress=False)
 
-    posteriors = {
-        "linearised, full": fitted("full"),
-        "linearised, Kronecker": fitted("kronecker"),
-        "linearised, diagonal": fitted("diagonal"),
-        "linearised, last layer": fitted("full", "last-layer"),
-    }
+    posteriors = {name: fitted(name.lower()) for name in ("full", "Kronecker", "diagonal")}
+    posteriors["last layer"] = fitted("full", "last-layer")
+
+    def sampled(inputs: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        predicted = posteriors["full"].predict(inputs, "sampled", samples=settings.samples, generator=generator)
+        return probabilities(predicted)
+
     predictors: dict[str, Callable[[Tensor], Tensor]] = {
         "MAP": lambda inputs: network(inputs).detach().softmax(1),
-        **{name: lambda inputs, la=la: probs(la, inputs) for name, la in posteriors.items()},
-        "sampled networks, full": lambda inputs: probs(
-            posteriors["linearised, full"],
-            inputs,
-            "sampled",
-            samples=settings.samples,
-            generator=torch.Generator().manual_seed(0),
-        ),
+        **{f"linearised, {name}": predictor_of(laplace) for name, laplace in posteriors.items()},
+        "sampled networks, full": sampled,
     }
-    results: dict[str, Any] = {
+    return {
         "data": {"x": x.tolist(), "y": y.tolist()},
         "precision": precision,
         "effective": trained.effective,
         "weights": trained.weights,
-        "cases": {},
+        "cases": {name: described(predictor, settings) for name, predictor in predictors.items()},
     }
-    for name, predictor in predictors.items():
-        results["cases"][name] = described(predictor, settings)
-    return results
 
 
 def precisions(settings: Settings) -> dict[str, Any]:
     """Train the network again with prior precisions from 100 to 0.1; full posterior."""
     x, y = two_moons(settings.train, 0)
-    results: dict[str, Any] = {"data": {"x": x.tolist(), "y": y.tolist()}, "cases": {}}
+    cases = {}
     for precision in PRECISIONS:
-        network = mlp(2, (settings.hidden, settings.hidden), 2, nn.ReLU, 0)
-        prior = Prior(precision)
-        to_mode(network, x, y, Categorical(), precisions_by_name(network, prior), 3 * settings.iterations)
-        laplace = Laplace(network, "categorical", exact_structure(network, x), prior=prior).fit(
-            [(x, y)], progress=False
-        )
-        results["cases"][f"{precision:g}"] = {
-            **described(lambda inputs, la=laplace: probs(la, inputs), settings),
+        laplace = fit_at_mode(network_of(settings), x, y, Categorical(), precision, 3 * settings.iterations)
+        cases[f"{precision:g}"] = {
+            **described(predictor_of(laplace), settings),
             "log_evidence": float(laplace.log_evidence()),
             "effective": float(laplace.effective_parameters()),
         }
-    return results
+    return {"data": {"x": x.tolist(), "y": y.tolist()}, "cases": cases}
 
 
-def probs(laplace: Laplace, x: Tensor, method: str = "linearised", **options: Any) -> Tensor:
-    """Return class probabilities."""
-    predicted = laplace.predict(x, method, **options).probs
-    assert predicted is not None
-    return predicted
+def network_of(settings: Settings) -> nn.Module:
+    """Return the untrained network."""
+    return mlp(2, (settings.hidden, settings.hidden), 2, nn.ReLU, 0)
+
+
+def predictor_of(laplace: Laplace) -> Callable[[Tensor], Tensor]:
+    """Return the linearised class probabilities as a function of inputs."""
+    return lambda inputs: probabilities(laplace.predict(inputs))
 
 
 def described(predictor: Callable[[Tensor], Tensor], settings: Settings) -> dict[str, Any]:
@@ -186,24 +164,15 @@ def draw_maps(path: Path, part: dict[str, Any], pixels: int, columns: int, title
     """Draw maps of the probability of the second class, with the data on top."""
     figure = Figure(len(part["cases"]), columns, 2.9, 2.6, share=True)
     x, y = np.array(part["data"]["x"]), np.array(part["data"]["y"])
-    image = None
     for axis, (name, case) in zip(figure.axes, part["cases"].items(), strict=True):
-        values = np.array(case["plane"]).reshape(pixels, pixels)
-        image = axis.imshow(
-            values,
-            extent=(-EDGE, EDGE, -EDGE, EDGE),
-            origin="lower",
-            cmap="RdBu_r",
-            vmin=0,
-            vmax=1,
-            interpolation="bilinear",
-        )
+        plane_of = np.array(case["plane"]).reshape(pixels, pixels)
+        style = {"extent": (-EDGE, EDGE, -EDGE, EDGE), "origin": "lower", "interpolation": "bilinear"}
+        axis.imshow(plane_of, cmap="RdBu_r", vmin=0, vmax=1, **style)
         for label, colour in ((0, "#08306b"), (1, "#67000d")):
             axis.plot(*x[y == label].T, "o", color=colour, ms=2.5, mec="white", mew=0.3)
         axis.set_title(title.format(name), fontsize=9)
         axis.tick_params(labelsize=7)
-    if image is not None:
-        figure.figure.colorbar(image, ax=figure.axes, shrink=0.8, label="p(second class)")
+    figure.figure.colorbar(figure.axes[0].images[0], ax=figure.axes, shrink=0.8, label="p(second class)")
     figure.save(path, 80)
 
 

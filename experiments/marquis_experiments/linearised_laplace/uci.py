@@ -165,7 +165,7 @@ def evaluate(data: Fold, settings: Settings, seed: int) -> dict[str, Any]:
         "rmse": float((predicted.mean - data.y_test).square().mean().sqrt()) * data.scale,
         "inside_two_sd": float(inside.double().mean()),
         "log_evidence": trained.log_evidence,
-        "evidence_by_round": [one.log_evidence for one in trained.rounds],
+        "evidence_by_round": list(trained.rounds),
         "effective": trained.effective,
         "weights": trained.weights,
         "noise_sd": math.sqrt(noise) * data.scale,

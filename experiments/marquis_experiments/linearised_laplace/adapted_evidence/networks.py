@@ -38,15 +38,22 @@ class SmallCNN(nn.Sequential):
         )
 
 
-class ResNet(nn.Module):
-    """A stem and one residual block, normalised after every convolution."""
+class Residual(nn.Module):
+    """A stem and one residual block; subclasses say where it is normalised."""
 
     def __init__(self) -> None:
         super().__init__()
         c = CHANNELS
         self.stem, self.first, self.second = (nn.Conv2d(i, c, 3, padding=1, bias=False) for i in (1, c, c))
-        self.norm0, self.norm1, self.norm2 = (nn.BatchNorm2d(c) for _ in range(3))
-        self.head = head(c)
+
+
+class ResNet(Residual):
+    """Normalised after every convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm0, self.norm1, self.norm2 = (nn.BatchNorm2d(CHANNELS) for _ in range(3))
+        self.head = head(CHANNELS)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
@@ -55,15 +62,13 @@ class ResNet(nn.Module):
         return self.head(F.relu(x + self.norm2(self.second(y))))
 
 
-class PreActivationResNet(nn.Module):
-    """A stem and one residual block, normalised before every convolution and once at the end."""
+class PreActivationResNet(Residual):
+    """Normalised before every convolution and once at the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        c = CHANNELS
-        self.stem, self.first, self.second = (nn.Conv2d(i, c, 3, padding=1, bias=False) for i in (1, c, c))
-        self.norm1, self.norm2, self.norm3 = (nn.BatchNorm2d(c) for _ in range(3))
-        self.head = head(c)
+        self.norm1, self.norm2, self.norm3 = (nn.BatchNorm2d(CHANNELS) for _ in range(3))
+        self.head = head(CHANNELS)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
@@ -86,16 +91,14 @@ class Shift(nn.Module):
         return (x if self.scale is None else x * self.scale) + self.bias
 
 
-class FixUpResNet(nn.Module):
-    """The residual network without normalisation (Zhang et al. 2019): the block's last convolution starts at zero."""
+class FixUpResNet(Residual):
+    """Without normalisation (Zhang et al. 2019): the block's last convolution starts at zero."""
 
     def __init__(self) -> None:
         super().__init__()
-        c = CHANNELS
-        self.stem, self.first, self.second = (nn.Conv2d(i, c, 3, padding=1, bias=False) for i in (1, c, c))
         self.shift0, self.shift1, self.shift2, self.shift3 = (Shift() for _ in range(4))
         self.shift4 = Shift(scale=True)
-        self.head = head(c)
+        self.head = head(CHANNELS)
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,10 +129,8 @@ class SmallTransformer(nn.Module):
         return self.head(self.norm3(x).flatten(1))
 
     def _attend(self, x: Tensor) -> Tensor:
-        parts = (
-            layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        query, key, value = parts
+        layers = (self.query, self.key, self.value)
+        query, key, value = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in layers)
         weights = (query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])).softmax(-1)
         return (weights @ value).transpose(1, 2).flatten(2)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure, band
+from marquis_experiments.common.figure import BLUE, ORANGE, Figure, band
 from marquis_experiments.common.page import judged
 
 PLACES = (1.0, 0.0, 2.8)
@@ -24,6 +24,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     regularised = results["regularised"]["rows"]
     better = sum(row["test_with"] < row["test_without"] for row in regularised)
     at, between, away = structures["full"]["std"]
+    evidence = [part["log_evidence"] for part in structures.values()]
     widths = [part["std"][1] for part in precisions.values()]
     subnetworks = {name: results[f"subnetwork-{name}"] for name in ("tanh", "relu")}
     cases = {
@@ -31,9 +32,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     }
     claims = {
         "bars": between > at and away > at,
-        "structures": structures["full"]["log_evidence"]
-        > structures["kronecker"]["log_evidence"]
-        > structures["diagonal"]["log_evidence"],
+        "structures": evidence[2] > evidence[0] > evidence[1],
         "precisions": widths == sorted(widths),
         "regularised": better == len(regularised),
         "sizes": sizes[-1]["effective"] <= 1.1 * max(row["effective"] for row in sizes[:-1]),
@@ -59,9 +58,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "diagonal": {name: each["diagonal, all weights"]["ratio"] for name, each in cases.items()},
         "ranks": {
             name: {
+                **part["ranks"],
                 "prior": part["ranks"]["at the prior"],
-                "influence": part["ranks"]["influence"],
-                "swag": part["ranks"]["swag"],
                 "chosen": part["cases"]["full, 3% by Laplace variance"]["influence"],
             }
             for name, part in subnetworks.items()
@@ -91,78 +89,27 @@ def of_case(case: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw all figures of the page."""
-    bands(folder, "structures", results["structures"], {n: n for n in ("kronecker", "diagonal", "full")}, 3, 4.0)
-    part = results["precisions"]
-    swept = {n: f"prior precision {n}" for n in part if is_curve(part[n])}
-    bands(folder, "precisions", part, swept, 4, 4.0, width=2.7)
-    depths = results["depths"]
-    bands(folder, "depths", depths, {n: n for n in depths if n.startswith(("1 x", "2 x"))}, 2, 5.0, width=3.6)
+    structures = {name: results["structures"][name] for name in ("kronecker", "diagonal", "full")}
+    bands(folder, "structures", structures, results["structures"]["data"], 3, 3.2)
+    precisions = {f"prior precision {name}": part for name, part in results["precisions"].items() if is_curve(part)}
+    bands(folder, "precisions", precisions, results["precisions"]["data"], 4, 2.7)
     for name in ("tanh", "relu"):
         part = results[f"subnetwork-{name}"]
-        cases = {"data": part["data"], **part["cases"]}
-        named = {case: case for case in part["cases"]}
-        bands(folder, f"subnetwork-{name}", cases, named, 4, 4.0, width=2.9, height=2.5, dpi=80)
-    draw_regularised(folder, results["regularised"])
-    draw_sizes(folder, results["sizes"]["rows"])
+        bands(folder, f"subnetwork-{name}", part["cases"], part["data"], 4, 2.9)
     draw_sampling(folder, results["sampling"])
 
 
-def bands(
-    folder: Path,
-    name: str,
-    part: dict[str, Any],
-    titles: dict[str, str],
-    columns: int,
-    limit: float,
-    width: float = 3.2,
-    height: float = 2.6,
-    dpi: int = 100,
-) -> None:
+def bands(folder: Path, name: str, curves: dict[str, Any], data: dict[str, Any], columns: int, width: float) -> None:
     """Draw one panel of error bars per posterior."""
-    figure = Figure(len(titles), columns, width, height, share=True)
-    for axis, (key, title) in zip(figure.axes, titles.items(), strict=True):
-        draw_band(axis, part[key], part["data"], title)
-        axis.set_ylim(-limit, limit)
-    figure.save(folder / f"toy-regression-{name}.png", dpi)
-
-
-def draw_band(axis: Any, curve: dict[str, Any], data: dict[str, Any], title: str) -> None:
-    """Draw error bars and the data."""
-    x, centre, std = (np.array(curve[key]) for key in ("x", "mean", "sd"))
-    band(axis, x, centre, std, curve["noise"])
-    axis.plot(data["x"], data["y"], ".", color="k", ms=3)
-    axis.set_title(title, fontsize=9)
-    axis.tick_params(labelsize=7)
-
-
-def draw_regularised(folder: Path, part: dict[str, Any]) -> None:
-    """Draw the 1-6-1 network without and with evidence."""
-    figure = Figure(2, 2, 3.6, share=True)
-    without, tuned = figure.axes
-    without.plot(part["with"]["x"], part["without"], color=ORANGE)
-    without.plot(part["data"]["x"], part["data"]["y"], ".", color="k", ms=5)
-    without.set_title("without regularisation", fontsize=9)
-    without.tick_params(labelsize=7)
-    draw_band(tuned, part["with"], part["data"], "prior and noise by evidence")
-    x = np.array(part["with"]["x"])
-    for axis in (without, tuned):
-        axis.plot(x, np.sin(np.pi * x), "--", color=GREY, lw=1)
-        axis.set_ylim(-2.2, 2.2)
-    figure.save(folder / "toy-regression-1-6-1.png")
-
-
-def draw_sizes(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Draw effective parameters and evidence against the number of hidden units."""
-    figure = Figure(2, 2, 3.6)
-    left, right = figure.axes
-    widths = [row["width"] for row in rows]
-    left.plot(widths, [row["weights"] for row in rows], "--", color=GREY, label="weights")
-    left.plot(widths, [row["effective"] for row in rows], "o-", color=BLUE, label="effective parameters")
-    left.set(xscale="log", yscale="log", xlabel="hidden units")
-    left.legend(fontsize=8)
-    right.plot(widths, [row["log_evidence"] for row in rows], "o-", color=BLUE)
-    right.set(xscale="log", xlabel="hidden units", ylabel="log evidence")
-    figure.save(folder / "toy-regression-sizes.png")
+    figure = Figure(len(curves), columns, width, share=True)
+    for axis, (title, curve) in zip(figure.axes, curves.items(), strict=True):
+        x, centre, std = (np.array(curve[key]) for key in ("x", "mean", "sd"))
+        band(axis, x, centre, std, curve["noise"])
+        axis.plot(data["x"], data["y"], ".", color="k", ms=3)
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=7)
+        axis.set_ylim(-4, 4)
+    figure.save(folder / f"toy-regression-{name}.png", 80)
 
 
 def draw_sampling(folder: Path, part: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ All data are drawn from seeds; networks are at a mode by L-BFGS in double precis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,13 @@ from marquis.subnetwork import Subnetwork, swag_variance
 from marquis_experiments.common.metrics import rank_correlation
 from marquis_experiments.common.networks import mlp
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.linearised_laplace.evidence_loop import (
-    Trained,
-    exact_structure,
-    precisions_by_name,
-    to_mode,
-    train_with_evidence,
-)
+from marquis_experiments.linearised_laplace.evidence_loop import Trained, fit_at_mode, to_mode, train_with_evidence
 from marquis_experiments.linearised_laplace.toy_regression.data import NOISE, line, noisy_sine, two_clusters
 from marquis_experiments.linearised_laplace.toy_regression.page import draw, values
 
 STRUCTURES = ("full", "kronecker", "diagonal")
 PRECISIONS = (100.0, 10.0, 1.0, 0.1)
-SHARES = (0.5, 0.03, 0.01)
+KNOWN_NOISE = Gaussian(1 / NOISE**2)
 REGIONS = {"at the data": (0.6, 1.4), "between": (-0.3, 0.3), "away": (2.6, 3.0)}
 
 
@@ -67,9 +60,8 @@ def structures(settings: Settings) -> dict[str, Any]:
     network, prior = trained.laplace.model, trained.laplace.problem().grouped_prior
     results: dict[str, Any] = {"data": points(x, y)}
     for structure in STRUCTURES:
-        laplace = Laplace(
-            network, trained.laplace.likelihood, structure, prior=Prior(prior.precision, groups="layer")
-        ).fit([(x, y)], progress=False)
+        grouped = Prior(prior.precision, groups="layer")
+        laplace = Laplace(network, trained.laplace.likelihood, structure, prior=grouped).fit([(x, y)], progress=False)
         results[structure] = {**curve(laplace, line(-3, 3)), "log_evidence": float(laplace.log_evidence())}
     return results
 
@@ -80,7 +72,7 @@ def precisions(settings: Settings) -> dict[str, Any]:
     results: dict[str, Any] = {"data": points(x, y)}
     for precision in PRECISIONS:
         network = mlp(1, (settings.hidden,), 1, nn.Tanh, 0)
-        laplace = at_mode(network, x, y, precision, settings)
+        laplace = fit_at_mode(network, x, y, KNOWN_NOISE, precision, 5 * settings.iterations)
         results[f"{precision:g}"] = {
             **curve(laplace, line(-3, 3)),
             "log_evidence": float(laplace.log_evidence()),
@@ -111,11 +103,8 @@ def regularised(settings: Settings) -> dict[str, Any]:
         noise = trained.laplace.likelihood.noise_precision  # pyright: ignore[reportAttributeAccessIssue]
         rows.append({**errors, "effective": trained.effective, "noise_sd": float(noise) ** -0.5})
         if seed == 0:
-            shown = {
-                "data": points(x, y),
-                "without": outputs["without"].flatten().tolist(),
-                "with": curve(trained.laplace, test),
-            }
+            shown = {"data": points(x, y), "with": curve(trained.laplace, test)}
+            shown["without"] = outputs["without"].flatten().tolist()
     return {"rows": rows, **shown}
 
 
@@ -126,15 +115,8 @@ def sizes(settings: Settings) -> dict[str, Any]:
     for width in settings.widths:
         restarts = [on_sine(x, y, width, seed, settings) for seed in range(min(settings.seeds, 2))]
         best = max(restarts, key=lambda trained: trained.log_evidence)
-        rows.append(
-            {
-                "width": width,
-                "weights": best.weights,
-                "effective": best.effective,
-                "log_evidence": best.log_evidence,
-                "all_effective": [trained.effective for trained in restarts],
-            }
-        )
+        counts = {"width": width, "weights": best.weights, "all_effective": [each.effective for each in restarts]}
+        rows.append({**counts, "effective": best.effective, "log_evidence": best.log_evidence})
     return {"rows": rows}
 
 
@@ -142,10 +124,8 @@ def depths(settings: Settings) -> dict[str, Any]:
     """Compute error bars of one tanh layer and of two ReLU layers, both tuned by the evidence."""
     x, y = two_clusters()
     results: dict[str, Any] = {"data": points(x, y)}
-    for name, hidden, activation in (
-        ("1 x tanh", (settings.hidden,), nn.Tanh),
-        ("2 x ReLU", (settings.hidden, settings.hidden), nn.ReLU),
-    ):
+    width = settings.hidden
+    for name, hidden, activation in (("1 x tanh", (width,), nn.Tanh), ("2 x ReLU", (width, width), nn.ReLU)):
         trained = on_clusters(hidden, activation, Prior(1.0, groups="layer"), settings)
         noise = float(trained.laplace.likelihood.noise_precision) ** -0.5  # pyright: ignore
         results[name] = {
@@ -182,28 +162,23 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
     """Compare posteriors over all weights, over a share of them in full, and a diagonal one; two hidden layers."""
     x, y = two_clusters()
     network = mlp(1, (settings.hidden, settings.hidden), 1, activation, 1)
-    laplace = at_mode(network, x, y, 1.0, settings)
+    laplace = fit_at_mode(network, x, y, KNOWN_NOISE, 1.0, 5 * settings.iterations)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     batches = [(x[rows], y[rows]) for rows in order.split(10)]  # SWAG needs the noise of small batches
 
     def of_subnetwork(share: float, by: str, **swag: float) -> Laplace:
-        chosen = Subnetwork(share, by=by, swag=swag or None)
-        generator = torch.Generator().manual_seed(0)
-        return Laplace(network, laplace.likelihood, parameters=chosen, prior=1.0).fit(
-            batches, progress=False, generator=generator
-        )
+        part = Laplace(network, KNOWN_NOISE, parameters=Subnetwork(share, by=by, swag=swag or None), prior=1.0)
+        return part.fit(batches, progress=False, generator=torch.Generator().manual_seed(0))
 
-    middle = SHARES[1]
-    cases: Mapping[str, Laplace] = {
+    diagonal = Laplace(network, KNOWN_NOISE, "diagonal", prior=1.0).fit(batches, progress=False)
+    cases = {
         "full, all weights": laplace,
-        **{f"full, {share:.0%} by SWAG": of_subnetwork(share, "swag", lr=1e-3) for share in SHARES},
-        f"full, {middle:.0%} by SWAG, lr / 10": of_subnetwork(middle, "swag", lr=1e-4),
-        f"full, {middle:.0%} by Laplace variance": of_subnetwork(middle, "variance"),
-        f"full, {middle:.0%} by magnitude": of_subnetwork(middle, "magnitude"),
-        f"full, {middle:.0%} at random": of_subnetwork(middle, "random"),
-        "diagonal, all weights": Laplace(network, laplace.likelihood, "diagonal", prior=1.0).fit(
-            batches, progress=False
-        ),
+        **{f"full, {share:.0%} by SWAG": of_subnetwork(share, "swag", lr=1e-3) for share in (0.5, 0.03, 0.01)},
+        "full, 3% by SWAG, lr / 10": of_subnetwork(0.03, "swag", lr=1e-4),
+        "full, 3% by Laplace variance": of_subnetwork(0.03, "variance"),
+        "full, 3% by magnitude": of_subnetwork(0.03, "magnitude"),
+        "full, 3% at random": of_subnetwork(0.03, "random"),
+        "diagonal, all weights": diagonal,
     }
     results: dict[str, Any] = {"data": points(x, y), "cases": {}}
     squares = squared_jacobian(laplace, line(-3, 3))
@@ -215,9 +190,9 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
             "curvature": float(case.curvature.diagonal().median()) / NOISE**2,
             "influence": float(squared_jacobian(case, line(-3, 3)).sum() / squares.sum()),
         }
-    variance = cases["diagonal, all weights"].posterior.precision.inverse_diagonal()
+    variance = diagonal.posterior.precision.inverse_diagonal()
     names, generator = laplace.posterior.layout.names, torch.Generator().manual_seed(0)
-    moved = swag_variance(network, batches, laplace.likelihood, names, lr=1e-3, generator=generator)
+    moved = swag_variance(network, batches, KNOWN_NOISE, names, lr=1e-3, generator=generator)
     results["ranks"] = {
         "swag": rank_correlation(variance, laplace.posterior.layout.flatten(moved)),
         "influence": rank_correlation(variance, squares),
@@ -232,22 +207,14 @@ def subnetwork(settings: Settings, activation: type[nn.Module]) -> dict[str, Any
 def on_clusters(hidden: tuple[int, ...], activation: type[nn.Module], prior: Prior, settings: Settings) -> Trained:
     """Train a network on the two clusters, prior and noise by the evidence."""
     x, y = two_clusters()
-    network = mlp(1, hidden, 1, activation, 0)
     options = {"rounds": settings.rounds, "iterations": settings.iterations}
-    return train_with_evidence(network, x, y, Gaussian(1 / NOISE**2), prior, **options)
+    return train_with_evidence(mlp(1, hidden, 1, activation, 0), x, y, KNOWN_NOISE, prior, **options)
 
 
 def on_sine(x: Tensor, y: Tensor, width: int, seed: int, settings: Settings) -> Trained:
     """Train a network with one tanh layer on the noisy sine, one prior precision and the noise by the evidence."""
     options = {"rounds": settings.rounds, "iterations": settings.iterations}
     return train_with_evidence(mlp(1, (width,), 1, nn.Tanh, seed), x, y, Gaussian(10.0), Prior(0.1), **options)
-
-
-def at_mode(network: nn.Module, x: Tensor, y: Tensor, precision: float, settings: Settings) -> Laplace:
-    """Return the full Laplace approximation at the mode for a scalar prior and the true noise."""
-    likelihood, prior = Gaussian(1 / NOISE**2), Prior(precision)
-    to_mode(network, x, y, likelihood, precisions_by_name(network, prior), 5 * settings.iterations)
-    return Laplace(network, likelihood, exact_structure(network, x), prior=prior).fit([(x, y)], progress=False)
 
 
 def squared_jacobian(laplace: Laplace, x: Tensor) -> Tensor:
