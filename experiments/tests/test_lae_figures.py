@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -178,12 +178,15 @@ def test_scaling_measures_every_method_next_to_a_plain_step(tmp_path: Path):
             assert r["seconds"] > 0 and r["plain_seconds"] > 0 and r["turns"] >= 3
 
 
-def test_scaling_measures_in_a_process_of_its_own_and_says_why_that_failed(monkeypatch: pytest.MonkeyPatch):
+def test_scaling_measures_in_a_process_of_its_own_and_says_that_it_stopped(monkeypatch: pytest.MonkeyPatch):
     settings = Settings(seconds=0.01, turns=3)
-    found = scaling.in_a_process("approximate", [8], settings)
-    assert [row["size"] for row in found["rows"]] == [8]
-    monkeypatch.setattr(scaling.sys, "executable", shutil.which("false"))
-    with pytest.raises(MarquisError, match="measuring exact stopped with code 1"):
+    assert [row["size"] for row in scaling.in_a_process("approximate", [8], settings)] == [8]
+
+    def stopped(*_, **__):
+        raise BrokenProcessPool("terminated abruptly")
+
+    monkeypatch.setattr(scaling, "ProcessPoolExecutor", stopped)
+    with pytest.raises(MarquisError, match="measures exact has stopped: terminated abruptly"):
         scaling.in_a_process("exact", [8], settings)
 
 

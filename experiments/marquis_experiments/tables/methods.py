@@ -11,7 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.ensemble import IsolationForest
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import LocalOutlierFactor
 
+from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
 from marquis_experiments.tables.data import HiddenTable, OutlierTable
 
 NORMAL_QUANTILE = 1.6448536269514722
@@ -58,16 +65,12 @@ def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
 
 def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
     """Impute by `SimpleImputer`, with the column's standard deviation as that of a missing value."""
-    from sklearn.impute import SimpleImputer
-
     filled: Any = SimpleImputer().fit_transform(holes)
     return filled, np.broadcast_to(NORMAL_QUANTILE * np.nanstd(holes, 0), holes.shape)
 
 
 def neighbours(holes: np.ndarray, seed: int) -> Filled:
     """Impute by `KNNImputer`, which has no intervals."""
-    from sklearn.impute import KNNImputer
-
     filled: Any = KNNImputer().fit_transform(holes)
     return filled, None
 
@@ -77,9 +80,6 @@ def in_turns(holes: np.ndarray, seed: int) -> Filled:
 
     Rows are sampled independently, so all imputations are made at once, of a table with copies of each row.
     """
-    from sklearn.experimental import enable_iterative_imputer  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    from sklearn.impute import IterativeImputer
-
     filled: Any = IterativeImputer(random_state=seed).fit_transform(holes)
     drawing: Any = IterativeImputer(sample_posterior=True, random_state=seed).fit(holes)
     drawn = drawing.transform(np.tile(holes, (DRAWS, 1))).reshape(DRAWS, *holes.shape)
@@ -88,8 +88,6 @@ def in_turns(holes: np.ndarray, seed: int) -> Filled:
 
 def autoencoder(holes: np.ndarray, seed: int) -> Filled:
     """Impute by `LaplacianImputer`."""
-    from marquis.sklearn import LaplacianImputer
-
     model = LaplacianImputer(random_state=seed).fit(holes)
     return model.transform(holes), NORMAL_QUANTILE * model.estimator_.impute(holes, model.samples).std
 
@@ -104,54 +102,28 @@ IMPUTERS: dict[str, Callable[[np.ndarray, int], Filled]] = {
 
 def outlier_scores(method: str, table: OutlierTable, seed: int) -> dict[str, float]:
     """Compute the AUROC of a detector's outlier scores."""
-    from sklearn.metrics import roc_auc_score
-
     scores = DETECTORS[method](table.train, np.concatenate([table.inside, table.outside]), seed)
     labels = np.repeat([0, 1], [len(table.inside), len(table.outside)])
     return {"auroc": float(roc_auc_score(labels, scores))}
 
 
-def by_autoencoder(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Score by `LaplacianAutoencoder`: minus the log-likelihood."""
-    from marquis.sklearn import LaplacianAutoencoder
-
-    return -LaplacianAutoencoder(random_state=seed).fit(train).score_samples(test)
-
-
-def by_longer_code(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Score by `LaplacianAutoencoder` with a code as long as that of `LaplacianImputer`."""
-    from marquis.sklearn import LaplacianAutoencoder
-
-    code = min(max(2, train.shape[1] // 2), 10)
-    return -LaplacianAutoencoder(code, random_state=seed).fit(train).score_samples(test)
-
-
-def by_isolation(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Score by `IsolationForest`."""
-    from sklearn.ensemble import IsolationForest
-
-    return -IsolationForest(random_state=seed).fit(train).score_samples(test)
-
-
-def by_local_density(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Score by `LocalOutlierFactor`."""
-    from sklearn.neighbors import LocalOutlierFactor
-
-    return -LocalOutlierFactor(novelty=True).fit(train).score_samples(test)
+def outlyingness(estimator: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Fit an estimator and return minus its scores."""
+    return -estimator.fit(train).score_samples(test)
 
 
 def by_components(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
     """Score by the squared distance to the principal components that explain `EXPLAINED` of the variance."""
-    from sklearn.decomposition import PCA
-
     model = PCA(EXPLAINED, svd_solver="full").fit(train)
     return ((test - model.inverse_transform(model.transform(test))) ** 2).sum(1)
 
 
 DETECTORS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
-    OURS: by_autoencoder,
-    OURS_HALF: by_longer_code,
-    "IsolationForest": by_isolation,
-    "LocalOutlierFactor": by_local_density,
+    OURS: lambda train, test, seed: outlyingness(LaplacianAutoencoder(random_state=seed), train, test),
+    OURS_HALF: lambda train, test, seed: outlyingness(
+        LaplacianAutoencoder(min(max(2, train.shape[1] // 2), 10), random_state=seed), train, test
+    ),
+    "IsolationForest": lambda train, test, seed: outlyingness(IsolationForest(random_state=seed), train, test),
+    "LocalOutlierFactor": lambda train, test, seed: outlyingness(LocalOutlierFactor(novelty=True), train, test),
     "PCA": by_components,
 }

@@ -146,10 +146,9 @@ def missing_table(rows: list[Row]) -> str:
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw AUROCs, errors, and coverage against width."""
+    """Draw AUROCs and errors."""
     draw_outliers(folder / "tabular-outliers.png", results["outliers"])
     draw_errors(folder / "tabular-rmse.png", results["imputation"])
-    draw_intervals(folder / "tabular-intervals.png", [row for row in results["imputation"] if "coverage" in row])
 
 
 def draw_outliers(path: Path, rows: list[Row]) -> None:
@@ -193,33 +192,4 @@ def draw_errors(path: Path, rows: list[Row]) -> None:
         axis.set_ylabel("RMSE / that of the column mean")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
-    figure.save(path)
-
-
-def draw_intervals(path: Path, rows: list[Row]) -> None:
-    """Draw a panel per table: coverage against mean width; colours are methods, shapes are patterns."""
-    tables, methods, patterns = unique(rows, "table"), unique(rows, "method"), unique(rows, "pattern")
-    figure = Figure(len(tables), min(3, len(tables)), width=3.2, height=3.2, share=True)
-    for axis, name in zip(figure.axes, tables, strict=True):
-        for method in methods:
-            for pattern, shape in zip(patterns, "osD^", strict=False):
-                where = {"table": name, "pattern": pattern, "method": method}
-                width, coverage = (numbers(rows, score, **where) for score in ("width", "coverage"))
-                errors = {"xerr": standard_error(width), "yerr": standard_error(coverage)}
-                style = {"fmt": shape, "color": COLOURS[method], "ms": 5, "lw": 1}
-                axis.errorbar(mean(width), mean(coverage), **errors, **style)
-        axis.axhline(0.9, color="black", lw=1, ls="--")
-        axis.margins(x=0.1, y=0.1)
-        axis.set_title(short(name), fontsize=10)
-        axis.set_xlabel("mean width, standard deviations")
-        axis.grid(alpha=0.3)
-    for axis in figure.axes[::3]:
-        axis.set_ylabel("coverage (nominal: 90 %)")
-    axis = figure.axes[0]
-    keys = [axis.plot([], [], "o", color=COLOURS[method], label=method)[0] for method in methods]
-    for pattern, shape in zip(patterns, "osD^", strict=False):
-        text = "more of the large values missing" if pattern == "large" else f"{pattern} missing"
-        keys.append(axis.plot([], [], shape, color="black", mfc="none", label=text)[0])
-    columns = len(methods) if len(tables) > 2 else 2
-    figure.figure.legend(handles=keys, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
     figure.save(path)

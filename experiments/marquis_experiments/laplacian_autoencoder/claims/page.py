@@ -144,40 +144,10 @@ def pixel_coverage(rows: list[Row]) -> dict[str, float]:
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the pictures of ablation, width, samples and Bayes by Backprop."""
-    rows, settings = results["rows"], results["settings"]
-    chosen = {part: [row for row in rows if row["part"] == part] for part in ("ablation", "width", "samples")}
-    draw_ablation(folder / "claims-ablation.png", chosen["ablation"], settings["temperatures"])
-    draw_width(folder / "claims-width.png", chosen["width"], settings["widths"])
-    one, many, cheap = sample_labels(settings)
-    draw_curves(folder / "claims-samples.png", chosen["samples"], (one, many, cheap))
-    draw_curves(folder / "claims-backprop.png", [row for row in rows if row["part"] == "backprop"], PLOTTED)
-
-
-def draw_ablation(path: Path, rows: list[Row], temperatures: Sequence[float]) -> None:
-    """Draw four scores against temperature; the plain autoencoder as a horizontal line."""
-    panels: list[tuple[str, Score]] = [
-        ("squared error", error),
-        ("log p, noise refitted (nats)", refitted),
-        ("coverage of 90 % intervals", lambda row: row["coverage"]),
-        ("AUROC of output variance, shuffled", lambda row: row["auroc"]["shuffled"]["output"]),
-    ]
-    styles = {
-        "noise 1, prior 1": (ORANGE, "-"),
-        "noise 1, prior learnt": (ORANGE, "--"),
-        "noise learnt, prior 1": (BLUE, "-"),
-        "noise learnt, prior learnt": (BLUE, "--"),
-    }
-    figure = Figure(4, 2, 4.4, 3.0)
-    for axis, (title, score) in zip(figure.axes, panels, strict=True):
-        for name, (colour, style) in styles.items():
-            numbers = [average(rows, f"{name}, T = {t:g}", score) for t in temperatures]
-            axis.plot(temperatures, numbers, style, marker="o", ms=4, color=colour, label=name)
-        axis.axhline(average(rows, "plain autoencoder", score), color=GREY, ls=":", lw=1.2, label="plain autoencoder")
-        axis.set(xscale="log", xlabel="temperature", title=title)
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
-    figure.save(path)
+    """Draw the pictures of width and of Bayes by Backprop."""
+    width, backprop = ([row for row in results["rows"] if row["part"] == part] for part in ("width", "backprop"))
+    draw_width(folder / "claims-width.png", width, results["settings"]["widths"])
+    draw_curves(folder / "claims-backprop.png", backprop)
 
 
 def draw_width(path: Path, rows: list[Row], widths: Sequence[float]) -> None:
@@ -196,11 +166,11 @@ def draw_width(path: Path, rows: list[Row], widths: Sequence[float]) -> None:
     figure.save(path)
 
 
-def draw_curves(path: Path, rows: list[Row], labels: Sequence[str]) -> None:
+def draw_curves(path: Path, rows: list[Row]) -> None:
     """Draw the squared error of sampled networks on held-out images after every epoch, a line per training."""
     figure = Figure(1, 1, 7.0, 3.4)
     (axis,) = figure.axes
-    for label, colour in zip(labels, (GREY, BLUE, ORANGE, "#e0a32e", GREEN), strict=False):
+    for label, colour in zip(PLOTTED, (GREY, BLUE, ORANGE, "#e0a32e", GREEN), strict=True):
         for repeat, row in enumerate(row for row in rows if row["label"] == label):
             axis.plot(row["curve"], color=colour, lw=1.2, label=label if repeat == 0 else None)
     axis.xaxis.get_major_locator().set_params(integer=True)

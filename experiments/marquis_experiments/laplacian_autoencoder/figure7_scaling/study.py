@@ -7,15 +7,13 @@ the peak of the resident set during one call above its value before (Linux only)
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -29,7 +27,6 @@ from marquis.errors import MarquisError
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.laplacian_autoencoder.figure7_scaling.page import draw, values
 
-MODULE = "marquis_experiments.laplacian_autoencoder.figure7_scaling.study"
 METHODS = {
     "exact": ("diagonal", "exact"),
     "mixed": ("diagonal", "mixed"),
@@ -42,41 +39,35 @@ METHODS = {
 def measure(run: Run) -> dict[str, Any]:
     """Time every method; no data are read, the image is random."""
     settings = run.settings
+    timed = in_a_process if settings.own_process else in_this_process
     rows: list[dict[str, Any]] = []
     for method in METHODS:
         sizes = [size for size in settings.sizes if method != "exact" or size <= settings.exact_limit]
         described = {"method": method, "sizes": sizes, **settings.only("seconds", "turns")}
-        row = run.cell(method, described, lambda m=method, s=sizes: measured(m, s, settings))
+        row = run.cell(method, described, lambda m=method, s=sizes: {"rows": timed(m, s, settings)})
         rows.append(row)
         last = row["rows"][-1]
         run.say(f"{method} at {last['size']}: {last['seconds']:.3g} s, {last['ratio']:.2f} x")
     return {"rows": rows}
 
 
-def measured(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
-    """Time all resolutions of a method, in a process of its own except at the quick size."""
-    if settings.own_process:
-        return in_a_process(method, sizes, settings)
-    return {"rows": time_and_memory(method, sizes, settings.seconds, settings.turns)}
+def in_this_process(method: str, sizes: Sequence[int], settings: Settings) -> list[dict[str, Any]]:
+    """Time all resolutions of a method, for the quick size."""
+    return time_and_memory(method, sizes, settings.seconds, settings.turns)
 
 
-def in_a_process(method: str, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
+def in_a_process(method: str, sizes: Sequence[int], settings: Settings) -> list[dict[str, Any]]:
     """Time all resolutions of a method in a fresh interpreter with one thread.
 
     Raises:
-        MarquisError: That interpreter failed.
+        MarquisError: That interpreter stopped.
     """
-    arguments = [method, ",".join(map(str, sizes)), str(settings.seconds), str(settings.turns)]
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    if done.returncode:
-        raise MarquisError(f"measuring {method} stopped with code {done.returncode}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return pool.submit(time_and_memory, method, sizes, settings.seconds, settings.turns, True).result()
+    except BrokenProcessPool as error:
+        raise MarquisError(f"the process that measures {method} has stopped: {error}") from None
 
 
 def network() -> nn.Sequential:
@@ -162,20 +153,6 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
-def main() -> None:
-    """Measure one method in a child process and print the result as the last line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("method", choices=list(METHODS))
-    parser.add_argument("sizes")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("turns", type=int)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    sizes = [int(size) for size in chosen.sizes.split(",")]
-    rows = time_and_memory(chosen.method, sizes, chosen.seconds, chosen.turns, keep_nothing=True)
-    print(json.dumps({"rows": rows}), flush=True)
-
-
 STUDY = Study(
     "scaling",
     Path(__file__).with_name("page.md"),
@@ -192,6 +169,3 @@ STUDY = Study(
     quick={"sizes": (8, 16), "exact_limit": 8, "seconds": 0.05, "turns": 3, "own_process": False},
     full={"exact_limit": 512, "seconds": 5.0, "turns": 100},
 )
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,11 @@
-"""Tables and the chart of the page of `hessians`, from its results alone."""
+"""Tables of the page of `hessians`, from its results alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.page import table, verdict
 from marquis_experiments.laplacian_autoencoder.describe import label, training, yes
 
@@ -27,7 +25,6 @@ MAIN = (
     *("online-exact-paper-code", "online-exact-paper"),
 )
 """Rows of the first table; the others are below "Details"."""
-COLOURS = {"ae": GREY, "posthoc": ORANGE, "online": BLUE}
 CLOSE = 0.02
 """The online claim holds if sampled networks are at most this share worse than their mean."""
 
@@ -102,34 +99,3 @@ def density_table(rows: list[Row], names: list[str]) -> str:
         cells = ["" if number is None else f"{number:.3g}" for number in numbers]
         lines.append([row_label(name), *(shown(rows, name, key) for key in ("nlp", "log_p", "log_p_refitted")), *cells])
     return table(["model", "sampled", "log p(x)", "β refitted", "β", "T", "prior", "CPU s"], lines)
-
-
-def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the errors of the main rows on a logarithmic axis, the paper's as diamonds."""
-    rows = results["rows"]
-    names = [name for name in MAIN if any(row["name"] == name and not row["failed"] for row in rows)]
-    paper = PAPER if results["settings"]["recipe"]["data"] == "mnist" else {}
-    figure = Figure(1, 1, 8.2, 0.9 + 0.32 * len(names))
-    (axis,) = figure.axes
-    for place, name in enumerate(reversed(names)):
-        found, colour = averages(rows, name), COLOURS[name.partition("-")[0]]
-        axis.plot([found["mse"], found["nlp"]], [place, place], color=colour, lw=1.2, alpha=0.6)
-        axis.plot([found["mse"]], [place], "o", mfc="white", mec=colour, ms=7, label=None if place else "mean (MSE)")
-        axis.plot([found["nlp"]], [place], "o", color=colour, ms=5, label=None if place else "sampled networks")
-        known = paper.get(name.removesuffix("-unit-noise").removesuffix("-code").removesuffix("-paper"))
-        if known is not None:
-            axis.plot([known[1]], [place], "D", mfc="none", mec=GREEN, ms=5)
-            axis.plot([known[0]], [place], "D", color=GREEN, ms=4)
-    if paper:
-        axis.plot([], [], "D", color=GREEN, ms=4, label="paper: -log p")
-        axis.plot([], [], "D", mfc="none", mec=GREEN, ms=5, label="paper: MSE")
-    axis.set_xscale("log")
-    low, high = axis.get_xlim()
-    ticks = [tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000) if low <= tick <= high]
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
-    axis.set_xticks([], minor=True)
-    axis.set_yticks(range(len(names)), [row_label(name) for name in reversed(names)], fontsize=8)
-    axis.set_xlabel("squared error per image (logarithmic)", fontsize=8)
-    axis.grid(axis="x", color="#dddddd", lw=0.6)
-    figure.figure.legend(fontsize=8, loc="outside upper center", ncols=4, frameon=False)
-    figure.save(folder / "hessians.png")

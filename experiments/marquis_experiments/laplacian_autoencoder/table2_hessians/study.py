@@ -27,7 +27,7 @@ from marquis.report.examples import Examples, choose, image_figure
 from marquis.variational.base import evaluating
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.models import ESTIMATORS, PRESETS, RECIPES, Images, model
-from marquis_experiments.laplacian_autoencoder.table2_hessians.page import draw, values
+from marquis_experiments.laplacian_autoencoder.table2_hessians.page import values
 
 UNIT = "-unit-noise"
 """Suffix of a post-hoc row whose noise precision is fixed at one, as in the paper."""
@@ -178,7 +178,6 @@ STUDY = Study(
     Path(__file__).with_name("page.md"),
     measure,
     values,
-    draw,
     default={
         "recipe": RECIPES["default"],
         "seeds": 1,
