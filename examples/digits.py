@@ -139,7 +139,7 @@ def main() -> None:
     )
     page.heading("Turned digits")
     shown = alone["turned"].amax(1).argsort(descending=True)[: 8 * (len(test.x) // 8) : len(test.x) // 8]
-    page.picture(
+    page.figure(
         "digits",
         figure_of_digits(images["turned"][shown], alone["turned"][shown], averaged["turned"][shown]),
         "Turned digits, each with two predictions: the trained network, and averaged over the posterior.",
@@ -151,7 +151,7 @@ def main() -> None:
         "digit. The score is one minus the confidence for the trained network, and the mutual information of label and "
         "weights for the posteriors."
     )
-    page.picture("entropy", figure_of_histograms(panels), "Histograms of both scores for digits and other images.")
+    page.figure("entropy", figure_of_histograms(panels), "Histograms of both scores for digits and other images.")
     page.write(options.out / "report.html")
     console.print(f"report: {options.out / 'report.html'}")
 

@@ -118,7 +118,7 @@ def main() -> None:
         history,
         title="An autoencoder that knows what it does not know",
         text=TEXT,
-        outside=no_digits(x),
+        out_of_distribution=no_digits(x),
     )
     show(console, found, len(x))
     console.print(f"report: {found.path}")

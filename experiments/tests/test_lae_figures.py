@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from marquis.autoencoders import Autoencoder, fit_posthoc, for_data
 from marquis.errors import MarquisError
 from marquis.priors import BoundPrior
-from marquis.report.latent_map import OVER_DRAWS, LatentMap
+from marquis.report.latent_map import OVER_SAMPLES, LatentMap
 from marquis_experiments.common.study import Settings
 from marquis_experiments.laplacian_autoencoder.figure1_latent_map import study as latent_map
 from marquis_experiments.laplacian_autoencoder.figure7_scaling import page as scaling_page
@@ -120,7 +120,7 @@ def test_hessians_and_latent_maps_quick(tmp_path, monkeypatch):
 
 
 def a_map(std: torch.Tensor, points: torch.Tensor) -> LatentMap:
-    return LatentMap(points, std, (-1.0, 3.0, 0.0, 1.0), ("a", "b"), OVER_DRAWS)
+    return LatentMap(points, std, (-1.0, 3.0, 0.0, 1.0), ("a", "b"), OVER_SAMPLES)
 
 
 def test_near_and_far_of_a_map_that_is_the_distance():

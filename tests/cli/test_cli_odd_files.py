@@ -196,7 +196,7 @@ class RunsCode:
         ("empty.csv", ("no rows",)),
         ("header.csv", ("no rows",)),
         ("short.csv", ("line 2", "5 fields", "6")),
-        ("twice.csv", ("two columns called 'a'",)),
+        ("twice.csv", ("two columns named 'a'",)),
         ("comma.csv", ("line 2", "column 'a'", "'1,5'")),
         ("inf.csv", ("row 1", "column 'c'", "infinite")),
         ("latin.csv", ("not text in UTF-8", "save it as UTF-8")),

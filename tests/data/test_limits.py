@@ -121,5 +121,5 @@ def test_names_are_compared_in_linear_time(tmp_path):
     Counting.compared = 0
     assert len(checked_names(names, tmp_path)) == 2000
     assert Counting.compared < 4 * 2000
-    with pytest.raises(mq.DataError, match="two columns called 'column 7'"):
+    with pytest.raises(mq.DataError, match="two columns named 'column 7'"):
         checked_names([*names, "column 7"], tmp_path)

@@ -17,7 +17,7 @@ from marquis.errors import DataError
 from marquis.report import figures
 from marquis.report.canvas import label, png
 from marquis.report.examples import choose
-from marquis.report.latent_map import CONSTANT, NOISE, OVER_DRAWS
+from marquis.report.latent_map import CONSTANT, NOISE, OVER_SAMPLES
 
 # a layout that gives up is a picture with texts on top of each other
 pytestmark = pytest.mark.filterwarnings("error:constrained_layout not applied")
@@ -94,7 +94,7 @@ def test_training_curves_of_nothing_are_refused(history):
 
 @pytest.mark.parametrize(
     ("kind", "meaning"),
-    [("laplacian", OVER_DRAWS), ("posthoc", OVER_DRAWS), ("plain", CONSTANT), ("variational", NOISE)],
+    [("laplacian", OVER_SAMPLES), ("posthoc", OVER_SAMPLES), ("plain", CONSTANT), ("variational", NOISE)],
 )
 def test_map_says_which_standard_deviation_it_shows(kind, meaning):
     model = trained(kind)[0]
@@ -144,7 +144,7 @@ def test_map_is_drawn_with_its_classes_and_axes(latent):
     assert len(first.collections[0].get_offsets()) == len(codes)
     np.testing.assert_array_equal(first.images[0].get_array(), shown.std.numpy())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [label(name) for name in HOSTILE]
-    assert OVER_DRAWS in first.get_title()
+    assert OVER_SAMPLES in first.get_title()
     nothing_is_clipped(figure)
 
 
@@ -161,7 +161,7 @@ def test_many_long_classes_beside_one_map():
 @pytest.mark.parametrize("span", [(0.0175, 0.035), (1e-5, 1.1e-5), (0.00012, 0.0049), (2e-5, 0.015), (1.0, 1e6)])
 def test_numbers_below_maps_histograms_and_boxes_do_not_overlap(span):
     values = torch.logspace(*(math.log10(end) for end in span), 25, dtype=torch.float64)
-    shown = figures.LatentMap(torch.zeros(2, 2), values.reshape(5, 5), (-1.0, 1.0, -1e4, 1e4), ("a", "b"), OVER_DRAWS)
+    shown = figures.LatentMap(torch.zeros(2, 2), values.reshape(5, 5), (-1.0, 1.0, -1e4, 1e4), ("a", "b"), OVER_SAMPLES)
     nothing_is_clipped(figures.latent_figure({"map": shown}, torch.tensor([0, 1])))
     nothing_is_clipped(figures.variance_figure({"model": {"output": {"a": values}, "code": {"a": values}}}))
     nothing_is_clipped(figures.widths_figure({"model": {"weight": values[::6]}}))
@@ -170,9 +170,9 @@ def test_numbers_below_maps_histograms_and_boxes_do_not_overlap(span):
 def test_a_corner_does_not_outshine_the_map():
     std = torch.ones(4, 4)
     std[0, 0] = 1000.0
-    shown = figures.LatentMap(torch.zeros(2, 2), std, (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_DRAWS)
+    shown = figures.LatentMap(torch.zeros(2, 2), std, (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_SAMPLES)
     wide = figures.latent_figure({"wide": shown}).axes[0].images[0].norm
-    shown = figures.LatentMap(torch.zeros(2, 2), std.clamp(max=2), (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_DRAWS)
+    shown = figures.LatentMap(torch.zeros(2, 2), std.clamp(max=2), (0.0, 1.0, 0.0, 1.0), ("a", "b"), OVER_SAMPLES)
     narrow = figures.latent_figure({"narrow": shown}).axes[0].images[0].norm
     assert [type(norm).__name__ for norm in (wide, narrow)] == ["LogNorm", "Normalize"]
 
@@ -208,7 +208,7 @@ def test_images_are_original_mean_and_what_varies(channels):
     }
     figure = figures.image_figure(x, models)
     starts = [axis.get_ylabel().split("\n(")[0] for axis in figure.axes if axis.get_ylabel()]
-    assert starts == ["original", "sure\nmean", "unsure\nmean", "std over\ndraws", "std of\nnoise"]
+    assert starts == ["original", "sure\nmean", "unsure\nmean", "std over\nsamples", "std of\nnoise"]
     assert len(figure.axes) == 5 * 3
     first = x[0, 0] if channels == 1 else x[0].permute(1, 2, 0)
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), first.numpy(), rtol=1e-6)

@@ -70,7 +70,7 @@ def test_page_is_self_contained_and_escapes_everything(tmp_path):
     page.heading(HOSTILE)
     page.text(HOSTILE)
     page.table([HOSTILE, "b"], [[HOSTILE, HOSTILE]])
-    page.picture("one", small_figure(), HOSTILE)
+    page.figure("one", small_figure(), HOSTILE)
     path = page.write(tmp_path / "report.html")
     reader = assert_self_contained(path.read_text(encoding="utf-8"))
     assert [tag for tag, _ in reader.seen].count("img") == 1
@@ -102,14 +102,14 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../evil", "a b", "", "A"])
 def test_picture_names_cannot_leave_the_folder(name):
     with pytest.raises(DataError, match="names"):
-        Page("title").picture(name, small_figure(), "caption")
+        Page("title").figure(name, small_figure(), "caption")
 
 
 def test_pictures_have_different_names_and_rows_the_same_length():
     page = Page("title")
-    page.picture("one", small_figure(), "caption")
+    page.figure("one", small_figure(), "caption")
     with pytest.raises(DataError, match="different names"):
-        page.picture("one", small_figure(), "caption")
+        page.figure("one", small_figure(), "caption")
     with pytest.raises(DataError, match="as many cells"):
         page.table(["a", "b"], [["1"]])
 

@@ -11,7 +11,7 @@ from test_page import assert_self_contained
 
 from marquis.errors import DataError, MarquisError
 from marquis.report import write_comparison, write_report
-from marquis.report.study import CODE, INSIDE, OUTPUT, study
+from marquis.report.study import CODE, HELD_OUT, OUTPUT, study
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 
@@ -25,12 +25,12 @@ def pictures(path):
 def test_numbers_are_those_of_the_protocol():
     model, x = trained("laplacian")[0], rows(SHAPE, 30, seed=5)
     other = rows(SHAPE, 20, seed=6) * 3
-    found = study(model, x, torch.arange(4), outside={"other": other}, effort=TINY, seed=3)
+    found = study(model, x, torch.arange(4), out_of_distribution={"other": other}, effort=TINY, seed=3)
     seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(3)))
     said, outside = (model.reconstruct(d, 4, generator=torch.Generator().manual_seed(seed)) for d in (x, other))
     variance = [part.variance.double().flatten(1).mean(1) for part in (said, outside)]
     expected = {
-        "log p": said.log_prob.mean(),
+        "log-likelihood": said.log_prob.mean(),
         "squared error": (said.mean - x).square().flatten(1).sum(1).mean(),
         "90% coverage": coverage(said.mean, said.total_variance, x, [0.9])[0.9],
         OUTPUT: said.variance.mean(),
@@ -40,15 +40,15 @@ def test_numbers_are_those_of_the_protocol():
     }
     for name, value in expected.items():
         assert found.numbers[name] == pytest.approx(float(value), rel=1e-5), name
-    assert found.draws == 4
+    assert found.samples == 4
     torch.testing.assert_close(found.examples.mean, said.mean[:4])
-    torch.testing.assert_close(found.variances[CODE][INSIDE], said.latent.variance.double().mean(1))
+    torch.testing.assert_close(found.variances[CODE][HELD_OUT], said.latent.variance.double().mean(1))
     assert len(found.variances[OUTPUT]["other"]) == 20
 
 
 def test_what_means_nothing_is_not_a_number():
     x = rows(SHAPE, 20)
-    plain = study(trained("plain")[0], x, torch.arange(2), outside={"other": x}, effort=TINY).numbers
+    plain = study(trained("plain")[0], x, torch.arange(2), out_of_distribution={"other": x}, effort=TINY).numbers
     assert plain[OUTPUT] == plain[CODE] == 0
     assert math.isnan(plain[f"AUROC of other by {OUTPUT}"])
     assert plain["AUROC of other by squared error"] == 0.5
@@ -67,16 +67,16 @@ def test_models_side_by_side(tmp_path):
         tmp_path / "new" / "folder",
         {name: history for name, (_, history) in models.items()},
         classes=["<script>alert(1)</script>", "$x^{", "_hidden"],
-        outside={"brighter & <i>": 2 * x},
+        out_of_distribution={"brighter & <i>": 2 * x},
         effort=TINY,
     )
     page = assert_self_contained(found.path.read_text(encoding="utf-8"))
     assert pictures(found.path) == ["latent", "posterior", "reconstructions", "training", "variances"]
     assert "<b>Laplacian</b>" in page.text and "brighter & <i>" in page.text
     assert "plain: a single network, without variance" in page.text
-    assert "on 40 held-out data" in page.text  # no more than the effort allows
+    assert "on 40 held-out samples" in page.text  # no more than the effort allows
     assert set(found.table) == set(models)
-    assert all(math.isfinite(row["log p"]) for row in found.table.values())
+    assert all(math.isfinite(row["log-likelihood"]) for row in found.table.values())
 
 
 def test_models_without_uncertainty_history_or_labels(tmp_path):
@@ -97,8 +97,8 @@ def test_other_shapes(shape, tmp_path):
     [
         ({"models": {}}, "no models"),
         ({"labels": torch.zeros(3).long()}, "40 data but 3 labels"),
-        ({"labels": torch.zeros(40, 2).long()}, r"classes are one integer per datum"),
-        ({"history": {"other": []}}, "none of the models"),
+        ({"labels": torch.zeros(40, 2).long()}, r"classes are one integer per sample"),
+        ({"history": {"other": []}}, "not one of the models"),
         ({"data": torch.zeros(0, *SHAPE)}, "at least one"),
         ({"outside": {"odd": torch.zeros(4, 7)}}, "same shape"),
         ({"models": {"module": torch.nn.Linear(2, 2)}}, "no method"),

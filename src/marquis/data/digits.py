@@ -1,4 +1,4 @@
-"""Scikit-learn's digits: 1797 real handwritten digits that come inside the package."""
+"""Scikit-learn's digits: 1797 real handwritten digits that come with the package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from marquis.data.value import Data, held_out_rows
 
 
 def load_digits(split: str) -> Data:
-    """Images 8x8 in [0, 1] (the sixteen grey levels over 16) and their labels.
+    """Load images 8x8 in [0, 1] (the sixteen grey levels over 16) and their labels.
 
-    One image in five is held out as the test set: 359 rows drawn with seed 42, 1438 remain for training.
+    One image in five is held out as the test set: 359 rows chosen with seed 42, 1438 remain for training.
     """
     from sklearn.datasets import load_digits as from_package
 

@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 
 
 def downloads_forbidden() -> bool:
-    """Whether `$MARQUIS_OFFLINE` forbids downloads."""
+    """Return whether `$MARQUIS_OFFLINE` forbids downloads."""
     return os.environ.get("MARQUIS_OFFLINE", "").lower() not in ("", "0", "false", "no")
 
 
@@ -31,7 +31,7 @@ def find_or_download(
     *,
     download: bool = True,
 ) -> list[Path]:
-    """Paths of all files of a split, downloading those that are in no place we look.
+    """Return the paths of all files of a split, after downloading those that are in no place we look.
 
     Args:
         named: The data set.
@@ -42,8 +42,8 @@ def find_or_download(
     Raises:
         DataError: If a file is nowhere and cannot be downloaded.
     """
-    wanted = named.files_of(split)
-    missing = [known for known in wanted if find_file(named, known, data_dir) is None]
+    files = named.files_of(split)
+    missing = [known for known in files if find_file(named, known, data_dir) is None]
     if missing and not (download and named.addresses):
         raise missing_files_error(named, missing, data_dir)
     if missing and downloads_forbidden():
@@ -53,7 +53,7 @@ def find_or_download(
             fetch_file(known, named.addresses, download_folder(named, data_dir))
         except DataError as problem:
             raise missing_files_error(named, missing[position:], data_dir, f"{problem}.") from problem
-    paths = [find_file(named, known, data_dir) for known in wanted]
+    paths = [find_file(named, known, data_dir) for known in files]
     return [path for path in paths if path is not None]
 
 
@@ -61,7 +61,7 @@ def fetch_file(known: KnownFile, addresses: tuple[str, ...], folder: Path) -> Pa
     """Download one file from the first address that has the right one, into `folder`.
 
     The bytes go to a temporary file in the same folder, which gets its real name only after its SHA-256
-    was found right; on any failure or interruption the temporary file is removed.
+    passed the check; on any failure or interruption the temporary file is removed.
 
     Raises:
         DataError: If no address gave the right file; the message says what each did.

@@ -27,7 +27,7 @@ _NUMPY_COMPLAINTS = (
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes; whatever the system complains about becomes a `DataError` with the file's name."""
+    """Return the file's bytes; errors of the file system become a `DataError` with the file's name."""
     try:
         require_fits(path.stat().st_size, path, "the file itself")
         return path.read_bytes()
@@ -63,14 +63,14 @@ def check_sha256(packed: bytes, content: bytes, known: KnownFile, where: object)
     The content comes first because the same content is packed differently in different places.
     """
     if known.sha256 is not None:
-        wanted, found, what = known.sha256, hashlib.sha256(content).hexdigest(), "content"
+        expected, actual, what = known.sha256, hashlib.sha256(content).hexdigest(), "content"
     elif known.packed_sha256 is not None:
-        wanted, found, what = known.packed_sha256, hashlib.sha256(packed).hexdigest(), "packed file"
+        expected, actual, what = known.packed_sha256, hashlib.sha256(packed).hexdigest(), "packed file"
     else:
         return
-    if wanted != found:
+    if expected != actual:
         raise DataError(
-            f"{where} is not the file it should be: SHA-256 of the {what} is {found}, expected {wanted}; "
+            f"{where} is not the file it should be: SHA-256 of the {what} is {actual}, expected {expected}; "
             "delete or move it and fetch it again"
         )
 
@@ -89,7 +89,7 @@ def read_known(path: Path, known: KnownFile, parse: Callable[[bytes, object], Pa
 
 
 def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
-    """All arrays of an npz file; pickled objects are refused, because loading them runs code."""
+    """Return all arrays of an npz file; pickled objects are refused, because loading them runs code."""
     if content.startswith(NPY_MAGIC):
         raise DataError(f"{where} is not an npz file: it holds a single array; call it .npy")
     require_fits(bytes_in_npz(content), where, "the arrays in the npz file")
@@ -105,7 +105,7 @@ def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
 
 
 def read_npy(content: bytes, where: object) -> np.ndarray:
-    """The array of an npy file; pickled objects are refused, because loading them runs code."""
+    """Return the array of an npy file; pickled objects are refused, because loading them runs code."""
     if content.startswith(ZIP_MAGIC):
         raise DataError(f"{where} is not an npy file: it holds several arrays; call it .npz")
     require_fits(bytes_in_npy(content), where, "the array in the npy file")
@@ -116,7 +116,7 @@ def read_npy(content: bytes, where: object) -> np.ndarray:
 
 
 def _why(problem: Exception) -> str:
-    """Numpy suggests `allow_pickle=True` for everything it cannot parse; we never do that, so say so."""
+    """Return numpy's reason, without its advice `allow_pickle=True`, which we never follow."""
     if "pickle" in str(problem):
         return "it is corrupt, or holds pickled Python objects, which are refused; save plain numeric arrays instead"
     return f"it is truncated or corrupt ({problem})"

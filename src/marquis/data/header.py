@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}")
 
 
 def is_number(field: str) -> bool:
-    """Whether a field is a number or marks a missing one."""
+    """Return whether a field is a number or marks a missing one."""
     if field.lower() in MISSING:
         return True
     try:
@@ -28,7 +28,7 @@ def is_number(field: str) -> bool:
 
 
 def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]], path: Path) -> bool:
-    """Whether the first line holds names; never a guess.
+    """Return whether the first line holds names; raise where that is ambiguous.
 
     Text makes names, numbers make data, except numbers in equal steps, as `0,1,2` that pandas writes for columns
     without names, or years. These are data if the lines below go on with them; names if they count from 0 or 1 and
@@ -36,7 +36,7 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
 
     Args:
         first: The fields of the first line.
-        below: Gives those of the others, from the beginning, each time it is called.
+        below: A function that yields the fields of the other lines, from the first on.
         path: For the message.
 
     Raises:
@@ -62,7 +62,7 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
 
 
 def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Column names, which must differ or a column could not be named.
+    """Return the column names; raise if two are the same.
 
     Row numbers that pandas or R wrote into the file are refused: a model would learn them as if they were data.
     """
@@ -75,12 +75,12 @@ def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
     seen: set[str] = set()
     twice = next((name for name in names if name in seen or seen.add(name)), None)
     if twice is not None:
-        raise DataError(f"{path} has two columns called {twice!r}; rename one")
+        raise DataError(f"{path} has two columns named {twice!r}; rename one")
     return tuple(names)
 
 
 def _in_steps(fields: Sequence[str]) -> list[int] | None:
-    """Whole numbers in equal steps, or None; of two the step must be 1, as any two are in equal steps."""
+    """Return integers in equal steps, or None; of two the step must be 1, as any two are in equal steps."""
     if len(fields) < 2 or not all(_WHOLE.fullmatch(field) for field in fields):
         return None
     numbers = [int(field) for field in fields]
@@ -91,7 +91,7 @@ def _in_steps(fields: Sequence[str]) -> list[int] | None:
 
 
 def _stands_apart(first: list[int], below: Callable[[], Iterable[Sequence[str]]]) -> bool:
-    """Whether a line that counts from 0 or 1 stands above what it cannot belong to."""
+    """Return whether a line that counts from 0 or 1 stands above rows that it cannot belong to."""
     if first[0] not in (0, 1) or first[1] - first[0] != 1:
         return False
     if len(first) > 2 and _only_decimals(below()):  # of two columns it may be: many a curve begins with 0,1
@@ -100,7 +100,7 @@ def _stands_apart(first: list[int], below: Callable[[], Iterable[Sequence[str]]]
 
 
 def _go_on(first: list[int], below: Iterable[Sequence[str]]) -> bool:
-    """Whether all lines go up like the first, each by as much above the one before: `1,2,3`, `4,5,6`, `7,8,9`."""
+    """Return whether all lines continue the first by equal amounts: `1,2,3`, `4,5,6`, `7,8,9`."""
     rise = None
     for count, fields in enumerate(below, 1):
         row = _in_steps(fields)
@@ -113,7 +113,7 @@ def _go_on(first: list[int], below: Iterable[Sequence[str]]) -> bool:
 
 
 def _is_counted(below: Iterable[Sequence[str]]) -> bool:
-    """Whether the first column of at least two lines is 0, 1, 2, ... or 1, 2, 3, ..."""
+    """Return whether the first column of at least two lines is 0, 1, 2, ... or 1, 2, 3, ..."""
     start, count = None, 0
     for count, fields in enumerate(below, 1):
         start = fields[0] if start is None else start
@@ -123,19 +123,19 @@ def _is_counted(below: Iterable[Sequence[str]]) -> bool:
 
 
 def _only_decimals(below: Iterable[Sequence[str]]) -> bool:
-    """Whether there are numbers, and all of them written with a point or an exponent."""
-    found = False
+    """Return whether there are numbers, and all of them are written with a point or an exponent."""
+    some = False
     for fields in below:
         for field in fields:
             if field.lower() not in MISSING:
-                found = True
+                some = True
                 if "." not in field and "e" not in field.lower():
                     return False
-    return found
+    return some
 
 
 def _some_repeat(below: Iterable[Sequence[str]]) -> bool:
-    """Whether a line has a number twice: neither orderings nor selections, whose first line may well be 1, 2, 3, ..."""
+    """Return whether a line has a number twice, unlike permutations, whose first line may well be 1, 2, 3, ..."""
     for fields in below:
         present = [field for field in fields if field.lower() not in MISSING]
         if len(set(present)) < len(present):

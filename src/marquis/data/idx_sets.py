@@ -26,7 +26,7 @@ def load_idx_set(named: NamedSet, split: str, data_dir: str | os.PathLike[str] |
                 f"{path} holds {array.dtype} of shape {array.shape}, but {named.name} has bytes of shape {known.shape}"
             )
         arrays.append(array)
-    # Copies, because arrays over a file's bytes are read-only and torch wants to be able to write.
+    # Copies, because arrays over a file's bytes are read-only and torch needs to be able to write.
     images = torch.from_numpy(np.concatenate(arrays[0::2])).unsqueeze(1)
     labels = torch.from_numpy(np.concatenate(arrays[1::2])).long()
     return Data(images, labels, named.name, split, source=str(paths[0].parent))

@@ -36,7 +36,7 @@ def load_image_folder(
     some: int | None = None,
     seed: int = 0,
 ) -> Data:
-    """A folder of images: flat, or one sub-folder per class.
+    """Load a folder of images: flat, or one sub-folder per class.
 
     With sub-folders `train` and `test` these are the splits; otherwise `"train"` and `"test"` hold out one
     image in five with seed 42, and `"all"` is everything. Files are taken in the order of their names, which are kept
@@ -48,8 +48,8 @@ def load_image_folder(
         split: `"train"`, `"test"` or `"all"`.
         size: Crop the largest centred square and resize it to this many pixels. Without it, all images must
             have the same size.
-        limit: Read only the first so many images of the split.
-        some: Read at most so many of these, taken at random; the others are not decoded.
+        limit: Maximum number of images, from the first of the split on.
+        some: Maximum number of these, chosen at random; the others are not decoded.
         seed: For that choice.
     """
     if size is not None and size < 1:
@@ -74,7 +74,7 @@ def load_image_folder(
 
 
 def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
-    """Image files, their class indices, and the classes' names (empty for a flat folder)."""
+    """Return image files, their class indices, and the classes' names (empty for a flat folder)."""
     flat, subs = _inside(folder)
     deep = next((inner for sub in subs for inner in _folders_below(sub) if _inside(inner)[0]), None)
     if deep is not None:
@@ -85,8 +85,7 @@ def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     per_class = [(sub, files) for sub in subs if (files := _inside(sub)[0])]
     if flat and per_class:
         raise DataError(
-            f"{folder} has images of its own and sub-folders with images ({per_class[0][0].name}, ...); "
-            "keep one or the other"
+            f"{folder} has images and also sub-folders with images ({per_class[0][0].name}, ...); keep one or the other"
         )
     if not flat and not per_class:
         raise DataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}), nor have its sub-folders")
@@ -98,7 +97,7 @@ def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
 
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Images and folders directly in a folder, by name; hidden ones are not data."""
+    """Return images and folders directly in a folder, by name, without hidden ones."""
     images, folders = [], []
     try:
         with os.scandir(folder) as entries:
@@ -116,7 +115,7 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _folders_below(folder: Path) -> Iterator[Path]:
-    """All folders in a folder and in these; links are named but not followed, as they may lead in a circle."""
+    """Return all folders below a folder; links are listed but not followed, as they may lead in a circle."""
     for sub in _inside(folder)[1]:
         yield sub
         if not sub.is_symlink():
@@ -164,7 +163,7 @@ def decode_images(
 
 
 def _header(source: Path | bytes, name: str) -> tuple[str, int]:
-    """Mode and number of pixels of an image; reads the header only."""
+    """Return mode and number of pixels of an image; reads the header only."""
     return _with_image(source, name, lambda image: (image.mode, image.width * image.height))
 
 
@@ -176,7 +175,7 @@ def _require_room(pixels: Sequence[int], channels: int, size: int | None, where:
 
 
 def _decode(source: Path | bytes, name: str, size: int | None, channels: int, crop: int | None) -> np.ndarray:
-    """One image as uint8 `[C, H, W]`, upright, cropped and resized."""
+    """Decode one image to uint8 `[C, H, W]`, upright, cropped and resized."""
 
     def pixels(image: Image.Image) -> np.ndarray:
         from PIL import Image, ImageOps

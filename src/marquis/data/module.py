@@ -24,24 +24,24 @@ class EpochShuffle(Sampler[int]):
     """A new order every epoch, a function of seed and epoch only.
 
     Lightning calls `set_epoch`, so that training resumed at epoch 7 sees what an uninterrupted run would have seen;
-    without Lightning each pass counts as an epoch. The draws come from a generator of their own.
+    without Lightning each pass counts as an epoch. It has its own generator.
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        """Orders of `range(count)`."""
+        """Prepare permutations of `range(count)`."""
         self.count, self.seed, self.epoch = count, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next."""
+        """Set the epoch that comes next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.count
 
     def __iter__(self) -> Iterator[int]:
-        """One epoch."""
-        # Far apart, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
+        """Iterate over the rows in the order of one epoch."""
+        # Distant seeds, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         self.epoch += 1
         yield from torch.randperm(self.count, generator=generator).tolist()
@@ -50,8 +50,8 @@ class EpochShuffle(Sampler[int]):
 class DataModule(LightningDataModule):
     """Loaders for training on a data set.
 
-    Validation rows are drawn from the training rows with `seed`; CelebA has an official validation split, which is
-    used unless `validation` is given. Test rows are those of `load(name, "test")`, never used for anything else.
+    Validation rows are chosen from the training rows with `seed`; CelebA has an official validation split, which is
+    used unless `validation` is passed. Test rows are those of `load(name, "test")`, never used for anything else.
 
     Args:
         data: A name or path for `load`, or training rows that are already there.
@@ -82,15 +82,15 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         **options: Any,
     ) -> None:
-        """See the class."""
+        """Store the arguments, which the class describes."""
         super().__init__()
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, not {batch_size}")
         if not isinstance(data, Data) and test is not None:
-            raise DataError("test rows can only be given with training rows; a name brings its own")
+            raise DataError("pass test rows only with training rows; a name has its own")
         if isinstance(data, Data) and (options or data_dir is not None):
-            given = ", ".join([*options, "data_dir"] if data_dir is not None else options)
-            raise DataError(f"{given} cannot apply: the training rows are loaded already")
+            options_passed = ", ".join([*options, "data_dir"] if data_dir is not None else options)
+            raise DataError(f"{options_passed} cannot apply: the training rows are loaded already")
         self._data = data if isinstance(data, Data) else set_name(data) or data
         self._test, self._data_dir, self._options = test, data_dir, options
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
@@ -111,7 +111,7 @@ class DataModule(LightningDataModule):
             find_or_download(named, "all", self._data_dir, download=self._options.get("download", True))
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the rows and set the validation rows apart; the same rows each time."""
+        """Load the rows and split off the validation rows; the same rows each time."""
         if self._is_set_up:
             return
         if isinstance(self._data, Data):
@@ -130,12 +130,12 @@ class DataModule(LightningDataModule):
         self._is_set_up = True
 
     def train_dataloader(self) -> _Loader:
-        """Shuffled training batches; the order is a function of seed and epoch."""
+        """Return shuffled training batches; the order is a function of seed and epoch."""
         self.setup()
         return self._loader(self.train, EpochShuffle(len(self.train), self.seed))
 
     def val_dataloader(self) -> _Loader | list[_Loader]:
-        """Validation batches in order; an empty list if there are none."""
+        """Return validation batches in order; an empty list if there are none."""
         self.setup()
         return self._loader(self.validation) if self.validation is not None else []
 
@@ -149,14 +149,14 @@ class DataModule(LightningDataModule):
         return load(self._data, split, self._data_dir, **self._options)
 
     def _validation_rows(self, count: int) -> int:
-        """The number of validation rows that was asked for, checked."""
-        wanted = self._validation
-        assert not isinstance(wanted, Data)
-        if wanted is None:
-            wanted = DEFAULT_VALIDATION_ROWS if count >= 10 * DEFAULT_VALIDATION_ROWS else 0.1
-        rows = round(wanted * count) if isinstance(wanted, float) else wanted
-        if not 0 <= rows < count or (isinstance(wanted, float) and not 0 <= wanted < 1):
-            raise DataError(f"validation={wanted} of {count} training rows leaves none to train on, or is negative")
+        """Return the number of validation rows, checked."""
+        validation = self._validation
+        assert not isinstance(validation, Data)
+        if validation is None:
+            validation = DEFAULT_VALIDATION_ROWS if count >= 10 * DEFAULT_VALIDATION_ROWS else 0.1
+        rows = round(validation * count) if isinstance(validation, float) else validation
+        if not 0 <= rows < count or (isinstance(validation, float) and not 0 <= validation < 1):
+            raise DataError(f"validation={validation} of {count} training rows leaves none to train on, or is negative")
         return rows
 
     def _loader(self, data: Data, sampler: EpochShuffle | None = None) -> _Loader:

@@ -15,7 +15,7 @@ _IMPUTED = {"x", "std", "missing", "samples"}
 
 
 def sort_arrays(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Data, targets, and a mask that is True where the data are missing; never a guess between two.
+    """Return data, targets, and a mask that is True where data are missing; raise where that is ambiguous.
 
     Raises:
         DataError: There is no array of data or more than one, a mask that is none, or an array that would be ignored.
@@ -40,13 +40,13 @@ def sort_arrays(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray, 
     return x, arrays[ys[0]] if ys else None, _checked_mask(arrays[masks[0]], masks[0], x, path) if masks else None
 
 
-def _checked_mask(mask: np.ndarray, called: str, x: np.ndarray, path: Path) -> np.ndarray | None:
-    """The mask, or None where it marks nothing, so that images stay bytes."""
+def _checked_mask(mask: np.ndarray, name: str, x: np.ndarray, path: Path) -> np.ndarray | None:
+    """Return the mask, or None where it marks nothing, so that images stay bytes."""
     if mask.dtype != np.bool_:
         raise DataError(
-            f"{path}: {called} holds {mask.dtype}; a mask must be boolean, True where the data are missing "
-            f"(numpy: {called}.astype(bool))"
+            f"{path}: {name} holds {mask.dtype}; a mask must be boolean, True where the data are missing "
+            f"(numpy: {name}.astype(bool))"
         )
     if mask.shape != x.shape:
-        raise DataError(f"{path}: {called} has shape {mask.shape}, but the data {x.shape}; a mask needs the same shape")
+        raise DataError(f"{path}: {name} has shape {mask.shape}, but the data {x.shape}; a mask needs the same shape")
     return mask if mask.any() else None

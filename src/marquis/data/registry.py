@@ -1,4 +1,4 @@
-"""The named data sets: their files, SHA-256, public addresses, and where else they may lie."""
+"""The named data sets: their files, SHA-256, public addresses, and other places to look."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class KnownFile:
     """One file of a named set.
 
     Attributes:
-        name: As it is called at its public address. A trailing `.gz` may be absent on disk.
+        name: The name at its public address. A trailing `.gz` may be absent on disk.
         split: `"train"`, `"test"`, or `"all"` if every split is read from this file.
-        shape: Shape of the array inside.
+        shape: Shape of its array.
         sha256: Hash of the content, after gunzip if it is packed.
         packed_sha256: Hash of the packed file; used where the content's hash is not known.
     """
@@ -29,7 +29,7 @@ class KnownFile:
 
     @property
     def names_on_disk(self) -> tuple[str, ...]:
-        """Names under which the file may lie: packed, and unpacked if we can check the unpacked one."""
+        """Return the names that the file may have: packed, and unpacked if we can check that."""
         if self.name.endswith(".gz") and self.sha256 is not None:
             return (self.name, self.name.removesuffix(".gz"))
         return (self.name,)
@@ -41,13 +41,13 @@ class NamedSet:
 
     Attributes:
         name: What `load` takes.
-        folder: The sub-folder of a data folder in which its files lie.
+        folder: The sub-folder of a data folder that holds its files.
         reader: Which module reads it: `"digits"`, `"idx"`, `"celeba"` or `"uci"`.
-        contents: Size in words, for people.
-        licence: Under which terms its owners give it away.
-        files: All files; empty for sets that come inside a package.
+        contents: A description of its size, for people.
+        licence: Terms of use.
+        files: All files; empty for sets that come with a package.
         addresses: Public folders to download from, tried in order.
-        elsewhere: Other folders in which system packages put the files.
+        other_folders: Other folders in which system packages put the files.
         by_hand: How to get it where it cannot simply be downloaded.
     """
 
@@ -58,11 +58,11 @@ class NamedSet:
     licence: str
     files: tuple[KnownFile, ...] = ()
     addresses: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    other_folders: tuple[str, ...] = ()
     by_hand: str = ""
 
     def files_of(self, split: str) -> tuple[KnownFile, ...]:
-        """The files that hold a split (`"all"` for every file)."""
+        """Return the files that hold a split (`"all"` for every file)."""
         return tuple(f for f in self.files if split == "all" or f.split in (split, "all"))
 
 
@@ -74,7 +74,7 @@ _IDX_NAMES = {
 
 
 def _idx_files(split: str, images: str, labels: str, *, packed: bool = False) -> tuple[KnownFile, ...]:
-    """Images and labels of one split, in the naming that MNIST started."""
+    """Return the files of images and labels of one split, named as MNIST's."""
     image_name, label_name, count = _IDX_NAMES[split]
     key = "packed_sha256" if packed else "sha256"
     return (
@@ -125,7 +125,7 @@ SETS: dict[str, NamedSet] = {
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
-            elsewhere=(_NPM, f"/usr/local/lib/{_NPM}", f"/usr/lib/{_NPM}"),
+            other_folders=(_NPM, f"/usr/local/lib/{_NPM}", f"/usr/lib/{_NPM}"),
         ),
         NamedSet(
             "fashion-mnist",
@@ -147,7 +147,7 @@ SETS: dict[str, NamedSet] = {
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             ),
-            elsewhere=("/usr/share/datasets/fashion-mnist",),
+            other_folders=("/usr/share/datasets/fashion-mnist",),
         ),
         NamedSet(
             "kmnist",
@@ -217,7 +217,7 @@ def find_set(name: str) -> NamedSet:
 def set_name(data: str | os.PathLike[str]) -> str | None:
     """Return the name of a set as it is written here (`Fashion_MNIST` is `fashion-mnist`); None for anything else.
 
-    A name written as it is here wins over a file or folder so called; a file or folder wins over another spelling.
+    A name written as it is here wins over a file or folder of that name; a file or folder wins over another spelling.
     """
     if data in SETS:
         return str(data)

@@ -1,4 +1,4 @@
-"""What is where, and is it right: the facts behind `marquis data list` and `marquis data check`."""
+"""Places and checks of data sets, for `marquis data list` and `marquis data check`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Status:
     """One line about one split of one set.
 
     Attributes:
-        name: Of the set.
+        name: Name of the set.
         split: `"train"`, `"test"`, or `"all"` where all splits are in one file.
-        found: Where it lies; None if it is nowhere.
-        advice: How to get it, if it is nowhere.
+        found: The folder that has it; None if none has.
+        advice: How to get it, if no folder has it.
         problem: What is wrong with it, after a check; empty if it is right.
     """
 
@@ -32,7 +32,7 @@ class Status:
 
 
 def statuses(name: str | None = None, data_dir: str | os.PathLike[str] | None = None) -> list[Status]:
-    """Where each split of each set lies. Only looks, so that it is quick."""
+    """Return where each split of each set lies, without reading it."""
     sets = [find_set(name)] if name else list(SETS.values())
     return [_locate(named, split, data_dir) for named in sets for split in _splits(named)]
 
@@ -55,7 +55,7 @@ def _checked(status: Status, data_dir: str | os.PathLike[str] | None) -> Status:
 
 
 def _splits(named: NamedSet) -> list[str]:
-    """Splits that lie in different files."""
+    """Return the splits that lie in different files."""
     return list(dict.fromkeys(known.split for known in named.files)) or ["all"]
 
 
@@ -69,8 +69,8 @@ def _locate(named: NamedSet, split: str, data_dir: str | os.PathLike[str] | None
         if official is not None:
             return Status(named.name, split, str(official))
     paths = [find_file(named, known, data_dir) for known in named.files_of(split)]
-    found: list[Path] = [path for path in paths if path is not None]
-    if len(found) == len(paths):
-        return Status(named.name, split, str(found[0].parent))
+    present: list[Path] = [path for path in paths if path is not None]
+    if len(present) == len(paths):
+        return Status(named.name, split, str(present[0].parent))
     advice = f"get it by `marquis data fetch {named.name}`" if named.addresses else named.by_hand
     return Status(named.name, split, None, advice)

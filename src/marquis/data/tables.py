@@ -1,4 +1,4 @@
-"""The user's own arrays: .npy, .npz, .csv and .parquet. Missing values stay NaN."""
+"""Tables and arrays in files: .npy, .npz, .csv and .parquet. Missing values stay NaN."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_table(
         target: Column or columns of a `.csv` or `.parquet` file that become `y`, of shape `[N, K]`.
         header: Whether a `.csv` file begins with names; by default it does if its first line has any text, or
             is `0,1,2,...` above other numbers; a first line in doubt is refused.
-        limit: Keep only the first so many rows of the split.
+        limit: Maximum number of rows, from the first of the split on.
         dtype: Floating type of the result.
     """
     if not os.path.isfile(path):  # unlike Path.is_file, False where we may not look
@@ -58,7 +58,7 @@ def load_table(
     else:
         x, names = read_csv(content, path, header) if suffix == ".csv" else _read_parquet(content, path)
     if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{path} has no rows: the array inside has shape {x.shape}")
+        raise DataError(f"{path} has no rows: its array has shape {x.shape}")
 
     target_names = None
     if target is not None:
@@ -143,7 +143,7 @@ def _as_rows(
     path: Path,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Array to tensor: bytes with image axes stay bytes `[N, C, H, W]` if none is missing; all else becomes floats."""
+    """Convert to a tensor: complete bytes with image axes stay bytes `[N, C, H, W]`; all else becomes floats."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         images = torch.from_numpy(_channels_first(x))
         if missing is None:
@@ -155,7 +155,7 @@ def _as_rows(
 
 
 def _channels_first(images: np.ndarray) -> np.ndarray:
-    """`[N, C, H, W]` of `[N, H, W]`, or of `[N, H, W, C]` where only the last axis can be colours."""
+    """Reshape `[N, H, W]`, or `[N, H, W, C]` where only the last axis can be colours, to `[N, C, H, W]`."""
     if images.ndim == 3:
         images = images[:, None]
     elif images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
@@ -166,7 +166,7 @@ def _channels_first(images: np.ndarray) -> np.ndarray:
 def _as_targets(
     y: np.ndarray, rows: np.ndarray, names: tuple[str, ...] | None, path: Path, dtype: torch.dtype
 ) -> Tensor:
-    """Integers `[N]` are class labels; floats are regression targets `[N, K]`."""
+    """Convert integers to class labels `[N]`, and floats to regression targets `[N, K]`."""
     if y.dtype.kind in "biu":
         return torch.from_numpy(y.astype(np.int64))
     if y.dtype.kind != "f":
@@ -182,7 +182,7 @@ def _as_floats(
     dtype: torch.dtype,
     missing: np.ndarray | None = None,
 ) -> Tensor:
-    """Numbers as floats of `dtype`, NaN where `missing`.
+    """Convert numbers to floats of `dtype`, NaN where `missing`.
 
     Infinities, which are neither values nor missing, are refused, and whole numbers that 64-bit floats cannot hold.
     `rows` are their numbers in the file, for the message.
@@ -202,7 +202,7 @@ def _as_floats(
             if int(array[tuple(index)]) != int(values[tuple(index)]):
                 raise DataError(
                     f"{place(index)} has {array[tuple(index)]}, which 64-bit floats cannot hold; remove the column if "
-                    "it only tells rows apart"
+                    "it only identifies rows"
                 )
     tensor = torch.from_numpy(values).to(dtype)
     if torch.isinf(tensor).any():

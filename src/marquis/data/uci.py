@@ -27,7 +27,7 @@ def load_uci(
     kind: str = "standard",
     dtype: torch.dtype = torch.float32,
 ) -> Data:
-    """One fold of a UCI set; nothing is normalised.
+    """Load one fold of a UCI set, not normalised.
 
     Args:
         named: The data set.
@@ -52,7 +52,7 @@ def load_uci(
 
 
 def _check(arrays: dict[str, np.ndarray], named: NamedSet, path: Path) -> None:
-    """Refuse a file whose arrays do not fit together."""
+    """Refuse a file whose arrays contradict each other."""
     shape = named.files[0].shape
     rows = shape[0]
     absent = [key for key in ("X", "y", *_MASKS.values()) if key not in arrays]
@@ -60,5 +60,5 @@ def _check(arrays: dict[str, np.ndarray], named: NamedSet, path: Path) -> None:
         raise DataError(f"{path} lacks {', '.join(absent)}; it has {', '.join(arrays) or 'nothing'}")
     masks_fit = all(arrays[m].dtype == bool and arrays[m].shape[1:] == (rows,) for m in _MASKS.values())
     if arrays["X"].shape != shape or arrays["y"].shape != (rows,) or not masks_fit:
-        found = {key: (str(a.dtype), a.shape) for key, a in arrays.items()}
-        raise DataError(f"{path} does not hold {named.name}: expected X of shape {shape}, found {found}")
+        shapes = {key: (str(a.dtype), a.shape) for key, a in arrays.items()}
+        raise DataError(f"{path} does not hold {named.name}: expected X of shape {shape}, found {shapes}")

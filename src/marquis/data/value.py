@@ -18,14 +18,14 @@ from marquis.errors import DataError
 class Data:
     """Rows of a data set, their targets, and where they came from. Never changed after it is made.
 
-    Images are kept as bytes (a quarter of the memory); `x` is made of them when first asked for.
+    Images are kept as bytes (a quarter of the memory); `x` is computed from them on first use.
     `data[:100]`, `data[[3, 5]]` and `data[mask]` are again `Data`, and `data[:100].x` converts only those.
 
     Attributes:
         stored: The rows as kept: uint8 images `[N, C, H, W]`, or a float table `[N, ...]` (NaN = missing).
         y: Targets, or None. Class labels are int64 `[N]`; regression targets are floats `[N, K]`, so that
             they have the shape of a network's output and never broadcast against it by accident.
-        name: What was asked for: `"mnist"`, `"uci/boston"`, a path.
+        name: The name or path: `"mnist"`, `"uci/boston"`, a path.
         split: `"train"`, `"validation"`, `"test"` or `"all"`.
         feature_names: Names of a table's columns, where it has them.
         target_names: Names of the classes, or of the columns of `y`.
@@ -45,7 +45,7 @@ class Data:
     files: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse rows and targets that do not belong together."""
+        """Refuse rows and targets of different numbers."""
         if self.stored.ndim < 2 or len(self.stored) == 0:
             raise DataError(
                 f"{self.name} (split {self.split!r}): no rows in an array of shape {tuple(self.stored.shape)}; "
@@ -63,20 +63,20 @@ class Data:
 
     @cached_property
     def x(self) -> Tensor:
-        """All rows as floats; images in [0, 1]. Made once; costs 4 bytes per pixel (float32)."""
+        """Return all rows as floats, images in [0, 1]; computed once, 4 bytes per pixel (float32)."""
         return as_floats(self.stored, self.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of `x`, without making it."""
+        """Return the shape of `x` without computing it."""
         return tuple(self.stored.shape)
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.stored)
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Sequence[bool] | Tensor | np.ndarray) -> Data:
-        """A subset, as `Data`. An integer gives one row and keeps the row axis."""
+        """Return a subset as `Data`; an integer gives one row and keeps the row axis."""
         picked = rows if isinstance(rows, slice) else torch.as_tensor(rows)
         if isinstance(picked, Tensor) and picked.ndim == 0:
             row = int(picked)
@@ -89,37 +89,37 @@ class Data:
         return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked], files=files)
 
     def tensor_dataset(self) -> RowDataset:
-        """A map-style dataset of `(x, y)`, or `(x,)` where there are no targets, for any `DataLoader`.
+        """Return a map-style dataset of `(x, y)`, or `(x,)` where there are no targets, for any `DataLoader`.
 
         Bytes become floats batch by batch, so that the whole set is never held as floats.
         """
         return RowDataset(self)
 
     def __repr__(self) -> str:
-        """One line: name, split, shapes, source."""
+        """Show name, split, shapes and source in one line."""
         targets = "" if self.y is None else f", y {tuple(self.y.shape)}"
         return f"Data({self.name!r}, split={self.split!r}, x {self.shape}{targets}, from {self.source})"
 
 
 class RowDataset(Dataset[tuple[Tensor, ...]]):
-    """`Data` as PyTorch's `DataLoader` wants it; works like `TensorDataset`."""
+    """`Data` for PyTorch's `DataLoader`; works like `TensorDataset`."""
 
     def __init__(self, data: Data) -> None:
         """Wrap `data` without copying it."""
         self.data = data
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One row and its target."""
+        """Return one row and its target."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {self.data.name}, which has {len(self)} rows")
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """A batch of rows at once: one conversion from bytes instead of one per row."""
+        """Return a batch of rows with one conversion from bytes instead of one per row."""
         rows = torch.as_tensor(indices)
         x = as_floats(self.data.stored[rows], self.data.dtype)
         if self.data.y is None:
@@ -128,12 +128,12 @@ class RowDataset(Dataset[tuple[Tensor, ...]]):
 
 
 def as_floats(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes become floats in [0, 1]; floats change type only."""
+    """Convert bytes to floats in [0, 1]; floats change type only."""
     return stored.to(dtype).div_(255) if stored.dtype == torch.uint8 else stored.to(dtype)
 
 
 def rows_at_random(count: int, most: int, seed: int) -> np.ndarray:
-    """Numbers of at most so many rows, in their order; all of them if they are no more."""
+    """Return the indices of at most `most` random rows, in order; all if there are no more."""
     if count <= most:
         return np.arange(count)
     chosen = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]

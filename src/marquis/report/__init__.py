@@ -1,4 +1,4 @@
-"""Reports: what a trained autoencoder does, as one HTML page that needs no other file, and its pictures as PNGs."""
+"""Reports on trained autoencoders: one HTML page that needs no other file, and its figures as PNGs."""
 
 from __future__ import annotations
 

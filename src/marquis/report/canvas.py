@@ -1,4 +1,4 @@
-"""Figures without a display and without pyplot's global state, and texts that matplotlib does not take for formulas."""
+"""Figures without a display and without pyplot's global state, and labels that matplotlib shows literally."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CLASSES = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#0b3d2e"),
     *("#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#dbdb8d", "#9edae5", "#7f0000"),
 )
-"""Colours of classes; no grey, which is what maps are made of."""
+"""Colours of classes; without grey, the colour of the maps."""
 DPI = 130
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches that draws itself into memory; nothing global knows of it."""
+    """Return a figure of this size in inches that is rendered into memory, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -33,11 +33,11 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panels(count: int, columns: int, width: float, height: float, beside: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, `columns` per row, each of this size in inches, with room beside them."""
+def panels(count: int, columns: int, width: float, height: float, margin: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `count` panels, `columns` per row, each of this size in inches, with room beside them."""
     columns = min(count, columns)
     rows = -(-count // columns)
-    figure = new_figure(width * columns + beside, height * rows)
+    figure = new_figure(width * columns + margin, height * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for empty in grid[count:]:
         empty.remove()
@@ -45,17 +45,17 @@ def panels(count: int, columns: int, width: float, height: float, beside: float 
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG, the same bytes for the same figure."""
+    """Return the figure as a PNG, the same bytes for the same figure."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # names in scripts that the font lacks become boxes; the page below the picture has them in full
+        # names in scripts that the font lacks become boxes; the page below the figure has them in full
         warnings.filterwarnings("ignore", ".*[Gg]lyph .* missing.*")
         figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def label(text: object, limit: int = 24) -> str:
-    """A user's text as matplotlib shows it literally: one line, not too long, no formula, never left out.
+    """Return a user's text so that matplotlib shows it literally: one line, not too long, no formula.
 
     Between dollars matplotlib sees a formula, and labels that begin with an underscore vanish from legends.
     """
@@ -67,7 +67,7 @@ def label(text: object, limit: int = 24) -> str:
 
 
 def use_log(axis: Any, which: str, low: float, high: float) -> bool:
-    """A logarithmic axis with plain numbers, if the values span a factor of ten; below that it would hide more."""
+    """Make an axis logarithmic with plain numbers if the values span a factor of ten, and return whether it is."""
     if not 0 < 10 * low < high:
         return False
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
@@ -82,18 +82,18 @@ def use_log(axis: Any, which: str, low: float, high: float) -> bool:
 
 
 def note(axes: Axes, text: str) -> None:
-    """A sentence in place of a picture that there is nothing to draw for."""
+    """Write a sentence into a panel for which there is nothing to plot."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, fontsize=9, color=GREY, wrap=True)
     axes.set(xticks=[], yticks=[])
 
 
 def legend_width(names: Sequence[str]) -> float:
-    """Inches that `add_legend` takes."""
+    """Return the width in inches that `add_legend` needs."""
     return 0.2 + _legend_columns(names) * (0.55 + 0.085 * max(map(len, names), default=0))
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], title: str) -> None:
-    """A legend to the right of all panels."""
+    """Add a legend to the right of all panels."""
     style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": _legend_columns(names)}
     figure.legend(list(handles), list(names), loc="outside right center", title=title, **style)
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.options import renamed_arguments
 from marquis.report import sections
 from marquis.report.curves import History
 from marquis.report.html import Page
@@ -21,17 +22,18 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out.
+    """The page and the numbers of a comparison.
 
     Attributes:
         path: The page.
-        table: Numbers by model and name, as on the page; NaN where a number means nothing for a model.
+        table: Numbers by model and name, as on the page; NaN where a number does not apply to a model.
     """
 
     path: Path
     table: dict[str, dict[str, float]]
 
 
+@renamed_arguments(outside="out_of_distribution")
 def write_comparison(
     models: Mapping[str, Any],
     data: Tensor,
@@ -39,32 +41,32 @@ def write_comparison(
     out: str | os.PathLike[str],
     history: Mapping[str, History] | None = None,
     *,
-    title: str = "Autoencoders side by side",
+    title: str = "Comparison of autoencoders",
     text: str = "",
     classes: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-    outside: Mapping[str, Tensor] | None = None,
+    out_of_distribution: Mapping[str, Tensor] | None = None,
     effort: Effort | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Compare models on held-out data: a table, maps of the code, reconstructions, variances, posteriors, training.
 
-    Writes `out/report.html`, which needs no other file, and the pictures as PNGs into `out/report/`. Cost: about
-    `samples` passes of each model over the data (2000 rows and 50 draws at most; fewer for large data).
+    Writes `out/report.html`, which needs no other file, and the figures as PNGs into `out/report/`. Cost: about
+    `samples` passes of each model over the data (at most 2000 rows and 50 posterior samples; fewer for large data).
 
     Args:
         models: By name; anything with `encode`, `decode` and `reconstruct`.
         data: Held-out data `[n, ...]`.
         labels: Classes `[n]` (integers) or targets (floats), for colours; None for none.
-        out: Folder; made if it is not there.
+        out: Folder; created if it does not exist.
         history: Rows of the training by model, as in `metrics.csv` or `Trained.rows`.
-        title: Of the page.
+        title: Title of the page.
         text: First paragraph.
         classes: Names of the classes.
         columns: Names of a table's columns.
-        outside: Data from elsewhere by name: are their variances larger?
+        out_of_distribution: OOD data by name, whose variances are compared.
         effort: How much is computed.
-        seed: Of the draws of the models.
+        seed: Random seed.
 
     Raises:
         DataError: No models, no data, or labels that do not belong to them.
@@ -76,21 +78,22 @@ def write_comparison(
     if labels is not None and len(labels) != len(data):
         raise DataError(f"{len(data)} data but {len(labels)} labels.")
     if labels is not None and labels.dim() != 1 and not labels.is_floating_point():
-        raise DataError(f"labels of shape {list(labels.shape)}: classes are one integer per datum, [n].")
+        raise DataError(f"labels of shape {list(labels.shape)}: classes are one integer per sample, [n].")
     if unknown := sorted(set(history or {}) - set(models)):
-        raise DataError(f"history= has {', '.join(unknown)}, which is none of the models {', '.join(models)}.")
+        raise DataError(f"history= has {', '.join(unknown)}, not one of the models {', '.join(models)}.")
     effort = effort or Effort.sensible(data.shape[1:])
     data = data[: effort.rows].detach().cpu()
     labels = None if labels is None else labels[: effort.rows].detach().cpu()
     shown = sections.shown_rows(data.shape[1:], labels, len(data))
-    limited = {name: other[: effort.rows] for name, other in (outside or {}).items()}
+    limited = {name: other[: effort.rows] for name, other in (out_of_distribution or {}).items()}
     studies = {
-        name: study(model, data, shown, outside=limited, effort=effort, seed=seed) for name, model in models.items()
+        name: study(model, data, shown, out_of_distribution=limited, effort=effort, seed=seed)
+        for name, model in models.items()
     }
     page = Page(title)
     if text:
         page.text(text)
-    page.heading(f"Numbers on {len(data)} held-out data")
+    page.heading(f"Metrics on {len(data)} held-out samples")
     sections.add_table(page, studies)
     sections.add_map(page, studies, labels, classes)
     sections.add_examples(page, studies, data[shown], columns)
@@ -100,4 +103,4 @@ def write_comparison(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     path = page.write(out / REPORT)
-    return Comparison(path, {name: dict(found.numbers) for name, found in studies.items()})
+    return Comparison(path, {name: dict(result.numbers) for name, result in studies.items()})

@@ -1,4 +1,4 @@
-"""All pictures of the report: functions from numbers to matplotlib figures, which touch nothing global."""
+"""All figures of the report: functions from numbers to matplotlib figures, without global state."""
 
 from __future__ import annotations
 

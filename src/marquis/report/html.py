@@ -1,4 +1,4 @@
-"""A report in one HTML file: headings, text, tables and pictures, with the pictures inside the file itself."""
+"""A report in one HTML file: headings, text, tables and figures, all in the file itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from marquis.errors import DataError
 from marquis.io.atomic import replacing, write_text
+from marquis.options import warn_renamed
 from marquis.report.canvas import png
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ figcaption, .small { color: #5a5f68; font-size: .9rem; }
   figcaption, .small { color: #a3a9b3; }
 }
 """
-# No script, nothing from elsewhere, whatever got into the texts.
+# No script and no other source, whatever the texts contain.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 class Page:
     """Collects the parts of a report; `write` puts them into one file that needs no other.
 
-    All texts are plain: what looks like HTML in them is shown, not obeyed.
+    All texts are plain: HTML in them is shown literally.
 
     Args:
         title: The page's title and first heading.
@@ -51,7 +52,7 @@ class Page:
     def __init__(self, title: str) -> None:
         self.title = title
         self.parts: list[str] = []
-        self.pictures: dict[str, bytes] = {}
+        self.figures: dict[str, bytes] = {}
 
     def text(self, text: str, small: bool = False) -> None:
         """Add a paragraph."""
@@ -71,23 +72,28 @@ class Page:
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def picture(self, name: str, figure: Figure, caption: str) -> None:
-        """Add a figure with a caption, which is also what those hear who cannot see it.
+    def figure(self, name: str, figure: Figure, caption: str) -> None:
+        """Add a figure with a caption, which is also its alternative text.
 
         Args:
-            name: Of its PNG file, without the ending; letters, digits and hyphens.
-            figure: Drawn, not changed.
+            name: Name of its PNG file, without the ending: letters, digits and hyphens.
+            figure: The figure, which is not changed.
             caption: What it shows.
         """
-        if not re.fullmatch(r"[a-z0-9-]+", name) or name in self.pictures:
-            raise DataError(f"{name!r}: pictures have different names of small letters, digits and hyphens.")
-        self.pictures[name] = png(figure)
-        data = base64.b64encode(self.pictures[name]).decode("ascii")
+        if not re.fullmatch(r"[a-z0-9-]+", name) or name in self.figures:
+            raise DataError(f"{name!r}: figures have different names of small letters, digits and hyphens.")
+        self.figures[name] = png(figure)
+        data = base64.b64encode(self.figures[name]).decode("ascii")
         image = f'<img alt="{_escaped(caption)}" src="data:image/png;base64,{data}">'
         self.parts.append(f"<figure>{image}<figcaption>{_escaped(caption)}</figcaption></figure>")
 
+    def picture(self, name: str, figure: Figure, caption: str) -> None:
+        """Call `figure`, by its deprecated name."""
+        warn_renamed("Page.picture", "Page.figure")
+        self.figure(name, figure, caption)
+
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         title = _escaped(self.title)
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -98,14 +104,14 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, and its pictures as PNG files into a folder of the same name without the ending.
+        """Write the page, and its figures as PNG files into a folder of the same name without the ending.
 
-        Each file is there completely or not at all; the page comes last.
+        Each file is written atomically, the page last.
         """
         path = Path(path)
         folder = path.with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in self.pictures.items():
+        for name, data in self.figures.items():
             with replacing(folder / f"{name}.png") as temporary:
                 temporary.write_bytes(data)
         write_text(path, self.html())
@@ -113,12 +119,12 @@ class Page:
 
 
 def settings_rows(settings: Mapping[str, object]) -> list[list[str]]:
-    """Names and values as rows of a table, numbers shortened."""
+    """Return names and values as rows of a table, numbers shortened."""
     return [[str(name), cell(value)] for name, value in settings.items()]
 
 
 def cell(value: object) -> str:
-    """A number as short as it can be read; what is not there or not a number is a dash."""
+    """Format a number as short as it can be read; what is missing or not a number is a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -129,6 +135,6 @@ def cell(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """For text and for attributes; what HTML or UTF-8 does not allow (odd file names) is replaced."""
-    sound = str(text).encode("utf-8", "replace").decode("utf-8")
-    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", " ", sound), quote=True)
+    """Escape text and attributes; what HTML or UTF-8 does not allow (odd file names) is replaced."""
+    valid = str(text).encode("utf-8", "replace").decode("utf-8")
+    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", " ", valid), quote=True)

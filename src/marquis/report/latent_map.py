@@ -1,4 +1,4 @@
-"""The code in two dimensions: where the data are, and how sure the decoder is there and elsewhere (LAE Figure 1)."""
+"""Latent maps: codes in two dimensions over the decoder's standard deviation (LAE Figure 1)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARGIN = 0.3
-"""How far the map goes beyond the data, as a share of their range: the interesting part is where there are none."""
+"""How far the map extends beyond the data, as a share of their range."""
 ROOM = 0.35
 """Share of the grey scale that is darker than all of the map."""
 BATCH = 512
-OVER_DRAWS, NOISE, CONSTANT = "std over draws", "std of predicted noise", "constant noise"
+OVER_SAMPLES, NOISE, CONSTANT = "std over samples", "std of predicted noise", "constant noise"
 
 
 @dataclass(frozen=True, eq=False)
 class LatentMap:
-    """A picture of one model's code, as numbers.
+    """Codes of one model in two dimensions, and the decoder's standard deviation around them.
 
     Attributes:
         points: Codes of the data, `[n, 2]`.
         std: The decoder's standard deviation on a grid, `[rows, columns]`: root of the mean variance of the outputs.
         extent: Left, right, bottom and top of the grid.
         axes: What the two axes are.
-        meaning: Which standard deviation it is: `OVER_DRAWS`, `NOISE` or `CONSTANT`.
+        meaning: Which standard deviation it is: `OVER_SAMPLES`, `NOISE` or `CONSTANT`.
     """
 
     points: Tensor
@@ -51,14 +51,14 @@ def latent_map(
     """Decode a grid of codes around the data. Cost: `samples` decoder passes over `edge²` codes.
 
     Codes of more than two numbers are shown along their two principal axes, and the grid lies in that plane, through
-    the mean code. A model without variance over draws shows the noise that its decoder predicts.
+    the mean code. A model without posterior samples shows the noise that its decoder predicts.
 
     Args:
         model: Anything with `decode`.
         codes: Codes of the data, `[n, K]`, finite.
         edge: Grid points per axis.
-        samples: Draws of the model.
-        generator: For the draws.
+        samples: Number of posterior samples.
+        generator: For the samples.
     """
     if codes.dim() != 2 or len(codes) == 0 or not bool(codes.isfinite().all()):
         raise DataError(f"a map needs finite codes [n, K], n at least 1; got shape {list(codes.shape)}.")
@@ -79,13 +79,13 @@ def latent_map(
 
 
 def _plane(codes: Tensor) -> tuple[Tensor, Tensor, tuple[str, str]]:
-    """Origin `[K]` and directions `[2, K]` (`[1, 1]` for K = 1) of the plane that is shown, and names for its axes."""
+    """Return origin `[K]` and directions `[2, K]` (`[1, 1]` for K = 1) of the plane that is shown, and axis names."""
     size = codes.shape[1]
     if size <= 2:
         return codes.new_zeros(size), torch.eye(size, dtype=codes.dtype), ("code 1", "code 2" if size == 2 else "")
     centre = codes.mean(0)
     _, values, directions = torch.linalg.svd(codes - centre, full_matrices=False)
-    if len(directions) < 2:  # a single datum
+    if len(directions) < 2:  # a single sample
         directions, values = torch.eye(size, dtype=codes.dtype)[:2], codes.new_zeros(2)
     share = values.square() / values.square().sum().clamp_min(1e-300)
     signs = directions[:2].gather(1, directions[:2].abs().argmax(1, keepdim=True)).sign()  # the SVD leaves them open
@@ -95,17 +95,19 @@ def _plane(codes: Tensor) -> tuple[Tensor, Tensor, tuple[str, str]]:
 
 @torch.no_grad()
 def _decoder_std(model: Any, z: Tensor, samples: int, same: SameSeed) -> tuple[Tensor, str]:
-    """Root mean variance of the outputs for each code, and which variance it is."""
+    """Return the root mean variance of the outputs for each code, and which variance it is."""
     device, dtype = device_of(model), dtype_of(model)
-    drawn, noise = [], []
+    sampled, noise = [], []
     for part in z.to(dtype).split(BATCH):
-        said: Estimate = model.decode(part if device is None else part.to(device), samples, generator=same.generator())
-        drawn.append(said.variance.double().flatten(1).mean(1).cpu())
-        around = said.variance.new_zeros(()) if said.noise_variance is None else said.noise_variance
-        noise.append(around.double().expand_as(said.mean).flatten(1).mean(1).cpu())
-    over_draws, around = torch.cat(drawn), torch.cat(noise)
-    if bool((over_draws > 0).any()):
-        return over_draws.sqrt(), OVER_DRAWS
+        decoded: Estimate = model.decode(
+            part if device is None else part.to(device), samples, generator=same.generator()
+        )
+        sampled.append(decoded.variance.double().flatten(1).mean(1).cpu())
+        around = decoded.variance.new_zeros(()) if decoded.noise_variance is None else decoded.noise_variance
+        noise.append(around.double().expand_as(decoded.mean).flatten(1).mean(1).cpu())
+    over_samples, around = torch.cat(sampled), torch.cat(noise)
+    if bool((over_samples > 0).any()):
+        return over_samples.sqrt(), OVER_SAMPLES
     constant = float(around.max() - around.min()) <= 1e-9 * max(float(around.max()), 1e-300)
     return around.sqrt(), CONSTANT if constant else NOISE
 
@@ -113,17 +115,17 @@ def _decoder_std(model: Any, z: Tensor, samples: int, same: SameSeed) -> tuple[T
 def latent_figure(
     maps: Mapping[str, LatentMap], labels: Tensor | None = None, classes: Sequence[str] | None = None
 ) -> Figure:
-    """Maps side by side: points coloured by class over the decoder's standard deviation, dark where it is unsure.
+    """Plot codes coloured by class over the decoder's standard deviation, dark where it is large, side by side.
 
-    Every map has a scale of its own, because the models do.
+    Every map has its own scale.
 
     Args:
         maps: By name of the model.
         labels: Of the data: integer classes `[n]`, or numbers; None for one colour.
         classes: Names of the classes.
     """
-    found = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
-    names = [label(_class_name(value, classes)) for value in found] if len(found) <= len(CLASSES) else []
+    values = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
+    names = [label(_class_name(value, classes)) for value in values] if len(values) <= len(CLASSES) else []
     figure, axes = panels(len(maps), 3, 4.1, 4.4, legend_width(names) if names else 0.0)
     for axis, (name, shown) in zip(axes, maps.items(), strict=True):
         _draw_map(figure, axis, shown)
@@ -150,7 +152,7 @@ def _class_name(value: int, classes: Sequence[str] | None) -> str:
 
 
 def _draw_map(figure: Figure, axis: Axes, shown: LatentMap) -> None:
-    """Greys that leave room above: black would swallow the points. Logarithmic where a corner would outshine all."""
+    """Draw the background in greys that are lighter than the points; logarithmic if the values span much."""
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import MaxNLocator
 
@@ -182,7 +184,7 @@ def _draw_points(axis: Axes, points: Tensor, labels: Tensor | None) -> Any:
     if labels.is_floating_point():
         values = labels.reshape(len(labels), -1)[:, 0].numpy()
         return axis.scatter(across, up, c=values, cmap="plasma", **style)
-    found, place = labels.unique(return_inverse=True)
-    if len(found) <= len(CLASSES):
+    values, place = labels.unique(return_inverse=True)
+    if len(values) <= len(CLASSES):
         return axis.scatter(across, up, color=[CLASSES[i] for i in place.tolist()], **style)
     return axis.scatter(across, up, c=place.numpy(), cmap="nipy_spectral", **style)

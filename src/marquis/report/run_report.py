@@ -1,4 +1,4 @@
-"""`write_report`: the page of a finished training."""
+"""`write_report`: the page of a finished run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marquis.run.directory import SUMMARY
 
 
 def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = None, seed: int = 0) -> Path:
-    """The report of a run of `marquis train`: `report.html`, which needs no other file, and PNGs in `report/`.
+    """Write the report of a run of `marquis train`: `report.html`, which needs no other file, and PNGs in `report/`.
 
     Held-out data are the test rows, else the validation rows, else the training rows (and the page says so). Tables are
     shown in the units of the data.
@@ -29,13 +29,13 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
     Args:
         run_dir: The run's folder, with a finished model.
         effort: How much is computed; by default what is sensible for the data's size.
-        seed: Of the draws of the model.
+        seed: Random seed.
 
     Returns:
         The page.
 
     Raises:
-        DataError: There is no run, or its training is not over.
+        DataError: There is no run, or its training is not finished.
     """
     run = Run.open(run_dir)
     model = run.model()
@@ -45,24 +45,26 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
     x, labels = data.x, data.y
     shown = sections.shown_rows(run.spec.shape, labels, len(data))
     name = run.settings.model
-    found = study(model, x, shown, effort=effort, seed=seed)
+    result = study(model, x, shown, effort=effort, seed=seed)
 
     page = Page(f"{name} on {Path(run.settings.data).stem}")
-    page.text(f"A code of {run.spec.latent} numbers; measured on {len(data)} {split} rows with {found.draws} draws.")
+    page.text(
+        f"Latent size {run.spec.latent}; metrics on {len(data)} {split} rows, {result.samples} posterior samples."
+    )
     summary = _summary(run.path)
     if summary:
         page.table(["", "value"], settings_rows(summary))
-    page.heading("Numbers")
+    page.heading("Metrics")
     if run.scaling is not None:
-        page.text("In columns that were brought to mean 0 and standard deviation 1 for the training.")
-    sections.add_table(page, {name: found})
-    sections.add_map(page, {name: found}, labels, data.target_names)
+        page.text("Columns were scaled to mean 0 and standard deviation 1 for training.")
+    sections.add_table(page, {name: result})
+    sections.add_map(page, {name: result}, labels, data.target_names)
     originals, units = x[shown], ""
     if run.scaling is not None:
-        originals, found, units = _in_units(run.scaling, originals, found)
-    sections.add_examples(page, {name: found}, originals, data.feature_names or run.columns, units)
-    sections.add_variances(page, {name: found})
-    sections.add_widths(page, {name: found})
+        originals, result, units = _in_units(run.scaling, originals, result)
+    sections.add_examples(page, {name: result}, originals, data.feature_names or run.columns, units)
+    sections.add_variances(page, {name: result})
+    sections.add_widths(page, {name: result})
     sections.add_training(page, {name: run.rows_of_training()})
     page.heading("Settings")
     settings = {
@@ -82,20 +84,20 @@ def _held_out(run: Run) -> tuple[Data, str]:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """What the training wrote about itself; an old or damaged file is no reason to have no report."""
+    """Return the summary that training wrote; an old or damaged file is no reason to have no report."""
     try:
-        held = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return summary if isinstance(summary, dict) else {}
 
 
-def _in_units(scaling: Scaling, originals: Tensor, found: Study) -> tuple[Tensor, Study, str]:
-    """Examples of a table as the user knows them."""
-    said, squared = found.examples, scaling.deviations(scaling.scale.new_ones(())).square()
+def _in_units(scaling: Scaling, originals: Tensor, result: Study) -> tuple[Tensor, Study, str]:
+    """Return examples of a table in the units of the data."""
+    scaled, squared = result.examples, scaling.deviations(scaling.scale.new_ones(())).square()
     examples = Examples(
-        scaling.unscaled(said.mean),
-        None if said.variance is None else said.variance.double() * squared,
-        None if said.noise_variance is None else said.noise_variance.double() * squared,
+        scaling.unscaled(scaled.mean),
+        None if scaled.variance is None else scaled.variance.double() * squared,
+        None if scaled.noise_variance is None else scaled.noise_variance.double() * squared,
     )
-    return scaling.unscaled(originals), replace(found, examples=examples), " in the units of the data"
+    return scaling.unscaled(originals), replace(result, examples=examples), " in the units of the data"

@@ -1,4 +1,4 @@
-"""The parts of a page that reports on one model and pages that compare several have in common."""
+"""Sections that the report on one model and the comparison of several have in common."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from marquis.report.study import Study
 from marquis.report.widths import widths_figure
 
 MEASURES = (
-    "log p: log-likelihood of a held-out datum under its own reconstruction, averaged over the draws of the model "
-    "inside the logarithm; the encoder has seen the datum, so it is no density of data. Squared error: of the mean, "
-    "summed over the entries of a datum. Coverage: the share of entries inside the central 90 % interval of a new "
-    "observation; honest is 90 %. Variances: over the draws of the model, averaged over the entries; zero for a single "
-    "network. AUROC: the chance that a datum from elsewhere has a larger variance (or error) than a held-out one; "
-    "guessing has 0.5."
+    "Log-likelihood: of a held-out sample under its reconstruction, averaged over posterior samples within the "
+    "logarithm; the encoder has seen the sample, so it is no density of data. Squared error: of the mean, summed over "
+    "the entries of a sample. Coverage: the share of entries in the central 90 % interval of a new observation; a "
+    "calibrated model has 90 %. Variances: over posterior samples, averaged over the entries; zero for a single "
+    "network. AUROC: the probability that an OOD sample has a larger variance (or error) than a held-out one; chance "
+    "level 0.5."
 )
 
 
 def shown_rows(shape: Sequence[int], labels: Tensor | None, count: int) -> Tensor:
-    """Which data become examples: ten images, or enough rows of a table for its panels."""
+    """Return which rows become examples: ten images, or enough rows of a table for its panels."""
     return choose(labels, count) if is_image(shape) else torch.arange(min(MOST_POINTS, count))
 
 
 def add_table(page: Page, studies: Mapping[str, Study]) -> None:
-    """The numbers of all models."""
-    names = list(dict.fromkeys(name for found in studies.values() for name in found.numbers))
-    rows = [[name, *(cell(found.numbers.get(name)) for found in studies.values())] for name in names]
+    """Add a table with the numbers of all models."""
+    names = list(dict.fromkeys(name for result in studies.values() for name in result.numbers))
+    rows = [[name, *(cell(result.numbers.get(name)) for result in studies.values())] for name in names]
     page.table(["", *studies], rows)
     page.text(MEASURES, small=True)
 
 
 def add_map(page: Page, studies: Mapping[str, Study], labels: Tensor | None, classes: Sequence[str] | None) -> None:
-    """The code in two dimensions."""
-    page.heading("Code")
+    """Add a map of the codes in two dimensions."""
+    page.heading("Latent map")
     size = next(iter(studies.values())).codes.shape[1]
     where = {
-        1: "The code is one number, from left to right; the vertical position means nothing. ",
+        1: "The code is one number, from left to right; the vertical position has no meaning. ",
         2: "",
     }.get(
         size, f"The code has {size} numbers: shown are its first two principal axes, and the plane through its mean. "
     )
-    page.picture(
+    page.figure(
         "latent",
-        latent_figure({name: found.map for name, found in studies.items()}, labels, classes),
+        latent_figure({name: result.map for name, result in studies.items()}, labels, classes),
         f"Codes of held-out data over a map of the decoder's standard deviation (root of the mean variance of the "
-        f"outputs), dark where it is large. {where}Every map has a scale of its own.",
+        f"outputs), dark where it is large. {where}Every map has its own scale.",
     )
 
 
 def add_examples(
     page: Page, studies: Mapping[str, Study], originals: Tensor, names: Sequence[str] | None = None, units: str = ""
 ) -> None:
-    """Reconstructions."""
+    """Add reconstructions."""
     page.heading("Reconstructions")
-    examples = {name: found.examples for name, found in studies.items()}
+    examples = {name: result.examples for name, result in studies.items()}
     if is_image(originals.shape[1:]):
-        page.picture(
+        page.figure(
             "reconstructions",
             image_figure(originals, examples),
             "Held-out data, their reconstructions and the standard deviation of every pixel, bright where it is large. "
@@ -74,7 +74,7 @@ def add_examples(
     worst = (
         f" Of {columns} columns, the {MOST_COLUMNS} with the largest relative error." if columns > MOST_COLUMNS else ""
     )
-    page.picture(
+    page.figure(
         "reconstructions",
         figure,
         f"Reconstruction against original{units}, with two standard deviations of a new observation; the line is a "
@@ -83,26 +83,26 @@ def add_examples(
 
 
 def add_variances(page: Page, studies: Mapping[str, Study]) -> None:
-    """Histograms of variances; models without any are named instead."""
+    """Add histograms of variances; models without variance are named instead."""
     page.heading("Variances")
-    uncertain = {name: found for name, found in studies.items() if found.draws > 1}
+    uncertain = {name: result for name, result in studies.items() if result.samples > 1}
     certain = [name for name in studies if name not in uncertain]
     if certain:
         page.text(f"{', '.join(certain)}: a single network, without variance.")
     if uncertain:
-        page.picture(
+        page.figure(
             "variances",
-            variance_figure({name: found.variances for name, found in uncertain.items()}),
-            "Variance over the draws of the model, averaged over the entries of a datum.",
+            variance_figure({name: result.variances for name, result in uncertain.items()}),
+            "Variance over posterior samples, averaged over the entries of a sample.",
         )
 
 
 def add_widths(page: Page, studies: Mapping[str, Study]) -> None:
-    """The posteriors' standard deviations, where there are posteriors."""
-    widths = {name: found.widths for name, found in studies.items() if found.widths}
+    """Add the posteriors' standard deviations, where there are posteriors."""
+    widths = {name: result.widths for name, result in studies.items() if result.widths}
     if widths:
         page.heading("Posterior")
-        page.picture(
+        page.figure(
             "posterior",
             widths_figure(widths),
             "Standard deviations of the weights, parameter by parameter: box for the quartiles, line for the median, "
@@ -111,13 +111,13 @@ def add_widths(page: Page, studies: Mapping[str, Study]) -> None:
 
 
 def add_training(page: Page, histories: Mapping[str, History]) -> None:
-    """Training curves, where there was a training."""
-    drawn = {name: rows for name, rows in histories.items() if series(rows, "train_loss")[0]}
-    if drawn:
+    """Add training curves, where there was a training."""
+    trained = {name: rows for name, rows in histories.items() if series(rows, "train_loss")[0]}
+    if trained:
         page.heading("Training")
-        page.picture(
+        page.figure(
             "training",
-            training_curves(drawn),
-            "Loss per datum by epoch, and what was learnt besides the weights. The validation loss is the expected "
-            "negative log-likelihood over ten draws; the training loss may contain more (a prior, a bound).",
+            training_curves(trained),
+            "Loss per sample by epoch, and learnt hyperparameters. The validation loss is the expected negative "
+            "log-likelihood over ten posterior samples; the training loss may contain more (a prior, a bound).",
         )

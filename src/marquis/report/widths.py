@@ -1,4 +1,4 @@
-"""How wide the posterior is, layer by layer."""
+"""Standard deviations of the posterior, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 
 def posterior_of(model: Any) -> Posterior | None:
-    """The Gaussian over a model's weights, if it has one: as a value or as a method."""
-    found = getattr(model, "posterior", None)
-    found = found() if callable(found) else found
-    return found if isinstance(found, Posterior) else None
+    """Return the Gaussian over a model's weights, an attribute or a method, if it has one."""
+    posterior = getattr(model, "posterior", None)
+    posterior = posterior() if callable(posterior) else posterior
+    return posterior if isinstance(posterior, Posterior) else None
 
 
 def posterior_widths(posterior: Posterior) -> dict[str, Tensor]:
-    """Quantiles (1, 25, 50, 75, 99 %) of the weights' standard deviations, for each parameter that is random."""
-    found = {}
+    """Return quantiles (1, 25, 50, 75, 99 %) of the weights' standard deviations, for each random parameter."""
+    quantiles = {}
     for name, variance in posterior.variance().items():
         values = variance.detach().double().flatten().cpu()
         values = values[values > 0]
         if len(values):
             ordered = values.sqrt().sort().values  # torch.quantile refuses more than 16 million values
             places = torch.tensor(QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
-            found[name] = torch.lerp(ordered[places.floor().long()], ordered[places.ceil().long()], places.frac())
-    return found
+            quantiles[name] = torch.lerp(ordered[places.floor().long()], ordered[places.ceil().long()], places.frac())
+    return quantiles
 
 
 def widths_figure(models: Mapping[str, Mapping[str, Tensor]]) -> Figure:
-    """A box per parameter from the data inwards: quartiles and median; whiskers to the 1 % and 99 % quantiles.
+    """Plot a box per parameter, inputs first: quartiles and median; whiskers to the 1 % and 99 % quantiles.
 
     Args:
-        models: What `posterior_widths` found, by name of the model.
+        models: Results of `posterior_widths`, by name of the model.
     """
     models = {name: widths for name, widths in models.items() if widths}
     if not models:
-        raise DataError("there is no posterior whose widths could be drawn.")
+        raise DataError("there is no posterior to plot.")
     names = list(dict.fromkeys(name for widths in models.values() for name in widths))
     figure = new_figure(7.4, 1.2 + (0.28 + 0.16 * len(models)) * len(names))
     axis = figure.subplots()
