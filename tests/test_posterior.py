@@ -1,4 +1,4 @@
-"""Posterior Gaussians against dense linear algebra and Bayesian linear regression (methods.md 3.7)."""
+"""Posterior Gaussians against dense linear algebra and Bayesian linear regression (docs/method/posterior.md#checks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Function space gives the answers of weight space (methods.md 8.7; test 8)."""
+"""Function space gives the answers of weight space (docs/method/predictive.md#function-space)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_fashion_has_the_published_size():
     with torch.device("meta"):  # 17 million weights, none of them real
         encoder, decoder = build("fashion-conv", 2)
         assert decoder(encoder(torch.empty(5, 1, 28, 28))).shape == (5, 1, 28, 28)
-    assert weights(encoder, decoder) == 17_164_739  # methods.md 7: 17.16 million
+    assert weights(encoder, decoder) == 17_164_739  # docs/method/autoencoders.md#architectures: 17.16 million
     assert channels(encoder) == [(1, 64), (64, 64)]
     assert widths(encoder) == [(3136, 2048), (2048, 1024), (1024, 2)]
     assert widths(decoder) == [(2, 1024), (1024, 2048), (2048, 3136)]

@@ -1,4 +1,4 @@
-"""The baselines against what is known about them exactly (methods.md 7.1)."""
+"""The baselines against what is known about them exactly (docs/method/autoencoders.md#checks)."""
 
 from __future__ import annotations
 

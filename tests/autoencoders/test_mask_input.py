@@ -1,4 +1,4 @@
-"""`missing="mask"`: the encoder sees which entries were observed, in training and afterwards (methods.md 1.2)."""
+"""`missing="mask"`: the encoder receives which entries were observed (docs/method/likelihoods.md#missing-entries)."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class TestConformance:
         assert (said.log_prob >= said.expected_log_prob - 1e-12).all()
 
     def test_variance_identity(self, model):
-        """methods.md 6.5: mean over draws of the error, minus the error of the mean, is the biased variance."""
+        """Mean error over samples minus error of the mean is the biased variance (docs/method/autoencoders.md)."""
         x = data()
         said = model.reconstruct(x, 5, generator=generator(5), keep=True)
         of_draws = (said.samples - x).square().flatten(2).sum(2).mean(0)

@@ -1,4 +1,4 @@
-"""The adapted evidence: theta-star, the affine and the simplified model, scale invariance (methods.md 5.5, 5.6)."""
+"""The adapted evidence: theta-star, the affine and the simplified model, scale invariance (docs/method/evidence.md)."""
 
 from __future__ import annotations
 

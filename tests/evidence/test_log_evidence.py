@@ -1,4 +1,4 @@
-"""The log evidence against exact marginal likelihoods (methods.md 5.1, 5.8; test 1)."""
+"""The log evidence against exact marginal likelihoods (docs/method/evidence.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with evidence: when it updates, what it minimises, what it gives back (methods.md 5.4, 5.8)."""
+"""Training with evidence: when it updates, what it minimises, what it gives back (docs/method/evidence.md)."""
 
 from __future__ import annotations
 

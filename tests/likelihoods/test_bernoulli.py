@@ -48,7 +48,7 @@ def test_grey_values_are_the_cross_entropy():
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_signed_form(sign):
-    """For y in {-1, 1}: r = -y sigmoid(-y f), L = sigmoid(f) sigmoid(-f) (methods.md 1.2, 1.6)."""
+    """For y in {-1, 1}: r = -y sigmoid(-y f), L = sigmoid(f) sigmoid(-f) (docs/method/likelihoods.md)."""
     f = torch.linspace(-40, 40, 81, dtype=torch.float64)
     y = torch.full_like(f, (sign + 1) / 2)
     torch.testing.assert_close(Bernoulli().gradient(f, y), -sign * (-sign * f).sigmoid(), rtol=1e-12, atol=0)
@@ -76,7 +76,7 @@ def test_sample_compares_a_uniform_number():
 
 
 def test_probit_against_quadrature():
-    """Within 0.015 of 64-node Gauss-Hermite (methods.md 4.4), but not equal to it."""
+    """Within 0.015 of 64-node Gauss-Hermite (docs/method/predictive.md#checks), but not equal to it."""
     points, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
     mean = torch.linspace(-6, 6, 61, dtype=torch.float64)[:, None]
     variance = torch.linspace(0, 50, 101, dtype=torch.float64)[None, :]

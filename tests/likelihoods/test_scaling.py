@@ -1,4 +1,4 @@
-"""Sums, not means: how the likelihoods relate to the losses that people train with (methods.md 1.4, 1.6)."""
+"""Sums, not means: how the likelihoods relate to the losses that people train with (docs/method/likelihoods.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The online learner against closed forms, plain training and hand-made recursions (methods.md 6.8)."""
+"""The online learner against closed forms, plain training and hand-made recursions (docs/method/online.md#checks)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_prior_precision_is_mackays_fixed_point():
     assert state.with_prior(squared, factor).prior_precision == pytest.approx(gamma / squared)
 
 
-# ---- stationary precision: test 9 of methods.md 11
+# ---- stationary precision: docs/method/online.md#steady-state
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_deviations_are_scaled_noise():
 
 @pytest.mark.parametrize("coefficients", [(0.3, -1.0, 2.0, 0.0), (0.3, -1.0, 2.0, 1.5)], ids=["quadratic", "cubic"])
 def test_opper_archambeau_identities(coefficients: tuple[float, ...]):
-    """d/dμ E[V] = E[V'], d/dσ² E[V] = 1/2 E[V''], with the learner's noise as the measure (methods.md 6.2)."""
+    """d/dμ E[V] = E[V'], d/dσ² E[V] = 1/2 E[V''], with the learner's noise as the measure (docs/method/online.md)."""
     c0, c1, c2, c3 = coefficients
     mu = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     variance = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Predictive distributions against dense answers, quadrature and plain loops (methods.md 4.4; tests 14, 15)."""
+"""Predictive distributions against dense answers, quadrature and plain loops (docs/method/predictive.md)."""
 
 from __future__ import annotations
 

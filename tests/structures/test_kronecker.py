@@ -1,4 +1,4 @@
-"""Kronecker: the conformance suite, and what its sum, scale, decay and diagonal mean (methods.md 2.4)."""
+"""Kronecker: the conformance suite, and what its sum, scale, decay and diagonal mean (docs/method/kronecker.md)."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_exact_structures_agree_where_each_is_exact() -> None:
 
 
 def test_bayesian_linear_regression_in_two_halves() -> None:
-    """The closed-form posterior; updating by halves equals one batch (methods.md 3.7)."""
+    """The closed-form posterior; updating by halves equals one batch (docs/method/posterior.md#checks)."""
     layout = Layout({"w": (4,)})
     inputs, noise, prior = normal(30, 4, seed=0), 2.0, 0.5
     exact = torch.linalg.inv(noise * inputs.mT @ inputs + prior * torch.eye(4, dtype=F64))

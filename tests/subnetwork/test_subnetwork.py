@@ -1,4 +1,4 @@
-"""Single weights and the last layer (methods.md 2.9)."""
+"""Single weights and the last layer (docs/method/curvature.md#last-layer-and-subnetworks)."""
 
 from __future__ import annotations
 

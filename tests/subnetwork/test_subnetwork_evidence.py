@@ -1,4 +1,4 @@
-"""Evidence of a subnetwork: its tangent linear model has the chosen weights only (methods.md 2.9, 5.5)."""
+"""Evidence of a subnetwork: its tangent linear model has the chosen weights only (docs/method/curvature.md)."""
 
 from __future__ import annotations
 

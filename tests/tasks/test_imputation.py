@@ -227,7 +227,7 @@ def test_three_definitions_by_hand():
     assert errors.all_of_mean == pytest.approx((r.mean(0) - x).square().sum(1), rel=1e-12)
     assert errors.missing_of_mean == pytest.approx(((r.mean(0) - x).square() * m).sum(1), rel=1e-12)
     assert errors.published_of_mean == pytest.approx((r.mean(0) - found.filled).square().sum(1), rel=1e-12)
-    spread = r.var(0, correction=0).sum(1)  # the identity of methods.md 6.5
+    spread = r.var(0, correction=0).sum(1)  # the identity of docs/method/autoencoders.md#predictions-from-samples
     assert errors.all == pytest.approx(errors.all_of_mean + spread, rel=1e-12)
     assert errors.summary()["missing"] == pytest.approx(float(errors.missing.mean()))
 

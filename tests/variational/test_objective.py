@@ -1,4 +1,4 @@
-"""VL's objective and its gradients, against enumeration, closed forms and each other (methods.md 9.6)."""
+"""VL's objective and its gradients, against enumeration, closed forms and each other (docs/method/variational.md)."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_linear_gaussian_model_is_exact():
 
 
 def test_fisher_stationary_point_of_sigma(net, data):
-    """With the Fisher σ² = 1/(1/s² + F/β) is a stationary point whatever the curvature (methods.md 9.4)."""
+    """With the Fisher σ² = 1/(1/s² + F/β) is a stationary point whatever the curvature (docs/method/variational.md)."""
     x, y = data
     beta, scale = 0.3, 0.8
     method = VariationalLaplace(net, "categorical", num_data=2, tempering=beta, prior_scale=scale)

@@ -22,7 +22,7 @@ SMALLEST_CONVOLUTIONAL = 16
 SMALLEST_EDGE = 4
 """Pooling stops before an edge would become smaller than this."""
 CHANNELS = (32, 32, 64, 64, 64)
-"""Of the convolutions, from the data inwards (CelebA: methods.md 8.6)."""
+"""Channels of the convolutions, from the data inwards (docs/method/autoencoders.md#architectures)."""
 
 
 def build(
@@ -32,9 +32,9 @@ def build(
 
     | name | networks |
     | --- | --- |
-    | `mnist-dense` | 784-512-256-K and back, for `[B, 1, 28, 28]` (LAE A.1; methods.md 6.6) |
+    | `mnist-dense` | 784-512-256-K and back, for `[B, 1, 28, 28]` (LAE A.1; docs/method/autoencoders.md) |
     | `fashion-conv` | two convolutions, 3136-2048-1024-K, for `[B, 1, 28, 28]`; 17.2 million weights (LAE A.2) |
-    | `celeba-conv` | five convolutions, for `[B, 3, 64, 64]`, usually K = 64 (LAE A.4; channels: methods.md 8.6) |
+    | `celeba-conv` | five convolutions, for `[B, 3, 64, 64]`, usually K = 64 (LAE A.4) |
 
     Images that are rows already, `[B, 784]`, have the shape `(784,)`, for which the network is that of `mnist-dense`.
 

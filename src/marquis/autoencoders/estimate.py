@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the draws of a model say about one tensor (methods.md 6.5).
+    """What the draws of a model say about one tensor (docs/method/autoencoders.md#predictions-from-samples).
 
     Attributes:
         mean: Mean over the draws, in the space of the data (probabilities for a Bernoulli likelihood).
