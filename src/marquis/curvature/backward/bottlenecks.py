@@ -89,38 +89,23 @@ def choose_bottlenecks(
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    nodes: list[Bottleneck | None] = [None, *bottlenecks]
+    nodes = [Bottleneck(-1, 0, columns, False), *bottlenecks]  # the output, then every candidate
     best = [0.0] + [inf] * len(bottlenecks)
     previous = [0] * len(nodes)
-
-    def width(index: int) -> int:
-        node = nodes[index]
-        return columns if node is None else node.width
-
-    def start(index: int) -> int:
-        node = nodes[index]
-        return 0 if node is None else node.position
-
-    for j, bottleneck in enumerate(bottlenecks, start=1):
-        for i in range(j):
-            c = width(i)
-            if bottleneck.width >= c or best[i] == inf:
+    for j, node in enumerate(bottlenecks, start=1):
+        for i, above in enumerate(nodes[:j]):
+            if node.width >= above.width or best[i] == inf:
                 continue
-            squaring = 2.0 * c * bottleneck.width**2 + CHOLESKY_PENALTY * bottleneck.width**3 / 3
-            total = (
-                best[i]
-                + c * (before[bottleneck.position] - before[start(i)])
-                + squaring / (samples if bottleneck.shared else 1)
-            )
+            squaring = 2.0 * above.width * node.width**2 + CHOLESKY_PENALTY * node.width**3 / 3
+            walking = above.width * (before[node.position] - before[above.position])
+            total = best[i] + walking + squaring / (samples if node.shared else 1)
             if total < best[j]:
                 best[j], previous[j] = total, i
-    totals = [best[i] + width(i) * (before[-1] - before[start(i)]) for i in range(len(nodes))]
+    totals = [best[i] + node.width * (before[-1] - before[node.position]) for i, node in enumerate(nodes)]
     index = min(range(len(nodes)), key=totals.__getitem__)
     chosen: list[Bottleneck] = []
     while index:
-        node = nodes[index]
-        assert node is not None
-        chosen.append(node)
+        chosen.append(nodes[index])
         index = previous[index]
     return chosen[::-1]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marquis.curvature.graph.network import Network, Step
 from marquis.curvature.ops import without_kronecker_form
-from marquis.curvature.ops.registry import operation_of
+from marquis.curvature.ops.registry import is_tagged_pointwise, operation_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,7 @@ class BackwardSteps:
         counts: number of uses of each parameter.
         needed: forward values that the pass reads.
         with_extra: step value -> the operation that the forward pass runs instead, for `Network.forward`.
+        pointwise: visited steps that PyTorch tags as pointwise.
         without_kronecker: parameters that the `kronecker` structure keeps as a diagonal.
     """
 
@@ -40,6 +41,7 @@ class BackwardSteps:
     counts: dict[str, int]
     needed: frozenset[int]
     with_extra: dict[int, Callable[..., tuple[Tensor, Tensor]]]
+    pointwise: frozenset[int]
     without_kronecker: frozenset[str]
 
     @staticmethod
@@ -77,8 +79,18 @@ def _find(network: Network, names: tuple[str, ...]) -> BackwardSteps:
         needed |= _needed(network, step, active, step.value in uses)
     needed |= {step.value for step in network.steps if step.value not in network.batched}
     with_extra = {step.value: forward for step in steps if (forward := operation_of(step).forward_with_extra)}
-    plain = without_kronecker_form(network, uses)
-    return BackwardSteps(network, selected, active, steps, uses, counts, frozenset(needed), with_extra, plain)
+    return BackwardSteps(
+        network,
+        selected,
+        active,
+        steps,
+        uses,
+        counts,
+        frozenset(needed),
+        with_extra,
+        frozenset(step.value for step in steps if is_tagged_pointwise(step.op)),
+        without_kronecker_form(network, uses),
+    )
 
 
 def _needed(network: Network, step: Step, active: frozenset[int], parametric: bool) -> set[int]:

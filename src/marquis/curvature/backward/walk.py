@@ -28,7 +28,6 @@ from marquis.curvature.factors.outer_products import sum_over_uses
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops import add_cotangents, parameter_gradients, vector_jacobian
 from marquis.curvature.ops.context import Context, Cotangent
-from marquis.curvature.ops.registry import is_tagged_pointwise
 
 
 class Observer:
@@ -115,6 +114,7 @@ class BackwardWalk:
         pending: dict[int, Cotangent] = {source: start}
         collected: dict[str, list[ParameterGradients]] = {}
         context, observer, uses, counts = self.context, self.observer, self.backward.uses, self.backward.counts
+        pointwise = self.backward.pointwise
         del start  # a chunk is large: keep no second reference to it
         for step in steps:
             cotangent = pending.pop(step.value, None)
@@ -122,7 +122,7 @@ class BackwardWalk:
                 continue
             if observer is not None:
                 observer.on_step(step)
-            if isinstance(cotangent, Factor) and not cotangent.has_shared_columns and not is_tagged_pointwise(step.op):
+            if step.value not in pointwise and isinstance(cotangent, Factor) and not cotangent.has_shared_columns:
                 cotangent = cotangent.materialised()  # once for the rules of this step together
             for number, name in uses.get(step.value, ()):
                 gradients = parameter_gradients(context, step, cotangent, number, name)

@@ -44,6 +44,11 @@ class ParameterGradients(ABC):
     def explicit(self, start: int, stop: int) -> Tensor:
         """Return the gradients of samples [start, stop): [c, stop - start, *shape]."""
 
+    @property
+    def kept(self) -> tuple[str, int]:
+        """Return how a Kronecker structure keeps it ("kronecker", "dense" or "diagonal"), and in how many numbers."""
+        return "diagonal", prod(self.shape)
+
     def largest_per_sample(self) -> int:
         """Return the number of entries of the largest temporary that one sample needs."""
         return self.columns * prod(self.shape)
@@ -88,6 +93,11 @@ class ExplicitGradients(ParameterGradients):
         self.values = values
         self.as_block = as_block
 
+    @property
+    @override
+    def kept(self) -> tuple[str, int]:
+        return ("dense", prod(self.shape) ** 2) if self.as_block else super().kept
+
     @override
     def explicit(self, start: int, stop: int) -> Tensor:
         if self.values.shape[1] == 1:
@@ -106,6 +116,11 @@ class BiasGradients(ParameterGradients):
     def __init__(self, factor: Factor) -> None:
         super().__init__(factor.shape[1:], factor.count, factor.shape[0], factor.columns.element_size())
         self.factor = factor
+
+    @property
+    @override
+    def kept(self) -> tuple[str, int]:
+        return "dense", prod(self.shape) ** 2
 
     @override
     def explicit(self, start: int, stop: int) -> Tensor:

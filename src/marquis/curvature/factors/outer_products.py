@@ -34,6 +34,11 @@ class RankOne(ParameterGradients):
         self.factor = factor
         self.swapped = swapped
 
+    @property
+    @override
+    def kept(self) -> tuple[str, int]:
+        return "kronecker", self.shape[0] ** 2 + self.shape[1] ** 2
+
     def transposed(self) -> RankOne:
         """Return the gradient of the matrix whose transpose was used."""
         return RankOne(self.inputs, self.factor, not self.swapped)
@@ -98,6 +103,11 @@ class OuterProducts(ParameterGradients):
         self.swapped = swapped
         self.input_products = input_products
         self.direct = direct
+
+    @property
+    @override
+    def kept(self) -> tuple[str, int]:
+        return "kronecker", self.sizes[0] * (self.outputs.shape[-1] ** 2 + self.sizes[2] ** 2)
 
     @override
     def largest_per_sample(self) -> int:

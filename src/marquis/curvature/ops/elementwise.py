@@ -162,15 +162,9 @@ def relu_squared(call: SquaredCall) -> None:
     call.give("self", torch.ops.aten.threshold_backward(call.m, call.output, 0))
 
 
-def tanh_squared(call: SquaredCall) -> None:
-    """Multiply m by (1 - y²)²."""
-    backward = torch.ops.aten.tanh_backward
-    call.give("self", backward(backward(call.m, call.output), call.output))
-
-
-def sigmoid_squared(call: SquaredCall) -> None:
-    """Multiply m by (y (1 - y))²."""
-    backward = torch.ops.aten.sigmoid_backward
+def smooth_squared(call: SquaredCall) -> None:
+    """Multiply m twice by the derivative of tanh or sigmoid, which the output determines."""
+    backward = torch.ops.aten.tanh_backward if call.step.name == "tanh" else torch.ops.aten.sigmoid_backward
     call.give("self", backward(backward(call.m, call.output), call.output))
 
 
@@ -245,8 +239,8 @@ PRELU = SquaredRule(
     apart=lambda step, live: step.reference("weight") in live,
 )
 RELU = SquaredRule(relu_squared, FROM_OUTPUT, f"{FUSED}m where x > 0", between=True)
-TANH = SquaredRule(tanh_squared, FROM_OUTPUT, f"{FUSED}m (1 - y²)²", between=True)
-SIGMOID = SquaredRule(sigmoid_squared, FROM_OUTPUT, f"{FUSED}m (y (1 - y))²", between=True)
+TANH = SquaredRule(smooth_squared, FROM_OUTPUT, f"{FUSED}m (1 - y²)²", between=True)
+SIGMOID = SquaredRule(smooth_squared, FROM_OUTPUT, f"{FUSED}m (y (1 - y))²", between=True)
 LEAKY_RELU = SquaredRule(leaky_relu_squared, reading(self=()), f"{FUSED}m or slope² m", between=True)
 GLU = SquaredRule(glu_squared, read_everything, "first half: m sigmoid(b)²; second half: m (a sigmoid'(b))²")
 

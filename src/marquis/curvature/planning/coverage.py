@@ -58,7 +58,7 @@ def factored_layers(
         uses = rehearsed.uses.get(name, [])
         kept = KEPT.get(structure)
         if kept is None:
-            kept = rehearsed.kept[name].kind if name in rehearsed.kept else "diagonal"
+            kept = rehearsed.kept[name][0] if name in rehearsed.kept else "diagonal"
         if not uses:
             layers.append(_unused(name, shape, kept))
             continue

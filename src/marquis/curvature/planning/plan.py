@@ -237,12 +237,8 @@ class _Planner:
     def _result_bytes(self, rehearsed: Rehearsal, columns: int) -> int:
         if self.structure != "kronecker":
             return result_bytes(self.structure, self.layout, columns * self.size, self.item)
-        total = 0
-        for name, size in self.layout.sizes.items():
-            kept = rehearsed.kept.get(name)
-            total += self.item * (kept.entries if kept is not None else size)
-            total += 8 if kept is not None and kept.kind == "kronecker" else 0  # its count
-        return total
+        kept = [rehearsed.kept.get(name, ("diagonal", size)) for name, size in self.layout.sizes.items()]
+        return sum(self.item * entries + 8 * (kind == "kronecker") for kind, entries in kept)  # 8 for its count
 
     def _written_bytes(self, rehearsed: Rehearsal) -> int:
         """Return the bytes of gradients that are written out while they are squared, at least one sample at a time."""

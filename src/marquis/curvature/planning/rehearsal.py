@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.backward.tiles import image_shape
 from marquis.curvature.backward.walk import BackwardWalk, Observer
 from marquis.curvature.factors.gradients import (
-    BiasGradients,
-    ExplicitGradients,
     LazyGradients,
     ParameterGradients,
 )
@@ -56,32 +53,6 @@ class Use:
     value: int
     gradients: type[ParameterGradients]
     columns: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """How a Kronecker structure will keep a parameter.
-
-    Attributes:
-        kind: "kronecker", "dense" or "diagonal".
-        entries: how many numbers that takes, the count of a Kronecker pair not included.
-    """
-
-    kind: str
-    entries: int
-
-    @staticmethod
-    def of(gradients: ParameterGradients) -> Kept:
-        """Return the choice that the Kronecker accumulator makes for these gradients."""
-        size = prod(gradients.shape)
-        if isinstance(gradients, RankOne):
-            return Kept("kronecker", gradients.shape[0] ** 2 + gradients.shape[1] ** 2)
-        if isinstance(gradients, OuterProducts):
-            groups, _, inputs = gradients.sizes
-            return Kept("kronecker", groups * (gradients.outputs.shape[-1] ** 2 + inputs**2))
-        if isinstance(gradients, BiasGradients) or (isinstance(gradients, ExplicitGradients) and gradients.as_block):
-            return Kept("dense", size**2)
-        return Kept("diagonal", size)
 
 
 @dataclass(frozen=True)
@@ -116,7 +87,7 @@ class Rehearsal(Observer):
         segments: of the factor pass.
         visited: steps that receive columns.
         uses: parameter name -> its uses that receive gradients.
-        kept: parameter name -> how a Kronecker structure would keep it, all uses together.
+        kept: parameter name -> how a Kronecker structure would keep it, in how many numbers.
         columns: parameter name -> columns there.
     """
 
@@ -128,7 +99,7 @@ class Rehearsal(Observer):
     segments: list[Segment] = field(default_factory=list)
     visited: set[int] = field(default_factory=set)
     uses: dict[str, list[Use]] = field(default_factory=dict)
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, tuple[str, int]] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
 
     @override
@@ -166,7 +137,7 @@ class _Rehearsed(Accumulator):
     """
 
     real: Accumulator = field(kw_only=True)
-    kept: dict[str, Kept] = field(kw_only=True)
+    kept: dict[str, tuple[str, int]] = field(kw_only=True)
     held: list[ParameterGradients] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -182,12 +153,12 @@ class _Rehearsed(Accumulator):
 
     @override
     def add(self, name: str, gradients: ParameterGradients) -> None:
-        self.kept[name] = Kept.of(gradients)
+        self.kept[name] = gradients.kept
         kronecker, diagonal = (isinstance(self.real, kind) for kind in (KroneckerAccumulator, DiagonalAccumulator))
         if isinstance(gradients, RankOne) if diagonal else not kronecker:
             self.held.append(gradients)
         with suppress(RuntimeError):  # what cannot be rehearsed is left out of the estimate
-            if kronecker and self.kept[name].kind != "diagonal":
+            if kronecker and gradients.kept[0] != "diagonal":
                 self.real.add(name, gradients)
             elif isinstance(gradients, (OuterProducts, LazyGradients)):  # one range of samples stands for all
                 gradients.explicit(*next(iter(gradients.sample_ranges())))

@@ -110,8 +110,8 @@ class _Mixed:
 
     def through_factor(self, step: Step, basis: int, cotangent: Cotangent) -> None:
         for number, name in self.backward.uses.get(step.value, ()):
-            form = parameter_gradients(self.context, step, cotangent, number, name)
-            self.collected.setdefault((name, basis), []).append(form)
+            gradients = parameter_gradients(self.context, step, cotangent, number, name)
+            self.collected.setdefault((name, basis), []).append(gradients)
         for number, part in vector_jacobian(self.context, step, cotangent).items():
             self.receive_factor(number, basis, part)
 
