@@ -88,3 +88,11 @@ def test_settings():
     assert settings.only("b") == {"b": 2} == settings.without("a")
     with pytest.raises(AttributeError, match="called 'c'"):
         settings.c  # noqa: B018
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_index_of_results_has_the_verdict(name: str):
+    index = (PAGES.parent / "results" / "index.md").read_text(encoding="utf-8")
+    (line,) = [line for line in index.splitlines() if f"(../experiments/{name}.md)" in line]
+    found = re.search(r"^- \*\*Verdict:\*\* (\w+)$", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None and found[1] in line.split("|")[-2]
