@@ -18,10 +18,12 @@ from marquis.structures import Layout, Structure, from_state_dict
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """`theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value (methods.md 3).
+    """`theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value.
+
+    See docs/method/posterior.md#posterior-precision.
 
     Parameters of the network that are not in `layout` stay at the values that the model has when it is used. With
-    `index`, only some single weights are random (a subnetwork, methods.md 2.9) and the others stay at their mean.
+    `index`, only some single weights are random (a subnetwork) and the others stay at their mean.
 
     Args:
         layout: names and shapes of the parameters.
@@ -56,20 +58,20 @@ class Posterior:
 
     @property
     def vector(self) -> Tensor:
-        """The mean as one flat vector `[P]`."""
+        """Return the mean as one flat vector `[P]`."""
         return self.layout.flatten(self.mean)
 
     @property
     def num_random(self) -> int:
-        """Number of weights that are random."""
+        """Return the number of weights that are random."""
         return self.precision.layout.total
 
     def restrict(self, v: Tensor) -> Tensor:
-        """`[..., P]` to the random weights, `[..., K]`."""
+        """Return the random entries `[..., K]` of `[..., P]`."""
         return v if self.index is None else v[..., self.index]
 
     def embed(self, v: Tensor) -> Tensor:
-        """`[..., K]` to all weights of the layout, `[..., P]`, zero where nothing is random."""
+        """Return `[..., K]` over all weights of the layout, `[..., P]`, with zeros for weights that are not random."""
         if self.index is None:
             return v
         return v.new_zeros(*v.shape[:-1], self.layout.total).index_copy(-1, self.index, v)
@@ -78,16 +80,16 @@ class Posterior:
 
     @property
     def noise_dim(self) -> int:
-        """How many standard normal numbers one sample takes."""
+        """Return how many standard normal numbers one sample takes."""
         return self.precision.noise_dim
 
     def deviations_from(self, z: Tensor) -> dict[str, Tensor]:
-        """`theta - mean` for noise `z [..., noise_dim]`: linear in z, by name `[..., *shape]`."""
+        """Return `theta - mean` for noise `z [..., noise_dim]`: linear in z, by name `[..., *shape]`."""
         flat = self.embed(self.precision.sample_from(z))
         return {name: part.to(self.mean[name]) for name, part in self.layout.unflatten(flat).items()}
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """`[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
+        """Return `[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
         device = self.precision.device if generator is None else generator.device
         # One call per sample: torch would deal out other numbers to the same sample in larger calls, and then weights
         # would depend on how many are drawn at once, that is, on the size of a chunk.
@@ -98,41 +100,41 @@ class Posterior:
         )
 
     def sample_from(self, z: Tensor) -> dict[str, Tensor]:
-        """Weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""
+        """Return the weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""
         return {name: self.mean[name] + d for name, d in self.deviations_from(z).items()}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """`n` draws of the weights, by name `[n, *shape]`."""
+        """Return `n` samples of the weights, by name `[n, *shape]`."""
         return self.sample_from(self.noise(n, generator))
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Normalised log density at `params` (by name, `[..., *shape]`), over the random weights."""
-        away = self.layout.flatten(dict(params)) - self.vector
-        away = self.restrict(away).to(self.precision.dtype)
-        squared = (away * self.precision.matvec(away)).sum(-1)
+        """Return the normalised log density at `params` (by name, `[..., *shape]`), over the random weights."""
+        deviation = self.layout.flatten(dict(params)) - self.vector
+        deviation = self.restrict(deviation).to(self.precision.dtype)
+        squared = (deviation * self.precision.matvec(deviation)).sum(-1)
         return 0.5 * (self.precision.logdet() - squared - self.num_random * math.log(2 * math.pi))
 
     def variance(self) -> dict[str, Tensor]:
-        """Marginal variance of every weight, by name; 0 where a weight is not random."""
+        """Return the marginal variance of every weight, by name; 0 where a weight is not random."""
         flat = self.embed(self.precision.inverse_diagonal())
         return {name: part.to(self.mean[name]) for name, part in self.layout.unflatten(flat).items()}
 
     def functional_covariance(self, jacobian: Tensor) -> Tensor:
-        """`J A^-1 J^T [..., O, O]` for `J [..., O, P]`: covariance of linear functions of the weights."""
+        """Return `J A^-1 J^T [..., O, O]` for `J [..., O, P]`: covariance of linear functions of the weights."""
         return self.precision.quadratic(self.restrict(jacobian))
 
     def functional_variance(self, jacobian: Tensor) -> Tensor:
-        """The diagonal of `functional_covariance`, `[..., O]`, without the O x O matrix."""
+        """Return the diagonal of `functional_covariance`, `[..., O]`, without the O x O matrix."""
         return self.precision.quadratic(self.restrict(jacobian), diagonal_only=True)
 
     def covariance_matvec(self, v: Tensor) -> Tensor:
-        """`A^-1 v` for `v [..., P]`, zero where nothing is random."""
+        """Return `A^-1 v` for `v [..., P]`, zero where nothing is random."""
         return self.embed(self.precision.solve(self.restrict(v)))
 
     # --- saving ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A flat dictionary of contiguous tensors, ready for safetensors."""
+        """Return a flat dictionary of contiguous tensors, ready for safetensors."""
         order = json.dumps(self.layout.names).encode()  # files sort their entries, but the order is the layout's
         state = {"names": torch.tensor(list(order), dtype=torch.uint8)}
         state |= {f"mean.{name}": t.clone(memory_format=torch.contiguous_format) for name, t in self.mean.items()}
@@ -146,10 +148,10 @@ class Posterior:
         Raises:
             DataError: the state is incomplete or of something else.
         """
-        found = split_prefix(state, "mean.")
+        means = split_prefix(state, "mean.")
         try:
             names = json.loads(bytes(state["names"].tolist()).decode())
-            mean = {name: found[name] for name in names}
+            mean = {name: means[name] for name in names}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"this is not the complete state of a posterior ({error!r}): corrupt file?") from error
         precision = from_state_dict(split_prefix(state, "precision."))
@@ -160,6 +162,6 @@ class Posterior:
         save_tensors(path, "posterior", {}, self.state_dict())
 
     def __repr__(self) -> str:
-        """How many weights and which structure."""
+        """Show how many weights and which structure."""
         part = "" if self.index is None else f" of {self.layout.total}"
         return f"Posterior({self.num_random}{part} weights, {self.precision!r})"

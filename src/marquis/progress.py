@@ -29,7 +29,7 @@ class ProgressBar:
         return self
 
     def advance(self) -> None:
-        """One step is done."""
+        """Record that one step is done."""
         self._done += 1
         if self._wanted and self._bar is None and time.monotonic() - self._started >= PATIENCE:
             self._show()

@@ -1,7 +1,7 @@
 """Function space: the tangent kernel of a network, and prediction through it instead of through the weights.
 
 Linearised at its weights, a network with prior `N(0, Delta^-1)` is a Gaussian process with kernel
-`k(x, x') = J(x) Delta^-1 J(x')^T` (Jacot et al. 2018; Khan et al. 2019; methods.md 8.7).
+`k(x, x') = J(x) Delta^-1 J(x')^T` (Jacot et al. 2018; Khan et al. 2019; docs/method/predictive.md#function-space).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def kernel(
     parameters: Selection = None,
     memory_limit: int | None = None,
 ) -> TangentKernel:
-    """The tangent kernel `k(x, x') = J(x) Delta^-1 J(x')^T` as a callable.
+    """Return the tangent kernel `k(x, x') = J(x) Delta^-1 J(x')^T` as a callable.
 
     Args:
         model: a module in eval mode, or a function `(params, x) -> outputs`.
@@ -51,8 +51,8 @@ def kernel(
         prior.layout.require_same(layout)
         bound = prior
     else:
-        given = prior if isinstance(prior, Prior) else Prior(1.0 if prior is None else prior)
-        bound = given.bind(layout, model, params=params)
+        unbound = prior if isinstance(prior, Prior) else Prior(1.0 if prior is None else prior)
+        bound = unbound.bind(layout, model, params=params)
     posterior = Posterior(layout, chosen, Diagonal(layout, bound.vector()))
     return TangentKernel(PosteriorFunction(model, posterior), memory_limit)
 
@@ -65,7 +65,7 @@ class TangentKernel:
     memory_limit: int | None = None
 
     def __call__(self, x: Any, other: Any = None, *, diagonal: bool = False) -> Tensor:
-        """`[B O, B' O]`: covariance of all outputs at `x` with all outputs at `other` (default: `x` itself).
+        """Return `[B O, B' O]`: covariance of all outputs at `x` with all outputs at `other` (default: `x` itself).
 
         Args:
             x: inputs.
@@ -84,7 +84,7 @@ class TangentKernel:
         return torch.cat([first @ half.flatten(0, 1).mT for half in self._halves(other)], dim=1)
 
     def _halves(self, x: Any) -> Any:
-        """`J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
+        """Return `J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
         check_inputs(x)
         outputs = self.function.at_point(x)[0].numel()
         root = self.function.posterior.precision.diagonal().rsqrt()
@@ -92,7 +92,7 @@ class TangentKernel:
             yield jacobian * root
 
     def condition(self, x: Any, likelihood: str | Likelihood | Any) -> DualPosterior:
-        """The posterior of the function given data at `x`, for prediction where N O < P.
+        """Return the posterior of the function given data at `x`, for prediction where N O < P.
 
         The mean stays the network's own; the data narrow the variance down. Cost: `(N O)^2` memory, `(N O)^3` once.
         """
@@ -118,39 +118,45 @@ class DualPosterior:
 
     @cached_property
     def _root(self) -> Tensor:
-        """S, block diagonal `[N O, N C]`."""
+        """Return S, block diagonal `[N O, N C]`."""
         outputs = self.kernel.function.at_point(self.x)
         columns = self.likelihood.resolve(outputs).hessian_sqrt(outputs)
         return torch.block_diag(*columns.flatten(2).permute(1, 2, 0))
 
     @cached_property
     def _factor(self) -> Tensor:
-        """Cholesky factor of `I + S^T k S`."""
+        """Return the Cholesky factor of `I + S^T k S`."""
         inner = self._root.mT @ self.kernel(self.x) @ self._root
         identity = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
         return cholesky(identity + (inner + inner.mT) / 2, "the dual matrix I + S^T k(X, X) S")
 
     def covariance(self, x: Any, other: Any = None) -> Tensor:
-        """Posterior covariance of the outputs, `[B O, B' O]`."""
+        """Return posterior covariance of the outputs, `[B O, B' O]`."""
         left = self._explained(x)
         right = left if other is None else self._explained(other)
         return self.kernel(x, other) - left.mT @ right
 
     def _explained(self, x: Any) -> Tensor:
-        """`C^-1/2 S^T k(X, x)`, `[N C, B O]`."""
+        """Return `C^-1/2 S^T k(X, x)`, `[N C, B O]`."""
         return torch.linalg.solve_triangular(self._factor, self._root.mT @ self.kernel(self.x, x), upper=False)
 
     def predict(self, x: Any) -> Prediction:
-        """Mean and variance at new inputs, with the probit link for classes."""
+        """Return the mean and variance at new inputs, with the probit link for classes."""
         mean = self.kernel.function.at_point(x)
         outputs = mean[0].numel()
         variance = self.kernel(x, diagonal=True) - self._explained(x).square().sum(0).reshape(-1, outputs)
         variance = variance.clamp(min=0).reshape(mean.shape).to(mean.dtype)
-        found = self.likelihood.predictive(mean, variance)
+        predictive = self.likelihood.predictive(mean, variance)
         return Prediction(
-            found.mean, found.variance, found.noise_variance, found.probs, None, "function space", self.likelihood
+            predictive.mean,
+            predictive.variance,
+            predictive.noise_variance,
+            predictive.probs,
+            None,
+            "function space",
+            self.likelihood,
         )
 
     def __repr__(self) -> str:
-        """How much data."""
+        """Show how much data."""
         return f"DualPosterior({batch_size(self.x)} data, {self.likelihood!r})"

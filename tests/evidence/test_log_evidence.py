@@ -11,7 +11,8 @@ from evidence_oracle import F64, Regression, batches, build, generator, randn
 from torch import Tensor, nn
 
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.evidence import EvidenceProblem, Statistics, effective_parameters, evidence_terms, log_evidence
+from marquis.evidence import EvidenceProblem, Statistics, effective_parameters, log_evidence
+from marquis.evidence.log_evidence import evidence_terms
 from marquis.likelihoods import Bernoulli, Categorical, Gaussian
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import Diagonal, Full, Layout

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.evidence import log_evidence, number_of_updates, train
+from marquis.evidence import log_evidence, train
+from marquis.evidence.training import number_of_updates
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
 

@@ -12,8 +12,9 @@ from evidence_oracle import F64, Regression, batches, build, generator, randn
 from torch import nn
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.evidence import effective_parameters, evidence_terms, log_evidence, tune
+from marquis.evidence import effective_parameters, log_evidence, tune
 from marquis.evidence.gradient import ascend
+from marquis.evidence.log_evidence import evidence_terms
 from marquis.evidence.mackay import mackay
 from marquis.likelihoods import Categorical, Gaussian
 from marquis.priors import Prior, StructuredPrior

@@ -456,7 +456,7 @@ def test_attention_and_recurrent_layers():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"method": "glm"}, UnsupportedOperationError, "linearised"),
+        ({"method": "linear"}, UnsupportedOperationError, "linearised"),
         ({"link": "softmax"}, UnsupportedOperationError, "probit"),
         ({"at": "9"}, UnsupportedOperationError, "'9'"),
         ({"samples": 0}, DataError, "samples"),

@@ -9,7 +9,8 @@ from torch import nn
 import marquis as mq
 from helpers.small_networks import close, convnet, dense_jacobian, inputs_for, layout_of, mlp, parameters, seeded
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.subnetwork import last_layer, swag_moments, swag_variance
+from marquis.subnetwork import swag_moments, swag_variance
+from marquis.subnetwork.last_layer import last_layer
 
 
 def data(network: nn.Module, n: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:

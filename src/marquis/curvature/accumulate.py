@@ -52,12 +52,13 @@ def accumulate(
     distributed: bool = True,
     observer: Observer | None = None,
 ) -> Structure:
-    """The curvature of a data set: `ggn` summed over the batches of a loader (a sum over the data, never a mean).
+    """Return the curvature of a data set: `ggn` summed over the batches of a loader (a sum, never a mean).
 
-    For `kronecker` the sum is that of the joint batch: its factors are summed (methods.md 2.4), so that it does not
-    depend on how the data are cut into batches. `sketched` draws anew for each batch, so its error shrinks as batches
-    accumulate. Cost: one pass over the data at the price of `ggn` per batch. Memory: that of one batch and two or
-    three times the result; a batch that does not fit is split. `lowrank` grows with the data: P x N x O numbers.
+    For `kronecker` the sum is that of the joint batch: its factors are summed, so that it does not depend on how the
+    data are cut into batches (docs/method/kronecker.md#sums-and-forgetting). `sketched` takes new random columns for
+    each batch, so its error shrinks as batches accumulate. Cost: one pass over the data at the price of `ggn` per
+    batch. Memory: that of one batch and two or three times the result; a batch that does not fit is split. `lowrank`
+    grows with the data: P x N x O numbers.
 
     Args:
         model: as in `ggn`. Batches are moved to the device of its parameters.
@@ -166,14 +167,14 @@ def accumulate(
         if not together:
             raise
         failure = error
-    own = work.total()
+    total = work.total()
     if together:
-        own = sum_over_processes(own, failure, digest_of(identity))
-    if own is None:
+        total = sum_over_processes(total, failure, digest_of(identity))
+    if total is None:
         raise DataError("the loader yields no batches; there is no curvature without data.")
     if work.file is not None:
         work.file.remove()
-    return own
+    return total
 
 
 def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:

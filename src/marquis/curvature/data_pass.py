@@ -93,7 +93,7 @@ class DataPass:
             raise DataError(self._other_data())
 
     def total(self) -> Structure | None:
-        """The sum so far."""
+        """Return the sum so far."""
         if len(self.at.parts) > 1:  # only columns are kept apart: joining them at each batch would copy them each time
             columns = torch.cat([part.tensors()[0] for part in self.at.parts], dim=1)
             self.at = replace(self.at, parts=(self.at.parts[0].with_tensors([columns]),))

@@ -128,7 +128,7 @@ def _short(value: object) -> str:
 
 
 def digest_of(tree: Any, before: str = "") -> str:
-    """A fingerprint of a pytree's tensors and plain values, chained to that of what came before."""
+    """Return a fingerprint of a pytree's tensors and plain values, chained to that of what came before."""
     state = hashlib.blake2b(before.encode(), digest_size=16)
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         state.update(pytree.keystr(path).encode())
@@ -141,5 +141,5 @@ def digest_of(tree: Any, before: str = "") -> str:
 
 
 def digest_of_network(model: Model, params: Mapping[str, Tensor]) -> str:
-    """A fingerprint of the values of all parameters and buffers."""
+    """Return a fingerprint of the values of all parameters and buffers."""
     return digest_of({"parameters": dict(params), "buffers": buffers_of(model)})

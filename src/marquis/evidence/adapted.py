@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.choices import choose
 from marquis.curvature import accumulate
-from marquis.errors import UnsupportedOperationError
 from marquis.evidence.anderson import Anderson, bounded, pruned
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.linear_model import LinearModel
@@ -55,7 +55,9 @@ def adapted(
     estimator: str = "exact",
     store_bytes: int | None = None,
 ) -> Tuned:
-    """Tune by the evidence of the tangent linear model at its optimum theta-star (methods.md 5.5, 5.6).
+    """Tune by the evidence of the tangent linear model at its optimum theta-star.
+
+    See docs/method/evidence.md#evidence-of-the-linear-model.
 
     Finds the joint fixed point of `theta* = argmin` of the convex objective of the linear model and of MacKay's update
     at theta*. By the envelope theorem that update points uphill on the evidence of the linear model maximised over
@@ -91,8 +93,7 @@ def adapted(
     Returns:
         A `Tuned` whose `log_evidence` is that at theta-star; `theta_star` is there too.
     """
-    if hessian_at not in POINTS:
-        raise UnsupportedOperationError(f"hessian_at={hessian_at!r} is not known; choose one of {', '.join(POINTS)}.")
+    hessian_at = choose("hessian_at", hessian_at, POINTS)
     problem.grouped_prior  # noqa: B018  (refuses a prior without precisions before any work)
     problem.scaled_curvature()
     tangent = LinearModel(problem, "adapted", simplified=simplified, store_bytes=store_bytes)
@@ -107,7 +108,7 @@ def adapted(
     sent = torch.zeros_like(log_precisions(problem))  # how often each went straight to its limit
     stuck = False
     while True:
-        found = tangent.optimum(
+        optimum = tangent.optimum(
             here.grouped_prior.vector().to(theta),
             here.grouped_prior.mean.to(theta),
             float(here.scale()),
@@ -116,9 +117,9 @@ def adapted(
             tolerance=accuracy,
             max_products=max_products,
         )
-        theta = found.theta
+        theta = optimum.theta
         curvature = problem.curvature if shifted is None else curvature_at(tangent, problem, theta, shifted, estimator)
-        here = replace(here, mean=theta, statistics=found.statistics, curvature=curvature)
+        here = replace(here, mean=theta, statistics=optimum.statistics, curvature=curvature)
         value = float(log_evidence(here))
         # Where the Hessian moves along there is no one function to climb, hence nothing to compare with.
         if tried is not None and not moves and value < tried.value - rounding(here, value):
@@ -152,7 +153,7 @@ def adapted(
     if not settled:
         why = "no step gained any more" if stuck else f"after {max_iterations} alternations"
         notes.append(f"{why}; the precisions would still change by {change:.2g}, relatively.")
-    if not found.converged:
+    if not optimum.converged:
         notes.append("theta-star was not found to the tolerance asked for; raise max_products.")
     if bool((here.grouped_prior.precision >= 0.99 * HIGHEST).any()):
         notes.append(PINNED)
@@ -164,7 +165,7 @@ def adapted(
         gamma=gamma,
         history=history,
         notes=notes,
-        converged=settled and found.converged,
+        converged=settled and optimum.converged,
         theta_star=theta,
         value_name="log evidence at theta-star",
     )
@@ -182,12 +183,12 @@ class Trial:
     halvings: int = 0
 
     def shorter(self) -> Trial:
-        """The plain step, which points uphill in every coordinate, and then half of it, again and again."""
+        """Return half of the last step; first the plain step, which increases the evidence in every coordinate."""
         return replace(self, jump=self.step * 0.5**self.halvings, halvings=self.halvings + 1)
 
 
 def plain_step(problem: EvidenceProblem, gamma: Tensor, noise: bool) -> Tensor:
-    """MacKay's update as a step in the logarithms, the noise's last; zero for what is held or at its limit."""
+    """Return MacKay's update as a step in the logarithms, the noise's last; zero for what is fixed or at its limit."""
     logs = log_precisions(problem)
     precision, beta = proposal(problem, gamma)
     if problem.noise is None:
@@ -197,20 +198,20 @@ def plain_step(problem: EvidenceProblem, gamma: Tensor, noise: bool) -> Tensor:
 
 
 def idle_groups(problem: EvidenceProblem, step: Tensor, gamma: Tensor, nats: float) -> Tensor:
-    """Precisions that rise for ever and gain less than `nats` by it."""
+    """Return which precisions rise without end and gain less than `nats` by it."""
     prior = problem.grouped_prior
     slope = 0.5 * (gamma - prior.precision * prior.scatter(problem.mean)).abs()
     return pruned(step, gamma, gamma / prior.sizes, slope, nats)
 
 
 def log_precisions(problem: EvidenceProblem) -> Tensor:
-    """Logarithms of all tuned precisions, the noise last."""
+    """Return the logarithms of all tuned precisions, the noise last."""
     logs = problem.grouped_prior.precision.double().log()
     return logs if problem.noise is None else torch.cat([logs, problem.noise.double().log()[None].to(logs.device)])
 
 
 def with_logs(problem: EvidenceProblem, logs: Tensor, noise: bool) -> EvidenceProblem:
-    """The problem at other precisions."""
+    """Return the problem at other precisions."""
     values = bounded(logs).exp()
     if problem.noise is None:
         return problem.with_hyper(values)
@@ -218,20 +219,20 @@ def with_logs(problem: EvidenceProblem, logs: Tensor, noise: bool) -> EvidencePr
 
 
 def rounding(problem: EvidenceProblem, value: float) -> float:
-    """Nats by which two evidences may differ from rounding alone."""
+    """Return the number of nats by which two evidences may differ from rounding alone."""
     assert problem.curvature is not None
     return 64 * torch.finfo(problem.curvature.dtype).eps * (abs(value) + problem.layout.total)
 
 
 def preconditioner_of(problem: EvidenceProblem, dense: Structure | None) -> Any:
-    """`solve` of the posterior precision, or of the exact one where it is known, in the type of what it is given."""
+    """Return the `solve` of the posterior precision, or of the exact one where it is known, in its argument's type."""
     curvature = problem.scaled_curvature() if dense is None else dense * float(problem.scale())
     posterior = problem.prior.add_to(curvature)
     return lambda rows: posterior.solve(rows.to(posterior.dtype)).to(rows)
 
 
 def exact_curvature(tangent: LinearModel, problem: EvidenceProblem) -> Structure | None:
-    """The whole matrix, as a preconditioner, where the problem's own is an approximation and the weights are few.
+    """Return the whole matrix as a preconditioner, where the problem's is an approximation and weights are few.
 
     A solve costs P^2 and a product 2 N O P: with fewer labels than that pays for, more products are the cheaper way.
     """
@@ -247,7 +248,7 @@ def exact_curvature(tangent: LinearModel, problem: EvidenceProblem) -> Structure
 def curvature_at(
     tangent: LinearModel, problem: EvidenceProblem, theta: Tensor, shifted: Any, estimator: str = "exact"
 ) -> Structure:
-    """`sum_n J^T L(h(theta, x_n)) J` with J at the point of linearisation, as the structure of the problem's kind.
+    """Return `sum_n J^T L(h(theta, x_n)) J` with J at the point of linearisation, in the problem's structure.
 
     The network's outputs are shifted by constants to h(theta), which moves L and leaves J alone; `shifted` is
     `shifted_network(model)`.
@@ -283,7 +284,7 @@ def curvature_at(
 
 
 def shifted_network(model: Any) -> Any:
-    """The same network, with one more input that is added to its outputs; the user's object is left alone."""
+    """Return the same network, with one more input that is added to its outputs; the user's object is left alone."""
     if not isinstance(model, nn.Module):
 
         def function(params: dict[str, Tensor], inputs: Any) -> Tensor:

@@ -43,7 +43,7 @@ class Anderson:
         self._steps.clear()
 
     def jump(self, point: Tensor, step: Tensor) -> Tensor:
-        """How far to go from here, `[G]`."""
+        """Return the next jump, `[G]`."""
         self._points, self._steps = [*self._points[-MEMORY:], point], [*self._steps[-MEMORY:], step]
         moved = step
         if len(self._points) > 1:
@@ -60,17 +60,17 @@ class Anderson:
 
 
 def longest(step: Tensor) -> Tensor:
-    """How far each logarithm may jump, given the plain step."""
+    """Return the longest jump of each logarithm for a plain step."""
     return LONGEST * step.abs() + SHARED * step.abs().max()
 
 
 def bounded(logs: Tensor) -> Tensor:
-    """Logarithms within the limits of every precision."""
+    """Return the logarithms within the limits of every precision."""
     return logs.clamp(math.log(LOWEST), math.log(HIGHEST))
 
 
 def pruned(step: Tensor, gamma: Tensor, share: Tensor, slope: Tensor, nats: float) -> Tensor:
-    """Which precisions to send to the upper limit: they rise, and there is next to nothing to gain on the way.
+    """Return which precisions to set to the upper limit: they rise, with next to nothing to gain on the way.
 
     Where the data determine little of a group, gamma is `tr(H_gg)/delta` and theta-star is proportional to `1/delta`.
     Then the step is a constant, `log(tr H_gg / |gradient_g|^2)`, so a group that rises now rises for ever; and the

@@ -34,7 +34,7 @@ class Noise:
 
     @staticmethod
     def draw(tangent: LinearModel, samples: int, generator: torch.Generator | None) -> Noise:
-        """One pass over the data with `samples` vector-Jacobian products."""
+        """Draw the random numbers: one pass over the data with `samples` vector-Jacobian products."""
         like = tangent.centre
 
         def normal(*shape: int) -> Tensor:
@@ -61,7 +61,9 @@ def posterior_samples(
     tolerance: float = 1e-4,
     max_products: int = 500,
 ) -> Tensor:
-    """K draws `[K, P]` from `N(0, (scale H + Delta)^-1)` by sample-then-optimise (methods.md 5.7).
+    """Return K samples `[K, P]` from `N(0, (scale H + Delta)^-1)` by sample-then-optimise.
+
+    See docs/method/evidence.md#tuning-by-samples.
 
     The minimiser of `1/2 |theta - theta_0|^2_Delta + scale/2 sum_n |J_n theta|^2_{L_n}` with
     `theta_0 = Delta^{-1/2} e + Delta^{-1} sum_n J_n^T (scale L_n)^{1/2} e_n` solves `(scale H + Delta) theta =
@@ -87,18 +89,18 @@ def posterior_samples(
     shrunk = float((target.norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-300)).min())
     if shrunk * tolerance >= 1:
         return known
-    found = conjugate_gradients(
+    solved = conjugate_gradients(
         matrix,
         residual,
         tol=tolerance * shrunk,
         max_iterations=max_products,
         preconditioner=lambda rows: rows / diagonal,
     )
-    return known + found.x
+    return known + solved.x
 
 
 def effective_by_samples(prior: BoundPrior, draws: Tensor, images: Tensor) -> Tensor:
-    """`gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H at its scale times them.
+    """Return `gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H times them.
 
     Unbiased for each group, since `H Sigma = I - Delta Sigma`; kept between 0 and the size of the group.
     """
@@ -120,11 +122,11 @@ class Exact:
         self.diagonal = self._matrix.diagonal().to(tangent.centre)
 
     def __str__(self) -> str:
-        """For the report."""
+        """Name the method for the report."""
         return "exact"
 
     def __call__(self, prior: BoundPrior, precision: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Per group `[G]`, and their standard errors: none.
+        """Return the effective parameters per group `[G]`, and their standard errors: none.
 
         Not as `P - delta tr(Sigma)`, which loses all digits where the prior decides.
         """
@@ -155,11 +157,11 @@ class Sampled:
         self.samples, self.diagonal = samples, self._noise.diagonal
 
     def __str__(self) -> str:
-        """For the report."""
+        """Name the method for the report."""
         return f"{self.samples} samples"
 
     def __call__(self, prior: BoundPrior, precision: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Per group `[G]`, and their standard errors over samples (infinite for a single one)."""
+        """Return the effective parameters per group `[G]`, and their standard errors (infinite for one sample)."""
         self._draws = posterior_samples(
             self._product,
             precision,

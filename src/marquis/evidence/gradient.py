@@ -28,7 +28,7 @@ class Ascent:
 
     @property
     def notes(self) -> list[str]:
-        """What to say if it stopped early."""
+        """Return notes for the report if it stopped early."""
         if self.converged:
             return []
         return [f"Adam stopped at a slope of {self.slope:.2g} nats per e-fold; more steps= may gain a little."]
@@ -56,12 +56,12 @@ class LogPrecisions:
         self._adam = torch.optim.Adam(self.leaves, lr=learning_rate)
 
     def apply(self, problem: EvidenceProblem) -> EvidenceProblem:
-        """The problem at the present precisions; gradients flow to the leaves."""
+        """Return the problem at the present precisions; gradients flow to the leaves."""
         precision = self.leaves[0].exp() if self._prior else None
         return problem.with_hyper(precision, self.leaves[-1].exp() if self._noise else None)
 
     def value_and_gradient(self, problem: EvidenceProblem) -> float:
-        """Log evidence at the present precisions; leaves its gradient, with the sign to be minimised, in the leaves."""
+        """Return the log evidence at the present precisions, and write its negative gradient to the leaves."""
         self._adam.zero_grad()
         with torch.enable_grad():
             value = log_evidence(self.apply(problem))
@@ -70,7 +70,7 @@ class LogPrecisions:
 
     @property
     def slope(self) -> float:
-        """Largest entry of the last gradient, leaving out what a limit holds back."""
+        """Return the largest entry of the last gradient, without precisions that are at a limit."""
         largest = 0.0
         for leaf in self.leaves:
             assert leaf.grad is not None
@@ -81,7 +81,7 @@ class LogPrecisions:
         return largest
 
     def step(self) -> None:
-        """One step of Adam, within the limits."""
+        """Make one step of Adam, within the limits."""
         self._adam.step()
         with torch.no_grad():
             for leaf in self.leaves:
@@ -96,7 +96,7 @@ def ascend(
     steps: int = 100,
     tolerance: float = 1e-3,
 ) -> Ascent:
-    """Adam on `log delta` and `log beta` (methods.md 5.3), the best iterate kept.
+    """Maximise the evidence by Adam on `log delta` and `log beta`, and return the best iterate.
 
     The gradient in `log delta_g` is `1/2 (gamma_g - delta_g |theta_g|^2)`, in `log beta` it is
     `1/2 (N O/T - gamma - beta SSE/T)`. Cost per step: one log-determinant and its derivative.

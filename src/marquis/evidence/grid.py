@@ -1,4 +1,4 @@
-"""A grid of prior precisions, judged by predictions on data that were held back."""
+"""A grid of prior precisions, chosen by predictions of validation data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Score = Callable[[BoundPrior, Likelihood], float]
 """Mean or total log predictive density of validation data under this prior and likelihood; larger is better."""
 
 DEFAULT_GRID = tuple(10.0 ** (k / 5) for k in range(-20, 21))
-"""Five values per decade from 1e-4 to 1e4 (methods.md 5.3)."""
+"""Five values per decade from 1e-4 to 1e4 (docs/method/evidence.md#gradient-and-grid)."""
 
 FLAT = 1e-7
 """Relative spread of the scores below which the objective does not depend on the prior."""
@@ -33,7 +33,9 @@ def grid(
     values: Sequence[float] | None = None,
     relative: bool = False,
 ) -> Tuned:
-    """The prior precision under which held-back data are predicted best (methods.md 5.3).
+    """Choose the prior precision under which validation data are predicted best.
+
+    See docs/method/evidence.md#gradient-and-grid.
 
     Cost: one call of `score` per value, and one for the present prior.
 
@@ -58,9 +60,9 @@ def grid(
     for value in candidates:
         precision = prior.precision.detach() * value if relative else torch.full_like(prior.precision.detach(), value)
         there = problem.with_hyper(precision)
-        found = float(score(there.grouped_prior, there.likelihood))
+        density = float(score(there.grouped_prior, there.likelihood))
         problems.append(there)
-        history.append(step_of(there, found))
+        history.append(step_of(there, density))
     scores = [math.nan if step.log_evidence is None else step.log_evidence for step in history[1:]]
     finite = [s for s in scores if math.isfinite(s)]
     if not finite:

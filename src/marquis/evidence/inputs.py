@@ -63,17 +63,17 @@ class EvidenceProblem:
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the weights."""
+        """Return the names and shapes of the weights."""
         return self.prior.layout
 
     @property
     def noise(self) -> Tensor | None:
-        """The noise precision that can be tuned; None if there is none."""
+        """Return the noise precision that can be tuned; None if there is none."""
         return self.likelihood.scalar_noise_precision
 
     @property
     def grouped_prior(self) -> BoundPrior:
-        """The prior, if it has precisions to tune.
+        """Return the prior, if it has precisions to tune.
 
         Raises:
             UnsupportedOperationError: it is an earlier posterior, whose matrix is what earlier data said.
@@ -86,12 +86,12 @@ class EvidenceProblem:
         )
 
     def scale(self) -> Tensor | float:
-        """What H is multiplied by in the posterior precision: beta/T, or 1/T."""
+        """Return the factor of H in the posterior precision: beta/T, or 1/T."""
         noise = self.noise
         return 1.0 / self.temperature if noise is None else noise / self.temperature
 
     def scaled_curvature(self) -> Structure:
-        """H at the present noise and temperature; gradients flow from it to a noise that requires them."""
+        """Return H at the present noise and temperature; gradients flow from it to a noise that requires them."""
         if self.curvature is None:
             raise UnsupportedOperationError(
                 "this problem has no curvature matrix; fit one (Laplace.fit), or use tune(method='sampled')."
@@ -104,7 +104,7 @@ class EvidenceProblem:
         return self.prior.add_to(self.scaled_curvature())
 
     def with_hyper(self, precision: Tensor | None = None, noise: Tensor | float | None = None) -> EvidenceProblem:
-        """The same problem with another prior precision `[G]`, another noise precision, or both."""
+        """Return the same problem with another prior precision `[G]`, another noise precision, or both."""
         prior = self.prior if precision is None else self.grouped_prior.with_precision(precision)
         likelihood = self.likelihood
         if noise is not None:
@@ -113,7 +113,7 @@ class EvidenceProblem:
         return replace(self, prior=prior, likelihood=likelihood)
 
     def require_data(self, method: str) -> tuple[Model, Iterable[Any]]:
-        """Model and loader, for a method that runs over the data."""
+        """Return the model and the loader, for a method that runs over the data."""
         if self.model is None or self.loader is None:
             raise DataError(f"tune(method={method!r}) runs over the data: it needs the model and a labelled loader.")
         if is_one_shot(self.loader):

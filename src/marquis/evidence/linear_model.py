@@ -61,7 +61,9 @@ class Optimum:
 
 
 class LinearModel:
-    """`h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified (methods.md 5.5).
+    """`h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified.
+
+    See docs/method/evidence.md#evidence-of-the-linear-model.
 
     The point of linearisation is the problem's mean, whatever the module holds now. Where the Jacobians of all data fit
     into `store_bytes`, the first pass over the loader keeps them and every later product is two matrix
@@ -82,9 +84,9 @@ class LinearModel:
         model, self._loader = problem.require_data(method)
         self.layout = problem.layout
         self.centre = problem.mean.detach()
-        own = parameters_of(model, problem.params)
-        placed = {n: t.to(own[n]) for n, t in self.layout.unflatten(self.centre).items()}
-        self.network = NetworkFunction.copy_of(model, params={**own, **placed}, parameters=list(self.layout.names))
+        values = parameters_of(model, problem.params)
+        placed = {n: t.to(values[n]) for n, t in self.layout.unflatten(self.centre).items()}
+        self.network = NetworkFunction.copy_of(model, params={**values, **placed}, parameters=list(self.layout.names))
         self.likelihood = problem.likelihood.at_unit_noise()
         self.simplified = simplified
         self._mask_of = problem.mask_of
@@ -93,18 +95,18 @@ class LinearModel:
 
     @property
     def stored(self) -> bool:
-        """Whether the Jacobians are in memory."""
+        """Return whether the Jacobians are in memory."""
         return self._stored is not None
 
     def kept_rows(self) -> int:
-        """Rows of the Jacobians in memory, N O; 0 if they are not kept. Passes over the data if that is not known."""
+        """Return the number of Jacobian rows in memory, N O; 0 if they are not kept. May pass over the data."""
         if self._stored is None and self._limit != 0:
             for _ in self.batches():
                 pass
         return sum(batch.f.numel() for batch in self._stored or ())
 
     def batches(self) -> Iterator[TangentBatch | StoredBatch]:
-        """Every batch, differentiated; kept for the next time where all of them fit."""
+        """Yield every batch, differentiated; they are kept for the next pass where all of them fit."""
         if self._stored is not None:
             yield from self._stored
             return
@@ -129,13 +131,13 @@ class LinearModel:
         return None if jacobian is None else StoredBatch(x, y, mask, f, jacobian)
 
     def outputs(self, batch: TangentBatch | StoredBatch, theta: Tensor) -> Tensor:
-        """h(theta, x) for one batch."""
+        """Return h(theta, x) for one batch."""
         if self.simplified:
             return batch.push(theta[None])[0]
         return batch.f + batch.push((theta - self.centre)[None])[0]
 
     def fit(self, theta: Tensor) -> tuple[Statistics, Tensor]:
-        """Statistics of h(theta) and the gradient `sum_n J^T r` of the data term there, `[P]`."""
+        """Return the statistics of h(theta) and the gradient `sum_n J^T r` of the data term there, `[P]`."""
         seen, gradient = Collector(self.likelihood), torch.zeros_like(theta)
         for batch in self.batches():
             h = self.outputs(batch, theta)
@@ -144,7 +146,7 @@ class LinearModel:
         return seen.statistics(), gradient
 
     def losses(self, theta: Tensor, direction: Tensor, lengths: Sequence[float]) -> Tensor:
-        """The data term at `theta + t direction` for each length t, in one pass: h is linear in t."""
+        """Return the data term at `theta + t direction` for each length t, in one pass: h is linear in t."""
         total = torch.zeros(len(lengths), dtype=torch.float64, device=theta.device)
         for batch in self.batches():
             h, change = self.outputs(batch, theta), batch.push(direction[None])[0]
@@ -153,11 +155,11 @@ class LinearModel:
         return total
 
     def product(self, rows: Tensor, theta: Tensor | None = None) -> Tensor:
-        """`sum_n J^T L_n J v` for rows `[k, P]`; L at h(theta), or at the network's own outputs."""
+        """Return `sum_n J^T L_n J v` for rows `[k, P]`; L at h(theta), or at the network's own outputs."""
         return self.matrix(theta)(rows)
 
     def matrix(self, theta: Tensor | None = None) -> Rows:
-        """`product` at one theta, for many vectors: where Jacobians are kept, so are the outputs and L there."""
+        """Return `product` at one theta, for many vectors: where Jacobians are kept, so are the outputs and L there."""
         kept = self._stored
         ready = None if kept is None else [(batch, self._curvature(batch, theta)) for batch in kept]
 
@@ -171,7 +173,7 @@ class LinearModel:
         return times
 
     def _curvature(self, batch: TangentBatch | StoredBatch, theta: Tensor | None) -> Rows:
-        """`u -> L u` at h(theta), or at the network's own outputs."""
+        """Return `u -> L u` at h(theta), or at the network's own outputs."""
         at = batch.f if theta is None else self.outputs(batch, theta)
         if isinstance(batch, StoredBatch) and self.likelihood.coupling is not None and at[0].numel() <= FEW_OUTPUTS:
             blocks = self.likelihood.hessian(at, batch.mask)
@@ -179,7 +181,7 @@ class LinearModel:
         return lambda rows: output_curvature(self.likelihood, at, rows, batch.mask)
 
     def dense(self, theta: Tensor | None = None) -> Tensor | None:
-        """`product` as a matrix `[P, P]`; None unless Jacobians are kept and P is small.
+        """Return `product` as a matrix `[P, P]`; None unless Jacobians are kept and P is small.
 
         Cost: N O P^2.
         """
@@ -205,11 +207,11 @@ class LinearModel:
         max_steps: int = 30,
         max_products: int = 200,
     ) -> Optimum:
-        """`theta* = argmin scale sum_n l(y_n, h(theta, x_n)) + 1/2 |theta - mu0|^2_Delta`, by Newton's method.
+        """Return `theta* = argmin scale sum_n l(y_n, h(theta, x_n)) + 1/2 |theta - mu0|^2_Delta` by Newton's method.
 
         Each step solves `(scale J^T L J + Delta) d = -gradient` by conjugate gradients through products with J and
-        J^T; for a Gaussian the first step is the closed form (methods.md 5.5). The problem is convex; among nine
-        step lengths, 1 to 1/256, the best is taken, all judged in one pass.
+        J^T; for a Gaussian the first step is the closed form. The problem is convex; among nine step lengths, 1 to
+        1/256, the best is taken, all evaluated in one pass.
 
         Args:
             precision: Delta, `[P]`.
@@ -252,8 +254,8 @@ class LinearModel:
     def _length(self, theta: Tensor, direction: Tensor, precision: Tensor, mean: Tensor, scale: float) -> float:
         data = self.losses(theta, direction, (*STEP_LENGTHS, 0.0))
         steps = torch.tensor([*STEP_LENGTHS, 0.0], dtype=theta.dtype, device=theta.device)
-        away = theta - mean + steps[:, None] * direction
-        total = scale * data + 0.5 * (precision * away.square()).sum(-1).double()
+        distance = theta - mean + steps[:, None] * direction
+        total = scale * data + 0.5 * (precision * distance.square()).sum(-1).double()
         best = int(total.argmin())
         # Within rounding of the minimum the full step is the better guess than none.
         flat = float((total.max() - total.min()).abs()) <= 1e-12 * float(total.abs().max())
@@ -261,7 +263,7 @@ class LinearModel:
 
 
 def output_curvature(likelihood: Likelihood, f: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
-    """`L u` for rows `[k, *f.shape]`: by the diagonal where L is one, else `S (S^T u)`."""
+    """Return `L u` for rows `[k, *f.shape]`: by the diagonal where L is one, else `S (S^T u)`."""
     if likelihood.coupling is None:
         return rows * likelihood.hessian_diagonal(f, mask)
     with torch.enable_grad():

@@ -14,7 +14,7 @@ from marquis.priors import BoundPrior
 
 @dataclass(frozen=True)
 class EvidenceTerms:
-    """`log Z = fit - 1/2 (scatter + complexity)`, term by term (methods.md 5.1).
+    """`log Z = fit - 1/2 (scatter + complexity)`, term by term (docs/method/evidence.md#log-marginal-likelihood).
 
     Attributes:
         fit: log likelihood at the weights, divided by the temperature.
@@ -28,12 +28,12 @@ class EvidenceTerms:
 
     @property
     def value(self) -> Tensor:
-        """The log evidence."""
+        """Return the log evidence."""
         return self.fit - 0.5 * (self.scatter + self.complexity)
 
 
 def evidence_terms(problem: EvidenceProblem) -> EvidenceTerms:
-    """The three terms of the log evidence; gradients flow to prior precisions and to the noise precision."""
+    """Return the three terms of the log evidence; gradients flow to prior precisions and to the noise precision."""
     precision = problem.precision()
     return EvidenceTerms(
         fit=log_likelihood(problem) / problem.temperature,
@@ -43,7 +43,9 @@ def evidence_terms(problem: EvidenceProblem) -> EvidenceTerms:
 
 
 def log_evidence(problem: EvidenceProblem) -> Tensor:
-    """Log marginal likelihood of the data, a float64 number with all constants (methods.md 5.1).
+    """Return the log marginal likelihood of the data, a float64 number with all constants.
+
+    See docs/method/evidence.md#log-marginal-likelihood.
 
     `log Z = -sum_n l(y_n, f(x_n; theta*))/T - 1/2 [(theta*-mu0)^T Delta (theta*-mu0) + log|A| - log|Delta|]`; the
     powers of 2 pi of prior and posterior cancel, those of the likelihood stay. Exact for a Gaussian linear model at
@@ -64,7 +66,9 @@ def log_likelihood(problem: EvidenceProblem) -> Tensor:
 
 
 def effective_parameters(problem: EvidenceProblem) -> Tensor:
-    """Effective number of parameters per prior group, `gamma_g = P_g - delta_g tr(Sigma_gg)`, `[G]` (methods.md 5.2).
+    """Return the effective number of parameters per prior group, `gamma_g = P_g - delta_g tr(Sigma_gg)`, `[G]`.
+
+    See docs/method/evidence.md#mackay-updates.
 
     Between 0 and the size of the group: how many directions the data determine. Cost: the diagonal of the posterior
     covariance.
@@ -75,6 +79,6 @@ def effective_parameters(problem: EvidenceProblem) -> Tensor:
 
 
 def sum_by_group(prior: BoundPrior, values: Tensor) -> Tensor:
-    """Sums of one value per weight `[..., P]` over each group of the prior, `[..., G]`."""
+    """Return the sums of one value per weight `[..., P]` over each group of the prior, `[..., G]`."""
     totals = values.new_zeros(*values.shape[:-1], len(prior.precision))
     return totals.index_add(-1, prior.index.to(values.device), values)

@@ -25,7 +25,9 @@ class FixedPoint:
 
 
 def proposal(problem: EvidenceProblem, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
-    """One update (methods.md 5.2): `delta_g = gamma_g / |theta_g - mu_g|^2` and `beta = (N O - T gamma) / SSE`.
+    """Return MacKay's update, `delta_g = gamma_g / |theta_g - mu_g|^2` and `beta = (N O - T gamma) / SSE`.
+
+    See docs/method/evidence.md#mackay-updates.
 
     At temperature T the data count 1/T-fold, which turns `N O - gamma` into `N O - T gamma`. Where the structure
     counts more effective parameters than there are labels (a diagonal may), the noise has no fixed point: NaN.
@@ -88,7 +90,7 @@ def mackay(
 
 
 def step_of(problem: EvidenceProblem, value: float | None, gamma: Tensor | None = None) -> Step:
-    """A line of the history at the problem's present values."""
+    """Return a line of the history at the problem's present values."""
     prior = problem.prior
     precision = getattr(prior, "precision", None)
     noise = problem.noise

@@ -34,19 +34,19 @@ def maximise(
     max_iterations: int = 100,
     steps: int = 500,
 ) -> Maximum:
-    """MacKay first; if it does not settle, up to `steps` of Adam from its best point, the best iterate kept."""
-    found = mackay(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
-    if found.converged:
-        return Maximum(found.problem, found.log_evidence, found.gamma, True, "MacKay", found.history, [])
-    climbed = ascend(found.problem, noise=noise, steps=steps)
-    notes = [f"MacKay's fixed points did not converge in {len(found.history) - 1} iterations; Adam went on from there."]
-    notes += climbed.notes
+    """Iterate MacKay's fixed points; if they do not converge, go on with up to `steps` steps of Adam."""
+    fixed = mackay(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
+    if fixed.converged:
+        return Maximum(fixed.problem, fixed.log_evidence, fixed.gamma, True, "MacKay", fixed.history, [])
+    ascent = ascend(fixed.problem, noise=noise, steps=steps)
+    notes = [f"MacKay's fixed points did not converge in {len(fixed.history) - 1} iterations; Adam continued."]
+    notes += ascent.notes
     return Maximum(
-        climbed.problem,
-        climbed.log_evidence,
-        effective_parameters(climbed.problem).detach(),
-        climbed.converged,
+        ascent.problem,
+        ascent.log_evidence,
+        effective_parameters(ascent.problem).detach(),
+        ascent.converged,
         "MacKay, then Adam",
-        [*found.history, *climbed.history[1:]],
+        [*fixed.history, *ascent.history[1:]],
         notes,
     )

@@ -18,7 +18,10 @@ from marquis.evidence.tuning_result import Step, Tuned, TuningWarning, finish, l
 from marquis.priors import BoundPrior
 
 JITTER = 1e-6
-"""Added to the mean square per datum of a Jacobian column before the g-prior divides by it (methods.md 5.7)."""
+"""Added to the mean square per datum of a Jacobian column before the g-prior divides by it.
+
+See docs/method/evidence.md#tuning-by-samples.
+"""
 NOISY = 0.1
 """Relative standard error of an effective number of parameters, and so of a precision, from which on we warn."""
 
@@ -37,7 +40,9 @@ def sampled(
     max_products: int = 200,
     generator: torch.Generator | None = None,
 ) -> Tuned:
-    """Tune by expectation-maximisation with posterior samples, through JVP and VJP only (methods.md 5.7).
+    """Tune by expectation-maximisation with posterior samples, through JVP and VJP only.
+
+    See docs/method/evidence.md#tuning-by-samples.
 
     E-step: theta-star of the linear model, and K posterior samples. M-step: `gamma_g = mean_k sum_{p in g}
     theta_p (H theta)_p` and `lambda_g = gamma_g / |theta*_g - mu_g|^2`; for a Gaussian the noise as in MacKay's update.
@@ -85,7 +90,7 @@ def sampled(
         delta = here.grouped_prior.vector().to(theta) * weights
         scale = float(here.scale())
         diagonal = scale * expectation.diagonal + delta
-        found = tangent.optimum(
+        optimum = tangent.optimum(
             delta,
             prior.mean.to(theta),
             scale,
@@ -94,7 +99,7 @@ def sampled(
             tolerance=theta_tolerance,
             max_products=max_products,
         )
-        theta = found.theta
+        theta = optimum.theta
         gamma, error = expectation(here.grouped_prior, delta, scale)
         history.append(step_of(here, None, gamma))
         if change <= tolerance or len(history) > iterations:
@@ -103,9 +108,9 @@ def sampled(
         precision = limited(gamma.double() / scatter.double())
         change = float((precision / here.grouped_prior.precision.double() - 1).abs().max())
         beta = None
-        if noise and here.noise is not None and found.statistics.sse is not None:
-            free = found.statistics.observed - problem.temperature * gamma.double().sum()
-            beta = limited(free.clamp_min(0) / found.statistics.sse.double())
+        if noise and here.noise is not None and optimum.statistics.sse is not None:
+            free = optimum.statistics.observed - problem.temperature * gamma.double().sum()
+            beta = limited(free.clamp_min(0) / optimum.statistics.sse.double())
             change = max(change, abs(float(beta) / float(here.noise) - 1))
         here = here.with_hyper(precision, beta)
     notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
@@ -141,10 +146,10 @@ def doubts(
     change: float,
     tolerance: float,
 ) -> list[str]:
-    """Sentences on why the precisions should not be trusted, with what to do; none if they can be."""
-    found = []
+    """Return notes on why the precisions should not be trusted, with what to do; none if they can be."""
+    notes = []
     if change > tolerance:
-        found.append(
+        notes.append(
             f"after {iterations} iterations the precisions still change by {change:.2g}, relatively; raise iterations=."
         )
     relative = torch.where(error > 0, error / gamma.clamp_min(1e-300), torch.zeros_like(error))
@@ -154,14 +159,14 @@ def doubts(
         advice = "raise samples="
         if len(prior.index) <= FEW_WEIGHTS:
             advice = "leave samples= out: the expectation of so few weights can be exact"
-        found.append(
+        notes.append(
             f"{expectation} leave a standard error of {100 * float(relative[worst]):.0f} % in the precision of "
             f"{where}; {advice}."
         )
-    return found
+    return notes
 
 
 def per_weight(prior: BoundPrior, weights: Tensor) -> BoundPrior:
-    """One precision per weight, `lambda_g w_p`."""
+    """Return one precision per weight, `lambda_g w_p`."""
     index = torch.arange(prior.layout.total, device=prior.index.device)
     return BoundPrior(prior.layout, index, limited(prior.vector() * weights.to(prior.mean)), prior.mean, None)

@@ -28,22 +28,22 @@ class StoredBatch:
         self._jacobian = jacobian
 
     def push(self, rows: Tensor) -> Tensor:
-        """J v for rows `[k, P]`: `[k, *f.shape]`."""
+        """Return J v for rows `[k, P]`: `[k, *f.shape]`."""
         return (rows.to(self._jacobian) @ self._jacobian.mT).reshape(len(rows), *self.f.shape)
 
     def pull(self, cotangents: Tensor) -> Tensor:
-        """J^T u for cotangents `[k, *f.shape]`: `[k, P]`."""
+        """Return J^T u for cotangents `[k, *f.shape]`: `[k, P]`."""
         return cotangents.reshape(len(cotangents), -1).to(self._jacobian) @ self._jacobian
 
     def gram(self, blocks: Tensor) -> Tensor:
-        """`sum_n J_n^T L_n J_n` for blocks L `[B, M, M]`: `[P, P]`."""
+        """Return `sum_n J_n^T L_n J_n` for blocks L `[B, M, M]`: `[P, P]`."""
         count, width = blocks.shape[:2]
         rows = self._jacobian.reshape(count, width, -1)
         return self._jacobian.mT @ (blocks.to(rows) @ rows).reshape(count * width, -1)
 
 
 def fits(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
-    """Whether the Jacobians of all data may be kept.
+    """Return whether the Jacobians of all data may be kept.
 
     Args:
         network: gives device and type.

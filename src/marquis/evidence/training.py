@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.choices import choose
 from marquis.curvature import accumulate
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions
@@ -75,12 +76,15 @@ class Trained:
     report: str
 
     def __str__(self) -> str:
-        """The table."""
+        """Return the table."""
         return self.report
 
 
 def number_of_updates(epochs: int, burn_in: int, every: int) -> int:
-    """How many of the epochs 1 to `epochs` are at least `burn_in` and multiples of `every` (methods.md 5.4)."""
+    """Return how many of the epochs 1 to `epochs` are at least `burn_in` and multiples of `every`.
+
+    See docs/method/evidence.md#training-with-evidence.
+    """
     return max(epochs // every - (max(burn_in, 1) - 1) // every, 0)
 
 
@@ -108,7 +112,9 @@ def train(
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> Trained:
-    """Train to the mode of the posterior while the evidence chooses prior precisions and noise (methods.md 5.4).
+    """Train to the mode of the posterior while the evidence chooses prior precisions and noise.
+
+    See docs/method/evidence.md#training-with-evidence.
 
     Minimises `1/N [sum_n l(y_n, f(x_n)) / T + 1/2 (theta-mu0)^T Delta (theta-mu0)]` by mini-batches. After every epoch
     that is at least `burn_in` and a multiple of `every`, the curvature is computed anew and the precisions are updated.
@@ -146,8 +152,7 @@ def train(
     for name, value in (("epochs", epochs), ("every", every), ("hyper_steps", hyper_steps)):
         if value < 1:
             raise DataError(f"{name} is {value}; it has to be at least 1.")
-    if update not in UPDATES:
-        raise UnsupportedOperationError(f"update={update!r} is not known; choose one of {', '.join(UPDATES)}.")
+    update = choose("update", update, UPDATES)
     if hasattr(loader, "__next__"):
         raise DataError("the loader is a one-shot iterator; training passes over the data many times.")
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
@@ -221,7 +226,7 @@ class _Run:
     mask_of: MaskOf | None
 
     def epoch(self, loader: Iterable[Any], optimiser: torch.optim.Optimizer, number: int) -> float:
-        """One pass of mini-batch steps; the mean of the loss per datum."""
+        """Train for one epoch, and return the mean loss per sample."""
         self.network.train()
         total, seen = 0.0, 0
         for x, y, mask in read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence"):
@@ -240,7 +245,7 @@ class _Run:
     def problem(
         self, data: Iterable[Any], structure: str, estimator: str, generator: torch.Generator | None
     ) -> EvidenceProblem:
-        """The evidence at the present weights."""
+        """Return the inputs of the evidence at the present weights."""
         self.network.eval()
         collector = Collector(self.likelihood)
         curvature = accumulate(
@@ -276,7 +281,7 @@ def _climb(logs: LogPrecisions, problem: EvidenceProblem, steps: int) -> Evidenc
 
 
 def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:
-    """Number of data, and the first batch's inputs."""
+    """Return the number of samples, and the first batch's inputs."""
     n, first = 0, None
     for x, _, _ in read_batches(loader, device, mask_of, labels_for="the evidence"):
         first = x if first is None else first
@@ -289,7 +294,7 @@ def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) 
 def _restored(
     run: _Run, best: _Checkpoint | None, prior: BoundPrior, likelihood: Likelihood, history: list[Epoch]
 ) -> Trained:
-    """The best checkpoint, or the last state if there never was an update."""
+    """Return the best checkpoint, or the last state if there was no update."""
     updates = sum(epoch.log_evidence is not None for epoch in history)
     if best is None:
         text = f"none of the {len(history)} epochs was due for an update, so prior and noise are those at the start."

@@ -57,19 +57,22 @@ def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> 
 def by_evidence(
     problem: EvidenceProblem, *, noise: bool = True, tolerance: float = 1e-3, max_iterations: int = 100
 ) -> Tuned:
-    """MacKay's fixed points (methods.md 5.2); Adam on the logarithms from the best point if they do not converge."""
+    """Tune by MacKay's fixed points, and by Adam on the logarithms where they do not converge.
+
+    See docs/method/evidence.md#mackay-updates.
+    """
     if not isinstance(problem.prior, BoundPrior):  # an earlier posterior: only the noise is left
         return by_gradient(problem, noise=noise, steps=500)
-    found = maximise(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
+    maximum = maximise(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
     return finish(
         problem,
-        found.problem,
-        method=f"evidence ({found.by})",
-        log_evidence=found.log_evidence,
-        gamma=found.gamma,
-        history=found.history,
-        notes=found.notes,
-        converged=found.converged,
+        maximum.problem,
+        method=f"evidence ({maximum.by})",
+        log_evidence=maximum.log_evidence,
+        gamma=maximum.gamma,
+        history=maximum.history,
+        notes=maximum.notes,
+        converged=maximum.converged,
     )
 
 
@@ -81,16 +84,16 @@ def by_gradient(
     steps: int = 100,
     tolerance: float = 1e-3,
 ) -> Tuned:
-    """Adam on the logarithms (methods.md 5.3)."""
-    found = ascend(problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance)
-    has_groups = isinstance(found.problem.prior, BoundPrior)
+    """Tune by Adam on the logarithms (docs/method/evidence.md#gradient-and-grid)."""
+    ascent = ascend(problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance)
+    has_groups = isinstance(ascent.problem.prior, BoundPrior)
     return finish(
         problem,
-        found.problem,
+        ascent.problem,
         method="evidence (Adam)",
-        log_evidence=found.log_evidence,
-        gamma=effective_parameters(found.problem).detach() if has_groups else None,
-        history=found.history,
-        notes=found.notes,
-        converged=found.converged,
+        log_evidence=ascent.log_evidence,
+        gamma=effective_parameters(ascent.problem).detach() if has_groups else None,
+        history=ascent.history,
+        notes=ascent.notes,
+        converged=ascent.converged,
     )

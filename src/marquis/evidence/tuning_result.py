@@ -12,7 +12,10 @@ from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior, StructuredPrior
 
 LOWEST, HIGHEST = 1e-8, 1e8
-"""Limits of every tuned precision (methods.md 5.2, 5.3): beyond them the evidence asks for none or for infinity."""
+"""Limits of every tuned precision: beyond them the evidence asks for none or for infinity.
+
+See docs/method/evidence.md#mackay-updates.
+"""
 
 SHOWN = 12
 """Groups that the table lists one by one; of more, it shows the range."""
@@ -70,17 +73,17 @@ class Tuned:
     report: str = field(default="")
 
     def __str__(self) -> str:
-        """The table."""
+        """Return the table."""
         return self.report
 
 
 def limited(precision: Tensor) -> Tensor:
-    """A precision within the limits; what is NaN (0/0: neither data nor weights say anything) is an upper limit."""
+    """Return precisions within the limits; NaN (0/0, where neither data nor weights matter) is the upper limit."""
     return torch.nan_to_num(precision, nan=HIGHEST, posinf=HIGHEST).clamp(LOWEST, HIGHEST)
 
 
 def limit_notes(prior: BoundPrior) -> list[str]:
-    """Sentences on the groups whose precision stopped at a limit."""
+    """Return notes on the groups whose precision stopped at a limit."""
     notes = []
     for limit, meaning in (
         (HIGHEST, "their weights are pinned to the prior mean"),
@@ -132,7 +135,7 @@ def table(
     notes: list[str],
     value_name: str = "log evidence",
 ) -> str:
-    """What was tuned, from what to what, and how many parameters the data determine."""
+    """Return a table of what was tuned, from which to which value, with effective parameters."""
     rows: list[tuple[str, ...]] = []
     total = prior.layout.total
     if isinstance(prior, BoundPrior):

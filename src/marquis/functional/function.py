@@ -113,7 +113,7 @@ class NetworkFunction:
 
     @property
     def where(self) -> str:
-        """What is computed, for messages."""
+        """Return what is computed, for messages."""
         return describe(self.model) if self.at is None else f"module {self.at!r}"
 
     @torch.no_grad()
@@ -142,22 +142,22 @@ class NetworkFunction:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the parameters that it is a function of."""
+        """Return the names of the parameters that it is a function of."""
         return tuple(self.point)
 
     @property
     def size(self) -> int:
-        """The number of weights that it is a function of."""
+        """Return the number of weights that it is a function of."""
         return sum(tensor.numel() for tensor in self.point.values())
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter."""
+        """Return the device of the first parameter."""
         return next(iter(self.point.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest type among the parameters."""
+        """Return the widest type among the parameters."""
         dtype = next(iter(self.point.values())).dtype
         for tensor in self.point.values():
             dtype = torch.promote_types(dtype, tensor.dtype)

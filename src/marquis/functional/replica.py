@@ -144,7 +144,7 @@ class _Replicas:
         if depth or not hasattr(value, "__dict__"):  # a helper's own helpers are not followed (a trainer has hundreds)
             return value
         attributes = vars(value)
-        changed = {name: other for name, own in attributes.items() if (other := self.value(own, 1)) is not own}
+        changed = {name: other for name, part in attributes.items() if (other := self.value(part, 1)) is not part}
         if not changed:
             return value
         twin = copy.copy(value)

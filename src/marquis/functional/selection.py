@@ -19,7 +19,7 @@ class SelectionError(MarquisError, ValueError):
 
 
 def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The model's parameters by name, each tensor once, in the order of `named_parameters()`.
+    """Return the model's parameters by name, each tensor once, in the order of `named_parameters()`.
 
     Args:
         model: a module, or a function `(params, x) -> outputs`.
@@ -33,17 +33,17 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
                 "pass params={name: tensor}, the first argument it is called with."
             )
         return dict(params)
-    own: dict[str, Tensor] = dict(model.named_parameters())
+    known: dict[str, Tensor] = dict(model.named_parameters())
     if params is None:
-        return own
-    differing = [name for name in own if name not in params or params[name].shape != own[name].shape]
-    differing += [name for name in params if name not in own]
+        return known
+    differing = [name for name in known if name not in params or params[name].shape != known[name].shape]
+    differing += [name for name in params if name not in known]
     if differing:
         raise SelectionError(
             f"params does not fit {describe(model)}: names or shapes differ at {sorted(set(differing))}; "
             "pass one tensor for each of model.named_parameters()."
         )
-    return {name: params[name] for name in own}
+    return {name: params[name] for name in known}
 
 
 def select(
@@ -71,13 +71,13 @@ def select(
 
     trainable = {name: tensor for name, tensor in tensors.items() if is_trainable(tensor)}
     if parameters is None or (isinstance(parameters, str) and parameters == "all"):
-        chosen, asked = trainable, "every parameter that requires a gradient"
+        chosen, described = trainable, "every parameter that requires a gradient"
     elif isinstance(parameters, str):
         chosen = {name: t for name, t in trainable.items() if fnmatch.fnmatchcase(name, parameters)}
-        asked = f"the pattern {parameters!r}"
+        described = f"the pattern {parameters!r}"
     elif callable(parameters):
         chosen = {name: t for name, t in trainable.items() if parameters(name, t)}
-        asked = "the given predicate"
+        described = "the given predicate"
     else:
         names = list(parameters)
         unknown = [name for name in names if name not in tensors]
@@ -85,7 +85,7 @@ def select(
             raise SelectionError(f"the model has no parameter named {_with_matches(unknown, tensors)}.")
         wanted = set(names)
         chosen = {name: t for name, t in tensors.items() if name in wanted}
-        asked = "an empty list of names"
+        described = "an empty list of names"
     if chosen:
         return chosen
     hint = ""
@@ -94,7 +94,7 @@ def select(
         hint = f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"
     elif tensors and not trainable:
         hint = "; all of them are frozen (requires_grad=False)"
-    raise SelectionError(f"{asked} selects none of the model's {len(tensors)} parameters{hint}.")
+    raise SelectionError(f"{described} selects none of the model's {len(tensors)} parameters{hint}.")
 
 
 def _with_matches(names: list[str], known: Iterable[str]) -> str:

@@ -102,7 +102,7 @@ def check_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def _digest_of_start(file: Any, size: int) -> bytes:
-    """SHA-256 of the first `size` bytes, in pieces."""
+    """Return the SHA-256 of the first `size` bytes, in pieces."""
     file.seek(0)
     total = hashlib.sha256()
     while size > 0:

@@ -56,7 +56,7 @@ def save_tensors(
 
 
 def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """Kind, header and tensors of a file that `save_tensors` wrote.
+    """Return the kind, header and tensors of a file that `save_tensors` wrote.
 
     Raises:
         DataError: there is no such file, it is truncated or corrupt, or it is not one of ours.
@@ -86,7 +86,7 @@ def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[st
 
 
 def _digest(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the header and of every tensor: a flipped bit anywhere is noticed, not computed with."""
+    """Return the SHA-256 of the header and of every tensor: a flipped bit anywhere is noticed, not computed with."""
     total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -96,5 +96,5 @@ def _digest(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def split_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries below a prefix, without it."""
+    """Return the entries below a prefix, without it."""
     return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}

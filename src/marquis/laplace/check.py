@@ -65,11 +65,11 @@ class CheckReport:
 
     @property
     def good(self) -> bool:
-        """Whether nothing needs attention."""
+        """Return whether nothing needs attention."""
         return all(finding.good for finding in self.findings)
 
     def __str__(self) -> str:
-        """The table."""
+        """Return the table."""
         width = max(len(finding.what) for finding in self.findings)
         values = max(len(finding.value) for finding in self.findings)
         lines = []
@@ -82,7 +82,9 @@ class CheckReport:
 
 @dataclass(frozen=True, eq=False)
 class MeanShift:
-    """The Newton step from the weights to the mode of the quadratic approximation (methods.md 3.4).
+    """The Newton step from the weights to the mode of the quadratic approximation.
+
+    See docs/method/posterior.md#newton-step.
 
     Attributes:
         mean: `theta* - A^-1 g`, by parameter name.
@@ -94,7 +96,7 @@ class MeanShift:
 
 
 def mean_shift(model: Model, posterior: Posterior, problem: EvidenceProblem, loader: Iterable[Any]) -> MeanShift:
-    """Where the quadratic approximation has its mode, if the weights are not there. Cost: one gradient over the data.
+    """Return the mode of the quadratic approximation. Cost: one gradient over the data.
 
     For experiments: far from a mode small eigenvalues make the step huge, and the expansion is good where it was made.
     """
@@ -179,7 +181,7 @@ def _determined(problem: EvidenceProblem) -> Tensor:
 
 
 def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Iterable[Any]) -> tuple[Tensor, Any]:
-    """Gradient of `sum_n l / T` in the random weights, and the first inputs."""
+    """Return the gradient of `sum_n l / T` in the random weights, and the first inputs."""
     posterior = function.posterior
     device = posterior.vector.device
     total: Tensor | None = None
@@ -190,15 +192,15 @@ def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Ite
         def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
             return -problem.likelihood.log_prob(function(params, x), y).sum()
 
-        found = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
-        total = found if total is None else total + found
+        gradient = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
+        total = gradient if total is None else total + gradient
     if total is None:
         raise DataError("the loader yields no batches; there is nothing to check with.")
     return posterior.restrict(total.detach()) / problem.temperature, first
 
 
 def _linearisation_error(function: PosteriorFunction, x: Any, generator: torch.Generator | None) -> float:
-    """Median over posterior samples of `|f(theta_s) - f_lin(theta_s)| / |J (theta_s - theta*)|`."""
+    """Return the median over posterior samples of `|f(theta_s) - f_lin(theta_s)| / |J (theta_s - theta*)|`."""
     posterior = function.posterior
     mean = function.at_point(x)
     drawn = posterior.deviations_from(posterior.noise(SAMPLES, generator))

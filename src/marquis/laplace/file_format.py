@@ -26,7 +26,7 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def pack_fitted(fitted: Fitted) -> State:
-    """Everything of a fit, prior included."""
+    """Return a fit, prior included, as a header and tensors."""
     seen = fitted.statistics
     header: dict[str, Any] = {
         "layout": [[name, list(shape)] for name, shape in fitted.layout.items],
@@ -99,8 +99,8 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _require_floats(tensor: Tensor, name: str, shape: Sequence[int]) -> None:
-    found = tuple(tensor.shape)
-    _require(found == tuple(shape), f"{name!r} of shape {found} instead of {tuple(shape)}")
+    actual = tuple(tensor.shape)
+    _require(actual == tuple(shape), f"{name!r} of shape {actual} instead of {tuple(shape)}")
     _require(tensor.is_floating_point(), f"{name!r} in {tensor.dtype}")
     _require(bool(torch.isfinite(tensor).all()), f"NaN or infinite entries in {name!r}")
 
@@ -116,13 +116,13 @@ def _is_count(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _layout(given: Any) -> Layout:
-    _require(isinstance(given, list) and len(given) > 0, "no list of parameters")
-    for item in given:
+def _layout(items: Any) -> Layout:
+    _require(isinstance(items, list) and len(items) > 0, "no list of parameters")
+    for item in items:
         good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], list)
         _require(good and all(_is_count(length) for length in item[1]), f"a parameter described as {item!r}")
-    shapes = {name: shape for name, shape in given}
-    _require(len(shapes) == len(given), "the same parameter twice")
+    shapes = {name: shape for name, shape in items}
+    _require(len(shapes) == len(items), "the same parameter twice")
     return Layout(shapes)
 
 
@@ -153,12 +153,12 @@ def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Lay
         inside.require_same(structure.layout)
         _require(bool(torch.isfinite(structure.logdet())), "a prior precision that is not positive definite")
         return StructuredPrior(inside, structure, mean)
-    given, precision = header["groups"], tensors["prior.precision"]
-    if given is None:
+    groups, precision = header["groups"], tensors["prior.precision"]
+    if groups is None:
         names, index = None, torch.arange(inside.total)
     else:
-        _require(isinstance(given, list) and all(isinstance(name, str) for name in given), "groups without names")
-        names, index = tuple(given), tensors["prior.index"]
+        _require(isinstance(groups, list) and all(isinstance(name, str) for name in groups), "groups without names")
+        names, index = tuple(groups), tensors["prior.index"]
     count = inside.total if names is None else len(names)
     _require_floats(precision, "prior.precision", (count,))
     _require(bool((precision > 0).all()), "a prior precision that is not positive")
@@ -168,19 +168,19 @@ def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Lay
 
 
 def _statistics(header: Any, tensors: Mapping[str, Tensor]) -> Statistics | None:
-    found = {name: tensors[name] for name in ("sse", "log_likelihood") if name in tensors}
+    values = {name: tensors[name] for name in ("sse", "log_likelihood") if name in tensors}
     if header is None:
-        _require(not found, "a fit of data without their number")
+        _require(not values, "a fit of data without their number")
         return None
     _require(_is_count(header["n"], 1) and _is_count(header["observed"]), "numbers of data that are no numbers")
-    for name, value in found.items():
+    for name, value in values.items():
         _require_floats(value, name, ())
-    _require(float(found.get("sse", torch.zeros(()))) >= 0, "a negative sum of squares")
-    return Statistics(header["n"], header["observed"], found.get("sse"), found.get("log_likelihood"))
+    _require(float(values.get("sse", torch.zeros(()))) >= 0, "a negative sum of squares")
+    return Statistics(header["n"], header["observed"], values.get("sse"), values.get("log_likelihood"))
 
 
 def pack_likelihood(likelihood: Likelihood) -> State:
-    """A likelihood's state; empty for an object that cannot be saved, which then has to be passed again."""
+    """Return a likelihood's state; empty for an object that cannot be saved, which then has to be passed again."""
     try:
         state = likelihood.state_dict()
     except ModelMismatchError:
@@ -208,11 +208,11 @@ def unpack_likelihood(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
 
 
 def describe_model(model: Model, fitted_mean: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Names and shapes of all parameters, and a fingerprint of what the file does not hold."""
-    own = parameters_of(model, None if isinstance(model, nn.Module) else fitted_mean)
-    others = {name: p for name, p in own.items() if name not in fitted_mean} | buffers_of(model)
+    """Return the names and shapes of all parameters, and a fingerprint of what the file does not hold."""
+    params = parameters_of(model, None if isinstance(model, nn.Module) else fitted_mean)
+    others = {name: p for name, p in params.items() if name not in fitted_mean} | buffers_of(model)
     return {
-        "parameters": [[name, list(tensor.shape)] for name, tensor in own.items()],
+        "parameters": [[name, list(tensor.shape)] for name, tensor in params.items()],
         "others": _fingerprint(others),
     }
 
@@ -223,16 +223,16 @@ def require_model(model: Model, saved: Mapping[str, Any], mean: Mapping[str, Ten
     Raises:
         ModelMismatchError: names what differs.
     """
-    found = describe_model(model, mean)
+    present = describe_model(model, mean)
     theirs = {name: shape for name, shape in saved["parameters"]}
-    mine = {name: shape for name, shape in found["parameters"]}
+    mine = {name: shape for name, shape in present["parameters"]}
     missing, extra = [n for n in theirs if n not in mine], [n for n in mine if n not in theirs]
     if missing or extra:
         raise ModelMismatchError(f"the model has other parameters than the file: missing {missing}, unknown {extra}.")
     for name, shape in theirs.items():
         if list(mine[name]) != list(shape):
             raise ModelMismatchError(f"parameter {name!r} has shape {mine[name]} in the model and {shape} in the file.")
-    if found["others"] != saved["others"]:
+    if present["others"] != saved["others"]:
         raise ModelMismatchError(
             "the model's weights or buffers outside of the posterior have other values than when it was saved: load "
             "the same checkpoint into the model first."

@@ -23,7 +23,10 @@ from marquis.loaders import MaskOf, OpenedLoader, is_one_shot, read_batch
 from marquis.posterior import Posterior
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import Layout, Structure
-from marquis.subnetwork import Chosen, Subnetwork, last_layer, subcurvature
+from marquis.subnetwork import Subnetwork
+from marquis.subnetwork.choose import Chosen
+from marquis.subnetwork.curvature import subcurvature
+from marquis.subnetwork.last_layer import last_layer
 
 FEW_OUTPUTS = 64
 """Up to this many columns at the output the curvature is exact by default; beyond, sketched."""
@@ -55,12 +58,12 @@ class Fitted:
 
     @property
     def vector(self) -> Tensor:
-        """The random weights as one vector `[K]`."""
+        """Return the random weights as one vector `[K]`."""
         flat = self.layout.flatten(self.mean)
         return flat if self.index is None else flat[self.index]
 
     def to(self, device: torch.device) -> Fitted:
-        """The same on another device."""
+        """Return this fit on another device."""
         prior = self.prior
         if isinstance(prior, StructuredPrior):
             moved = replace(prior, structure=prior.structure.to(device=device), mean=prior.mean.to(device))
@@ -177,7 +180,7 @@ def _choose(
     x: Any,
     options: Mapping[str, Any],
 ) -> tuple[Chosen, BoundPrior]:
-    """The weights of a subnetwork and their prior."""
+    """Return the weights of a subnetwork and their prior."""
     candidates = Layout.of(select(everything))
     whole = prior.bind(candidates, model, x, params=options["params"])
     chosen = subnetwork.choose(model, candidates, loader=loader, likelihood=likelihood, prior=whole, **options)
@@ -203,7 +206,7 @@ def _as_prior(
 
 
 def _as_before(prior: Posterior) -> tuple[Chosen, StructuredPrior]:
-    """The weights of an earlier subnetwork, and its posterior as the prior."""
+    """Return the weights of an earlier subnetwork, and its posterior as the prior."""
     if prior.index is None:
         raise UnsupportedOperationError(
             "the prior is a posterior over whole parameters, which a subnetwork cannot continue; use the same "

@@ -31,7 +31,8 @@ from marquis.predictive import Prediction, predict, predict_loader
 from marquis.predictive.validation_score import ValidationScore
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import STRUCTURES, Structure
-from marquis.subnetwork import Subnetwork, function_of_chosen
+from marquis.subnetwork import Subnetwork
+from marquis.subnetwork.function import function_of_chosen
 
 
 class Laplace:
@@ -162,29 +163,29 @@ class Laplace:
 
     @property
     def fitted(self) -> Fitted:
-        """What one pass over the data left; raises before `fit`."""
+        """Return the result of the pass over the data; raises before `fit`."""
         if self._fitted is None:
             raise MarquisError("this Laplace approximation has seen no data yet: call fit(loader) first.")
         return self._fitted
 
     @property
     def curvature(self) -> Structure:
-        """H summed over the data; at noise precision 1 for a Gaussian with one noise precision."""
+        """Return H summed over the data; at noise precision 1 for a Gaussian with one noise precision."""
         return self.fitted.curvature
 
     @property
     def prior(self) -> BoundPrior | StructuredPrior:
-        """The prior with its present precisions."""
+        """Return the prior with its present precisions."""
         return self.fitted.prior
 
     @property
     def statistics(self) -> Statistics | None:
-        """Number of data and their fit at the mean; None if they had no labels."""
+        """Return the number of samples and their fit at the mean; None if they had no labels."""
         return self.fitted.statistics
 
     @property
     def posterior(self) -> Posterior:
-        """`N(theta*, T_p (H/T + prior)^-1)`; a value, also usable as the next prior."""
+        """Return `N(theta*, T_p (H/T + prior)^-1)`; a value, also usable as the next prior."""
         if self._posterior is None:
             self._posterior = self._posterior_with(self.fitted.prior, self.likelihood)
         return self._posterior
@@ -543,7 +544,7 @@ class Laplace:
         save_tensors(path, "laplace", header, {**tensors, **more})
 
     def __repr__(self) -> str:
-        """Model, likelihood, structure, estimator, and how many weights once fitted."""
+        """Show model, likelihood, structure, estimator, and how many weights once fitted."""
         if self._fitted is None:
             how = self.estimator or "estimator by number of outputs"
             return f"Laplace({describe(self.model)}, {self.likelihood}, {self.structure}, {how}; not fitted)"

@@ -40,15 +40,15 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
     """
     kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
     try:
-        found = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)
-        posterior = found if isinstance(found, Posterior) else found.posterior
+        loaded = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)
+        posterior = loaded if isinstance(loaded, Posterior) else loaded.posterior
         if not bool(torch.isfinite(posterior.precision.logdet())):
             raise DataError(f"the precision in {path} has no finite determinant: corrupt or made up?")
     except MarquisError:
         raise
     except BROKEN as error:
         raise DataError(f"{path} does not hold a complete {kind} ({error!r}): corrupt or made up?") from error
-    return found
+    return loaded
 
 
 def _posterior(tensors: Mapping[str, Tensor], model: Model) -> Posterior:
@@ -61,14 +61,14 @@ def _posterior(tensors: Mapping[str, Tensor], model: Model) -> Posterior:
 
 
 def _require_same_dtypes(mean: Mapping[str, Tensor], model: Model) -> None:
-    """The file's weights take the place of the model's own, so a mixture of precisions would not run."""
+    """Refuse a file in another precision than the model, in which its weights could not run."""
     if not isinstance(model, torch.nn.Module):
         return
-    for name, own in model.named_parameters():
-        if name in mean and mean[name].dtype != own.dtype:
+    for name, parameter in model.named_parameters():
+        if name in mean and mean[name].dtype != parameter.dtype:
             raise ModelMismatchError(
-                f"parameter {name!r} is {own.dtype} in the model and {mean[name].dtype} in the file; convert the model "
-                "first (model.float(), model.double())."
+                f"parameter {name!r} is {parameter.dtype} in the model and {mean[name].dtype} in the file; convert "
+                "the model first (model.float(), model.double())."
             )
 
 

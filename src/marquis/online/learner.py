@@ -337,7 +337,7 @@ class OnlineLaplace:
 
     @property
     def device(self) -> torch.device:
-        """The device of curvature and random generators: that of the weights when the learner was made."""
+        """Return the device of curvature and random generators: that of the weights when the learner was made."""
         return self._weights_stream.device
 
     @property

@@ -6,8 +6,16 @@
 
 from __future__ import annotations
 
+from marquis.lazy import lazy_names
 from marquis.predictive.links import LINKS
 from marquis.predictive.predict import METHODS, predict, predict_loader
 from marquis.predictive.prediction import Prediction
 
 __all__ = ["LINKS", "METHODS", "Prediction", "predict", "predict_loader"]
+
+# Internals, which were public once.
+__getattr__ = lazy_names(
+    __name__,
+    {"PosteriorFunction": "function", "WeightSamples": "sampling", "jacobian": "validation_score"},
+    {"NetworkFunction": "PosteriorFunction"},
+)

@@ -1,7 +1,8 @@
 """The last linear layer: its Jacobian is `I (x) phi`, so thousands of classes need no Jacobian at all.
 
 With Kronecker factors `A = G (x) R + d I`, G = Q diag(g) Q^T and R = U diag(r) U^T, the logits of one input have
-covariance `Q diag(c) Q^T` with `c_i = sum_j (U^T phi)_j^2 / (g_i r_j + d)` (methods.md 2.9, 3.1).
+covariance `Q diag(c) Q^T` with `c_i = sum_j (U^T phi)_j^2 / (g_i r_j + d)`
+(docs/method/curvature.md#last-layer-and-subnetworks).
 
 Letters: B inputs, O outputs, s features.
 """
@@ -57,28 +58,28 @@ class Head:
 
     @cached_property
     def _scales(self) -> Tensor:
-        """c, the variances in the output eigenbasis, `[B, O]`."""
+        """Return c, the variances in the output eigenbasis, `[B, O]`."""
         right = self.factors.right
         rotated = self.features if right is None else self.features @ right
         return rotated.square() @ self.factors.inverse.mT
 
     def variance(self) -> Tensor:
-        """Marginal variance of the outputs `[B, O]`: O(B s (s + O) + B O^2)."""
+        """Return the marginal variance of the outputs `[B, O]`: O(B s (s + O) + B O^2)."""
         left, bias = self.factors.left, self.factors.bias_variance
-        own = self._scales if left is None else self._scales @ left.square().mT
-        return own if bias is None else own + bias
+        variance = self._scales if left is None else self._scales @ left.square().mT
+        return variance if bias is None else variance + bias
 
     def covariance(self) -> Tensor:
-        """Covariance of the outputs of each input, `[B, O, O]`."""
+        """Return the covariance of the outputs of each input, `[B, O, O]`."""
         left, factors = self.factors.left, self.factors
-        own = torch.diag_embed(self._scales) if left is None else (left * self._scales.unsqueeze(1)) @ left.mT
+        covariance = torch.diag_embed(self._scales) if left is None else (left * self._scales.unsqueeze(1)) @ left.mT
         if factors.bias_variance is None:
-            return own
+            return covariance
         root = factors.bias_root
-        return own + (torch.diag(factors.bias_variance) if root is None else root @ root.mT)
+        return covariance + (torch.diag(factors.bias_variance) if root is None else root @ root.mT)
 
     def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """`n` draws of outputs minus mean `[n, B, O]`, inputs independent: no O x O matrix per input."""
+        """Return `n` samples of outputs minus mean `[n, B, O]`, inputs independent: no O x O matrix per input."""
         shape = (n, *self._scales.shape)
         z = self._normal(shape, generator) * self._scales.sqrt()
         drawn = z if self.factors.left is None else z @ self.factors.left.mT
@@ -95,7 +96,7 @@ class Head:
 
 
 def find_head(function: PosteriorFunction, x: Any) -> Head | None:
-    """The head, if the posterior is over exactly one linear layer whose output is the network's; else None."""
+    """Return the last layer, if the posterior is over exactly that one and nothing follows it; else None."""
     posterior, model = function.posterior, function.model
     owners = {name.rpartition(".")[0] for name in posterior.layout.names}
     leaves = {name.rpartition(".")[2] for name in posterior.layout.names}
@@ -120,10 +121,10 @@ def find_head(function: PosteriorFunction, x: Any) -> Head | None:
 
 
 def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
-    """Whether another module uses the same weight or bias (then the features depend on it too)."""
-    own = {id(p) for p in layer.parameters()}
+    """Return whether another module uses the same weight or bias (then the features depend on it too)."""
+    ids = {id(p) for p in layer.parameters()}
     uses = [id(p) for module in model.modules() for p in module._parameters.values() if p is not None]
-    return sum(use in own for use in uses) > len(own)
+    return sum(use in ids for use in uses) > len(ids)
 
 
 _MADE: weakref.WeakKeyDictionary[Any, HeadFactors | None] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""The linearised network in closed form: `f_lin(x) ~ N(f(x; theta*), J A^-1 J^T)` (methods.md 4.1)."""
+"""The linearised network in closed form: `f_lin(x) ~ N(f(x; theta*), J A^-1 J^T)` (docs/method/predictive.md)."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class OutputMoments:
 
     @property
     def can_draw(self) -> bool:
-        """Whether more than variances is known."""
+        """Return whether more than variances is known."""
         return self.head is not None or self.covariance is not None
 
     @cached_property
     def _root(self) -> Tensor:
-        """A root of the covariance by eigenvalues: it may be singular, which no Cholesky factor survives."""
+        """Return a root of the covariance by eigenvalues: it may be singular, which no Cholesky factor survives."""
         assert self.covariance is not None
         values, vectors = torch.linalg.eigh(self.covariance)
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
     def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """`n` draws of the outputs, as `deviations`."""
+        """Return `n` samples of the outputs, as `deviations`."""
         return self.mean + self.deviations(n, generator)
 
     def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """`n` draws of outputs minus mean, inputs independent unless joint."""
+        """Return `n` samples of outputs minus mean, inputs independent unless joint."""
         if self.head is not None:
             return self.head.deviations(n, generator).to(self.mean.dtype)
         root = self._root
@@ -74,7 +74,7 @@ def average_probabilities(
     generator: torch.Generator | None,
     limit: int | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Probabilities averaged over draws of the outputs, and the average entropy of a label, in bounded memory."""
+    """Return probabilities averaged over samples of the outputs, and the average entropy, in bounded memory."""
     one = max(1, COPIES * moments.mean.numel() * moments.mean.element_size())
     at_once = max(1, (BUDGET if limit is None else limit) // one)
     sums = Averages()
@@ -89,7 +89,7 @@ def average_probabilities(
 def closed_form(
     function: PosteriorFunction, x: Any, *, joint: bool, diagonal: bool | None, limit: int | None
 ) -> OutputMoments | None:
-    """Moments of the outputs, or None where they are too many for a backward pass each and nothing was demanded.
+    """Return the moments of the outputs, or None where they are too many for a backward pass each.
 
     Args:
         function: the network.
@@ -140,7 +140,7 @@ def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None)
 
 
 def _bytes(mean: Tensor, rows: int, function: PosteriorFunction) -> int:
-    """What a covariance of this many outputs takes, with the Jacobian that it is made of."""
+    """Return the bytes of a covariance of this many outputs, with its Jacobian."""
     return rows * (rows + COPIES * function.posterior.layout.total) * mean.element_size()
 
 

@@ -1,4 +1,4 @@
-"""From Gaussian logits to class probabilities: probit, Laplace bridge, averages (methods.md 4.1)."""
+"""From Gaussian logits to class probabilities: probit, Laplace bridge, averages (docs/method/predictive.md)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
 
@@ -14,20 +15,22 @@ LINKS = ("probit", "bridge", "mc")
 """How Gaussian logits become probabilities."""
 
 
-def check_link(link: str | None, likelihood: Likelihood | None) -> None:
-    """Refuse a link that is not known, or that makes no sense for the likelihood."""
+def check_link(link: str | None, likelihood: Likelihood | None) -> str | None:
+    """Return the link as the package writes it; refuse one that is not known, or that the likelihood has no use for."""
     if link is None:
-        return
-    if link not in LINKS:
-        raise UnsupportedOperationError(f"link={link!r} is not known; choose one of {', '.join(map(repr, LINKS))}.")
+        return None
+    link = choose("link", link, LINKS)
     if likelihood is None or likelihood.kind in ("gaussian", "heteroscedastic"):
         raise UnsupportedOperationError(f"link={link!r} turns logits into probabilities; {likelihood} has none.")
     if link == "bridge" and not isinstance(likelihood, Categorical):
         raise UnsupportedOperationError(f"the Laplace bridge needs Categorical, not {likelihood}; use link='probit'.")
+    return link
 
 
 def bridge(likelihood: Categorical, mean: Tensor, variance: Tensor, covariance: Tensor | None = None) -> Tensor:
-    """Probabilities of the Dirichlet that matches the logits' Gaussian (Hobbhahn et al. 2022; methods.md 4.1).
+    """Return the probabilities of the Dirichlet that matches the logits' Gaussian (Hobbhahn et al. 2022).
+
+    See docs/method/predictive.md.
 
     The logits are first conditioned on a zero sum, because a common shift means nothing; then
     `a_c = (1 - 2/C + e^{m_c} sum_k e^{-m_k} / C^2) / V_cc` and `p = a / sum a`.
@@ -55,14 +58,14 @@ def bridge(likelihood: Categorical, mean: Tensor, variance: Tensor, covariance: 
 
 
 def point(likelihood: Likelihood | None, outputs: Tensor) -> Predictive:
-    """What the likelihood makes of outputs that are known exactly, `[B, *rest]`."""
+    """Return the likelihood's predictive distribution for outputs without uncertainty, `[B, *rest]`."""
     if likelihood is None:
         return Predictive(outputs, torch.zeros_like(outputs))
     return likelihood.predictive(outputs, torch.zeros_like(outputs))
 
 
 def label_entropy(likelihood: Likelihood | None, probs: Tensor) -> Tensor:
-    """Entropy of every label in nats, of probabilities shaped like the outputs."""
+    """Return the entropy of every label in nats, of probabilities shaped like the outputs."""
     if isinstance(likelihood, Categorical):
         return torch.special.entr(probs).sum(likelihood.dim)
     if isinstance(likelihood, Bernoulli):

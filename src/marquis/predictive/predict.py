@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs
@@ -40,7 +41,7 @@ def predict(
     generator: torch.Generator | None = None,
     memory_limit: int | None = None,
 ) -> Prediction:
-    """Predict with uncertainty (methods.md 4).
+    """Predict with uncertainty (docs/method/predictive.md).
 
     | method | what | cost |
     | --- | --- | --- |
@@ -69,16 +70,13 @@ def predict(
         DataError: NaN or infinity in the inputs or outputs.
         MemoryBudgetError: a demanded covariance would not fit.
     """
-    if method not in METHODS:
-        raise UnsupportedOperationError(
-            f"method={method!r} is not known; choose one of {', '.join(map(repr, METHODS))}."
-        )
+    method = choose("method", method, METHODS)
     if samples < 1:
         raise DataError(f"samples={samples}: at least one is needed.")
     check_inputs(x)
     function = PosteriorFunction(model, posterior, at)
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)
-    check_link(link, known)
+    link = check_link(link, known)
     if method == "sampled":
         if joint or diagonal is False or link in ("probit", "bridge"):
             raise UnsupportedOperationError(
@@ -116,8 +114,8 @@ def _from_moments(
             summary = summarise_linearised(runner, likelihood, samples, generator, probs=True)
             probs, entropy = summary.probs, summary.expected_entropy
         predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, probs)
-    found = _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
-    return replace(found, _draw_apart=moments.draw if moments.can_draw else None)
+    prediction = _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
+    return replace(prediction, _draw_apart=moments.draw if moments.can_draw else None)
 
 
 def _from_samples(
@@ -141,15 +139,15 @@ def _with_link(
 ) -> Predictive:
     if likelihood is None:
         return Predictive(mean, variance)
-    found = likelihood.predictive(mean, variance)
+    predictive = likelihood.predictive(mean, variance)
     if link == "bridge" and isinstance(likelihood, Categorical):
         each = covariance if covariance is not None and covariance.dim() == 3 else None
-        return Predictive(found.mean, found.variance, None, bridge(likelihood, mean, variance, each))
-    return found
+        return Predictive(predictive.mean, predictive.variance, None, bridge(likelihood, mean, variance, each))
+    return predictive
 
 
 def _finish(
-    found: Predictive,
+    predictive: Predictive,
     covariance: Tensor | None,
     method: str,
     likelihood: Likelihood | None,
@@ -157,10 +155,10 @@ def _finish(
     expected_entropy: Tensor | None,
 ) -> Prediction:
     return Prediction(
-        found.mean,
-        found.variance,
-        found.noise_variance,
-        found.probs,
+        predictive.mean,
+        predictive.variance,
+        predictive.noise_variance,
+        predictive.probs,
         covariance,
         method,
         likelihood,
@@ -181,7 +179,7 @@ def predict_loader(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> Prediction:
-    """`predict` over a loader, batch by batch, with a progress bar; one `Prediction` for all of it.
+    """Predict for a loader, batch by batch, and return one `Prediction` for all of it.
 
     Weight samples are the same for every batch.
 

@@ -48,16 +48,16 @@ class Prediction:
 
     @property
     def total_variance(self) -> Tensor:
-        """Variance of a new observation: `variance` plus `noise_variance` where there is one."""
+        """Return the variance of a new observation: `variance` plus `noise_variance` where there is one."""
         return self.variance if self.noise_variance is None else self.variance + self.noise_variance
 
     @property
     def std(self) -> Tensor:
-        """Square root of `total_variance`."""
+        """Return the square root of `total_variance`."""
         return self.total_variance.sqrt()
 
     def sample(self, n: int, generator: torch.Generator | None = None, *, labels: bool = False) -> Tensor:
-        """`n` draws of the outputs `[n, B, *rest]`: functions, the same weights at every input.
+        """Return `n` samples of the outputs `[n, B, *rest]`: functions, the same weights at every input.
 
         Args:
             n: number of draws.
@@ -80,7 +80,7 @@ class Prediction:
         return flat.unflatten(0, drawn.shape[:2])
 
     def interval(self, level: float = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
-        """Central interval that holds a share `level` of the probability, per entry: (lower, upper).
+        """Return the central interval that holds a share `level` of the probability, per entry: (lower, upper).
 
         For regression of a new observation (with `noise`) or of the function (without), from mean and variance; for
         Bernoulli of the success probability, through the monotone sigmoid.
@@ -103,7 +103,7 @@ class Prediction:
         return (self.mean - spread).sigmoid(), (self.mean + spread).sigmoid()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log predictive density of labels, one number per datum `[B]`: sums of the logarithms of the marginals.
+        """Return the log predictive density of labels per sample, `[B]`: the sum of the marginals' logarithms.
 
         Gaussian noise: `N(mean, total_variance)` per output. Classes: the logarithm of `probs`.
         """
@@ -123,14 +123,14 @@ class Prediction:
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of every label in nats (differential, for Gaussian noise): the total uncertainty."""
+        """Return the entropy of every label in nats (differential, for Gaussian noise): the total uncertainty."""
         if self.probs is not None:
             return label_entropy(self.likelihood, self.probs)
         return 0.5 * (2 * math.pi * math.e * self.total_variance).log()
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """Between every label and the weights, in nats: what more data could still explain.
+        """Return the mutual information of every label and the weights, in nats: what more data could still explain.
 
         Gaussian noise: `1/2 log(1 + variance / noise_variance)`, exact. Classes: entropy of the averaged probabilities
         minus average entropy, both over the same draws (those of the prediction, or 200 of a fixed seed).
@@ -152,7 +152,7 @@ class Prediction:
 
     @staticmethod
     def join(parts: Sequence[Prediction], keep_draws: bool = False) -> Prediction:
-        """Predictions of consecutive batches as one."""
+        """Return predictions of consecutive batches as one."""
         first = parts[0]
 
         def joined(name: str) -> Tensor | None:
@@ -189,6 +189,6 @@ class Prediction:
         )
 
     def __repr__(self) -> str:
-        """Shape, method and what there is."""
+        """Show shape, method and what there is."""
         there = [n for n in ("noise_variance", "probs", "covariance") if getattr(self, n) is not None]
         return f"Prediction({list(self.mean.shape)}, {self.method}{', with ' + ', '.join(there) if there else ''})"

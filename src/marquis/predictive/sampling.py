@@ -44,7 +44,7 @@ class WeightSamples:
     _one_by_one: bool = field(default=False, init=False)
 
     def chunks(self, count: int, generator: torch.Generator | None) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Samples, inputs, and the outputs `[s, b, *rest]` of these; every sample meets every input."""
+        """Yield samples, inputs, and their outputs `[s, b, *rest]`, every sample with every input."""
         if count < 1:
             raise DataError(f"samples={count}: at least one weight sample is needed.")
         posterior = self.function.posterior
@@ -58,7 +58,7 @@ class WeightSamples:
                 yield slice(first, last), slice(start, stop), self.evaluate(drawn, samples_of(self.x, start, stop))
 
     def sizes(self) -> tuple[int, int]:
-        """How many samples and inputs at once: found by measuring one of each."""
+        """Return the number of samples and inputs at once, from the measured memory of one of each."""
         if self._sizes is None:
             posterior = self.function.posterior
             budget = BUDGET if self.limit is None else self.limit
@@ -74,7 +74,7 @@ class WeightSamples:
 
     @torch.no_grad()
     def evaluate(self, deviations: Deviations, x: Any) -> Tensor:
-        """Outputs for given `theta - mean`, by name `[s, *shape]`: `[s, b, *rest]`."""
+        """Return the outputs for `theta - mean`, by name `[s, *shape]`: `[s, b, *rest]`."""
         one = self._tangent(x) if self.linearised else self._network(x)
         if not self._one_by_one:
             try:
@@ -93,7 +93,7 @@ class WeightSamples:
         return lambda d: jacobian_vector_product(lambda params: self.function(params, x), mean, d)[1]
 
     def collect(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """All outputs `[S, B, *rest]`; the linearised ones with the outputs at the mean added."""
+        """Return all outputs `[S, B, *rest]`; the linearised ones with the outputs at the mean added."""
         result: Tensor | None = None
         for samples, inputs, values in self.chunks(count, generator):
             if result is None:
@@ -112,7 +112,7 @@ class Moments:
     squares: Tensor | None = None
 
     def add(self, values: Tensor) -> None:
-        """Take `[s, ...]` more samples."""
+        """Add `[s, ...]` more samples."""
         n, mean = len(values), values.mean(0)
         squares = (values - mean).square().sum(0)
         if self.mean is None or self.squares is None:
@@ -158,12 +158,12 @@ class Averages:
     probs: Tensor | None = None
     entropy: Tensor | None = None
 
-    def add(self, found: Predictive, likelihood: Likelihood | None, lead: torch.Size) -> None:
+    def add(self, predictive: Predictive, likelihood: Likelihood | None, lead: torch.Size) -> None:
         """Take what the likelihood says about `[s, b]` outputs, flattened to `[s b]`."""
-        self.noise = _plus(self.noise, found.noise_variance, lead)
-        self.probs = _plus(self.probs, found.probs, lead)
-        if found.probs is not None and isinstance(likelihood, (Categorical, Bernoulli)):
-            self.entropy = _plus(self.entropy, label_entropy(likelihood, found.probs), lead)
+        self.noise = _plus(self.noise, predictive.noise_variance, lead)
+        self.probs = _plus(self.probs, predictive.probs, lead)
+        if predictive.probs is not None and isinstance(likelihood, (Categorical, Bernoulli)):
+            self.entropy = _plus(self.entropy, label_entropy(likelihood, predictive.probs), lead)
 
 
 def _plus(total: Tensor | None, values: Tensor | None, lead: torch.Size) -> Tensor | None:
@@ -174,7 +174,7 @@ def _plus(total: Tensor | None, values: Tensor | None, lead: torch.Size) -> Tens
 
 
 def _average(parts: Iterable[Tensor | None], count: int) -> Tensor | None:
-    """Sums of consecutive ranges of inputs, joined and divided."""
+    """Return sums of consecutive ranges of inputs, joined and divided."""
     known = [part for part in parts if part is not None]
     return torch.cat(known) / count if known else None
 
@@ -182,7 +182,7 @@ def _average(parts: Iterable[Tensor | None], count: int) -> Tensor | None:
 def summarise_networks(
     runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None
 ) -> SampleSummary:
-    """Moments over networks at sampled weights."""
+    """Return the moments over networks at sampled weights."""
     parts: dict[int, tuple[Moments, Averages]] = {}
     for _, inputs, values in runner.chunks(count, generator):
         if not bool(torch.isfinite(values).all()):
@@ -191,9 +191,9 @@ def summarise_networks(
                 "method='sampled'. Use method='linearised', or tune the prior precision."
             )
         moments, sums = parts.setdefault(inputs.start, (Moments(), Averages()))
-        found = point(likelihood, values.flatten(0, 1))
-        moments.add(found.mean.unflatten(0, values.shape[:2]))
-        sums.add(found, likelihood, values.shape[:2])
+        predictive = point(likelihood, values.flatten(0, 1))
+        moments.add(predictive.mean.unflatten(0, values.shape[:2]))
+        sums.add(predictive, likelihood, values.shape[:2])
     means = torch.cat([moments.mean for moments, _ in parts.values() if moments.mean is not None])
     squares = torch.cat([moments.squares for moments, _ in parts.values() if moments.squares is not None])
     noise, probs, entropy = (
@@ -205,14 +205,14 @@ def summarise_networks(
 def summarise_linearised(
     runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None, probs: bool
 ) -> SampleSummary:
-    """Mean squares of `J (theta_s - theta*)`, not centred because their mean is 0; averaged probabilities if asked."""
+    """Return mean squares of `J (theta_s - theta*)`, whose mean is 0, and averaged probabilities if wanted."""
     mean = runner.function.at_point(runner.x)
     squares = torch.zeros_like(mean)
     parts: dict[int, Averages] = {}
     for _, inputs, values in runner.chunks(count, generator):
         squares[inputs] += values.square().sum(0)
         if probs:
-            found = point(likelihood, (mean[inputs] + values).flatten(0, 1))
-            parts.setdefault(inputs.start, Averages()).add(found, likelihood, values.shape[:2])
+            predictive = point(likelihood, (mean[inputs] + values).flatten(0, 1))
+            parts.setdefault(inputs.start, Averages()).add(predictive, likelihood, values.shape[:2])
     averaged = [_average([getattr(sums, name) for sums in parts.values()], count) for name in ("probs", "entropy")]
     return SampleSummary(mean, squares / count, None, *averaged)

@@ -64,7 +64,7 @@ class ValidationScore:
             raise DataError("the loader of validation data is empty.")
 
     def __call__(self, posterior: Posterior, likelihood: Likelihood) -> float:
-        """The mean over the data; larger is better."""
+        """Return the mean log predictive density; larger is better."""
         total, count = 0.0, 0
         for batch in self._batches:
             value = self._prediction(batch, posterior, likelihood).log_prob(batch.y)
@@ -76,5 +76,11 @@ class ValidationScore:
             same = torch.Generator().manual_seed(0)  # the same draws for every prior, if there are any
             return predict(posterior, self._model, batch.x, likelihood, diagonal=None, generator=same)
         variance = posterior.precision.quadratic(batch.jacobian, diagonal_only=True)
-        found = likelihood.predictive(batch.mean, variance.reshape(batch.mean.shape).to(batch.mean.dtype))
-        return Prediction(found.mean, found.variance, found.noise_variance, found.probs, likelihood=likelihood)
+        predictive = likelihood.predictive(batch.mean, variance.reshape(batch.mean.shape).to(batch.mean.dtype))
+        return Prediction(
+            predictive.mean,
+            predictive.variance,
+            predictive.noise_variance,
+            predictive.probs,
+            likelihood=likelihood,
+        )

@@ -1,4 +1,6 @@
-"""Which weights feed a normalisation layer, so that their scale does not matter (methods.md 5.6).
+"""Which weights feed a normalisation layer, so that their scale does not matter.
+
+See docs/method/evidence.md#normalised-groups.
 
 Found in the captured graph: the output of the layer goes, through nothing but changes of shape, into Batch-, Layer-,
 Group- or InstanceNorm and nowhere else. The weight that a weight-normalised layer divides by its own length counts too.
@@ -35,7 +37,7 @@ LAYERS = {"linear", "convolution"} | {f"conv{kind}{d}d" for kind in ("", "_trans
 
 
 def normalised_groups(model: Model, params: Mapping[str, Tensor], x: Any) -> dict[str, list[str]]:
-    """Parameters of every layer that is normalised right after it, by module path.
+    """Return the parameters of every layer that is normalised right after it, by module path.
 
     Args:
         model: a module or a function `(params, x) -> outputs`.
@@ -53,22 +55,22 @@ def normalised_groups(model: Model, params: Mapping[str, Tensor], x: Any) -> dic
 
 
 def _invariant(step: Step, network: Network, owner: Mapping[int, str]) -> list[str]:
-    """The parameters of this step whose common scale does not change the output; often none."""
+    """Return the parameters of this step whose common scale does not change the output; often none."""
     if step.name in ("_weight_norm", "_weight_norm_interface"):
         numbers = [step.reference("v")]
     elif step.name in LAYERS and _only_normalised(step.value, network):
         numbers = [step.reference("weight"), step.reference("bias")]
     else:
         return []
-    found = [number for number in numbers if number is not None and number in owner]
-    alone = all(network.uses[number] == (step,) for number in found)
+    parameters = [number for number in numbers if number is not None and number in owner]
+    alone = all(network.uses[number] == (step,) for number in parameters)
     # A bias that is not a parameter (a constant) does not scale along.
     complete = all(number is None or number in owner for number in numbers)
-    return [owner[number] for number in found] if alone and complete else []
+    return [owner[number] for number in parameters] if alone and complete else []
 
 
 def _only_normalised(value: int, network: Network) -> bool:
-    """Whether every use of a value, through changes of shape, is the input of a normalisation."""
+    """Return whether every use of a value, through changes of shape, is the input of a normalisation."""
     users = network.uses.get(value, ())
     if not users or value == network.output:
         return False

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.selection import parameters_of
@@ -33,7 +34,9 @@ Weights = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """`theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights (methods.md 3.3, 5.6).
+    """`theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights.
+
+    See docs/method/posterior.md#prior-precisions.
 
     Args:
         precision: one positive number for all groups, a tensor with one per group, or a number per group name.
@@ -51,11 +54,9 @@ class Prior:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before any work is done."""
-        if isinstance(self.groups, str) and self.groups not in GROUPS:
-            raise UnsupportedOperationError(
-                f"prior groups={self.groups!r} is not known; choose one of {', '.join(map(repr, GROUPS))}, or give "
-                "patterns such as {'encoder': 'encoder.*', 'rest': '*'}."
-            )
+        if isinstance(self.groups, str):
+            hint = "Or pass patterns such as {'encoder': 'encoder.*', 'rest': '*'}."
+            object.__setattr__(self, "groups", choose("groups", self.groups, GROUPS, hint=hint))
         if not isinstance(self.precision, Mapping):
             _require_positive(torch.as_tensor(self.precision, dtype=torch.float64))
 
@@ -68,7 +69,7 @@ class Prior:
         params: Mapping[str, Tensor] | None = None,
         like: Tensor | None = None,
     ) -> BoundPrior:
-        """The prior over these parameters, with every group found.
+        """Return the prior over these parameters, with its groups.
 
         Args:
             layout: the parameters that have a posterior.
@@ -96,7 +97,7 @@ class Prior:
     def _members(
         self, layout: Layout, model: Model | None, x: Any, params: Mapping[str, Tensor] | None
     ) -> dict[str, list[str]] | None:
-        """Group name to parameter names; None where every weight is a group."""
+        """Return parameter names by group name; None where every weight is a group."""
         if not isinstance(self.groups, str):
             return _by_pattern(self.groups, layout)
         if self.groups == "parameter":
@@ -142,30 +143,30 @@ class BoundPrior:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the groups, in order; for one group per weight they are `weight[3]`, made when asked for."""
+        """Return the names of the groups, in order; for one group per weight they are `weight[3]`, made when needed."""
         if self.group_names is not None:
             return self.group_names
         return tuple(f"{name}[{i}]" for name in self.layout.names for i in range(self.layout.sizes[name]))
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Number of weights per group, `[G]`, as floating point for arithmetic."""
+        """Return the number of weights per group, `[G]`, as floating point for arithmetic."""
         return torch.bincount(self.index, minlength=len(self.precision)).to(self.precision)
 
     def with_precision(self, precision: float | Tensor) -> BoundPrior:
-        """The same groups with other precisions: one number, or one per group."""
-        given = torch.as_tensor(precision, dtype=self.precision.dtype, device=self.precision.device)
-        if given.dim() > 1 or (given.dim() == 1 and len(given) != len(self.precision)):
-            raise DataError(f"prior precision has shape {tuple(given.shape)}; there are {len(self.precision)} groups.")
-        _require_positive(given)
-        return replace(self, precision=given.expand(len(self.precision)))
+        """Return the same groups with other precisions: one number, or one per group."""
+        values = torch.as_tensor(precision, dtype=self.precision.dtype, device=self.precision.device)
+        if values.dim() > 1 or (values.dim() == 1 and len(values) != len(self.precision)):
+            raise DataError(f"prior precision has shape {tuple(values.shape)}; there are {len(self.precision)} groups.")
+        _require_positive(values)
+        return replace(self, precision=values.expand(len(self.precision)))
 
     def vector(self) -> Tensor:
-        """The precision of every weight, `[P]`."""
+        """Return the precision of every weight, `[P]`."""
         return self.precision[self.index]
 
     def diagonal(self) -> dict[str, Tensor]:
-        """The same by parameter name: without axes where it is constant, so that nothing of size P is made."""
+        """Return the precision by parameter name, without axes where it is constant within a parameter."""
         spread = {}
         for name in self.layout.names:
             group = self._constant.get(name)
@@ -174,7 +175,7 @@ class BoundPrior:
 
     @cached_property
     def _constant(self) -> dict[str, int]:
-        """Group number of the parameters that lie within one group."""
+        """Return the group number of the parameters that lie within one group."""
         found = {}
         for name in self.layout.names:
             index = self.index[self.layout.slice(name)]
@@ -183,11 +184,11 @@ class BoundPrior:
         return found
 
     def add_to(self, curvature: Structure) -> Structure:
-        """Posterior precision: curvature + diag(precision)."""
+        """Return the posterior precision: curvature + diag(precision)."""
         return curvature.add_diagonal(self.diagonal())
 
     def deviation(self, theta: Weights) -> Tensor:
-        """The difference theta - mean, `[..., P]`; gradients flow to theta."""
+        """Return the difference theta - mean, `[..., P]`; gradients flow to theta."""
         flat = theta if isinstance(theta, Tensor) else self.layout.flatten(theta)
         self.layout.check_length(flat, "weights")
         return flat.to(self.mean) - self.mean
@@ -198,23 +199,23 @@ class BoundPrior:
         return squares.new_zeros(len(self.precision)).index_add(0, self.index, squares)
 
     def quadratic(self, theta: Weights) -> Tensor:
-        """(theta - mean)^T diag(precision) (theta - mean)."""
+        """Return (theta - mean)^T diag(precision) (theta - mean)."""
         return (self.precision * self.scatter(theta)).sum()
 
     def gradient(self, theta: Weights) -> Tensor:
-        """Gradient of `quadratic / 2`: diag(precision) (theta - mean), `[P]`."""
+        """Return the gradient of `quadratic / 2`: diag(precision) (theta - mean), `[P]`."""
         return self.vector() * self.deviation(theta)
 
     def logdet(self) -> Tensor:
-        """Logarithm of the determinant of the prior precision."""
+        """Return the logarithm of the determinant of the prior precision."""
         return (self.sizes * self.precision.log()).sum()
 
     def log_density(self, theta: Weights) -> Tensor:
-        """Normalised log density of the prior at `theta`."""
+        """Return the normalised log density of the prior at `theta`."""
         return 0.5 * (self.logdet() - self.quadratic(theta) - self.layout.total * math.log(2 * math.pi))
 
     def select(self, layout: Layout, index: Tensor) -> BoundPrior:
-        """The prior of the weights at these positions of the flat vector, described by `layout`.
+        """Return the prior of the weights at these positions of the flat vector, described by `layout`.
 
         Groups that lose all their weights are gone.
         """
@@ -223,7 +224,7 @@ class BoundPrior:
         return BoundPrior(layout, numbers, self.precision[groups], self.mean[index], names)
 
     def __repr__(self) -> str:
-        """Groups and their precisions, the first few."""
+        """Show groups and their precisions, the first few."""
         shown = ", ".join(
             f"{name}={float(value):.3g}" for name, value in zip(self.names[:6], self.precision[:6], strict=True)
         )
@@ -233,7 +234,9 @@ class BoundPrior:
 
 @dataclass(frozen=True, eq=False)
 class StructuredPrior:
-    """An earlier posterior as the next prior: its whole precision matrix, not only a diagonal (methods.md 3.7).
+    """An earlier posterior as the next prior: its whole precision matrix, not only a diagonal.
+
+    See docs/method/posterior.md#checks.
 
     Attributes:
         layout: the parameters.
@@ -246,33 +249,33 @@ class StructuredPrior:
     mean: Tensor
 
     def add_to(self, curvature: Structure) -> Structure:
-        """Posterior precision: curvature + prior precision (for Kronecker, the structure of the joint data)."""
+        """Return the posterior precision: curvature + prior precision (for Kronecker, that of the joint data)."""
         return curvature + self.structure
 
     def deviation(self, theta: Weights) -> Tensor:
-        """The difference theta - mean, `[..., P]`; gradients flow to theta."""
+        """Return the difference theta - mean, `[..., P]`; gradients flow to theta."""
         flat = theta if isinstance(theta, Tensor) else self.layout.flatten(theta)
         return flat.to(self.mean) - self.mean
 
     def quadratic(self, theta: Weights) -> Tensor:
-        """(theta - mean)^T precision (theta - mean)."""
-        away = self.deviation(theta)
-        return away @ (self.structure @ away)
+        """Return (theta - mean)^T precision (theta - mean)."""
+        deviation = self.deviation(theta)
+        return deviation @ (self.structure @ deviation)
 
     def gradient(self, theta: Weights) -> Tensor:
-        """Gradient of `quadratic / 2`: precision (theta - mean), `[P]`."""
+        """Return the gradient of `quadratic / 2`: precision (theta - mean), `[P]`."""
         return self.structure @ self.deviation(theta)
 
     def logdet(self) -> Tensor:
-        """Logarithm of the determinant of the prior precision."""
+        """Return the logarithm of the determinant of the prior precision."""
         return self.structure.logdet()
 
     def log_density(self, theta: Weights) -> Tensor:
-        """Normalised log density of the prior at `theta`."""
+        """Return the normalised log density of the prior at `theta`."""
         return 0.5 * (self.logdet() - self.quadratic(theta) - self.layout.total * math.log(2 * math.pi))
 
     def __repr__(self) -> str:
-        """The structure inside."""
+        """Show the structure inside."""
         return f"StructuredPrior({self.structure!r})"
 
 
@@ -296,23 +299,23 @@ def _by_pattern(groups: Mapping[str, str | Sequence[str]], layout: Layout) -> di
     return members
 
 
-def _precision(given: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
-    if not isinstance(given, Mapping):
-        return torch.as_tensor(given, dtype=like.dtype, device=like.device)
-    missing = [name for name in bound.names if name not in given]
-    extra = [name for name in given if name not in bound.names]
+def _precision(precision: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
+    if not isinstance(precision, Mapping):
+        return torch.as_tensor(precision, dtype=like.dtype, device=like.device)
+    missing = [name for name in bound.names if name not in precision]
+    extra = [name for name in precision if name not in bound.names]
     if missing or extra:
         raise UnsupportedOperationError(f"prior precisions by group: missing {missing[:8]}, unknown {extra[:8]}.")
-    return torch.tensor([float(given[name]) for name in bound.names], dtype=like.dtype, device=like.device)
+    return torch.tensor([float(precision[name]) for name in bound.names], dtype=like.dtype, device=like.device)
 
 
-def _mean(given: Mean, layout: Layout, like: Tensor) -> Tensor:
-    if given is None:
+def _mean(mean: Mean, layout: Layout, like: Tensor) -> Tensor:
+    if mean is None:
         return like.new_zeros(layout.total)
-    if isinstance(given, Mapping):
-        flat = layout.flatten({name: given[name] for name in layout.names if name in given})
+    if isinstance(mean, Mapping):
+        flat = layout.flatten({name: mean[name] for name in layout.names if name in mean})
     else:
-        flat = torch.as_tensor(given, dtype=like.dtype, device=like.device)
+        flat = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
         if flat.dim() == 0:
             flat = flat.expand(layout.total)
     if flat.dim() != 1 or len(flat) != layout.total:

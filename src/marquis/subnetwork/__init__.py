@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from marquis.subnetwork.choose import Chosen, Subnetwork
-from marquis.subnetwork.curvature import subcurvature
-from marquis.subnetwork.function import function_of_chosen
-from marquis.subnetwork.last_layer import last_layer
+from marquis.lazy import lazy_names
+from marquis.subnetwork.choose import Subnetwork
 from marquis.subnetwork.swag import swag_moments, swag_variance
 
-__all__ = ["Chosen", "Subnetwork", "function_of_chosen", "last_layer", "subcurvature", "swag_moments", "swag_variance"]
+__all__ = ["Subnetwork", "swag_moments", "swag_variance"]
+
+# Internals, which were public once.
+__getattr__ = lazy_names(
+    __name__,
+    {"Chosen": "choose", "function_of_chosen": "function", "subcurvature": "curvature"},
+)

@@ -1,4 +1,4 @@
-"""Single weights that matter most (methods.md 2.9).
+"""Single weights that matter most (docs/method/curvature.md#last-layer-and-subnetworks).
 
 A subnetwork is an index set inside the parameters. Its posterior is the full one *conditioned* on the other weights
 staying where they are: the sub-block of the precision, not of the covariance.
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.choices import choose as read_choice
+from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood
@@ -38,7 +40,7 @@ class Subnetwork:
     """The `size` weights that matter most, as an index set inside the parameters.
 
     With a diagonal posterior, keeping the weights of largest marginal variance minimises the squared 2-Wasserstein
-    distance to it (Daxberger et al. 2021; methods.md 2.9). Ties go to the lowest index.
+    distance to it (Daxberger et al. 2021). Ties go to the lowest index.
 
     Warning:
         That distance is between weights, not between predictions. Under the diagonal *Laplace* posterior the variance
@@ -55,7 +57,7 @@ class Subnetwork:
             further training on a copy of the network), "magnitude", "random", a name pattern or names (all weights
             of these parameters), or a tensor of scores, one per weight.
         structure: of the posterior inside: "full", "diagonal", "lowrank" or "block".
-        swag: for by="swag": `epochs`, `lr`, `momentum`, `weight_decay` (methods.md: 40, 0.01, 0.9, 3e-4).
+        swag: for by="swag": `epochs`, `lr`, `momentum`, `weight_decay` (by default 40, 0.01, 0.9, 3e-4).
     """
 
     size: int | float | None = None
@@ -65,11 +67,10 @@ class Subnetwork:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.structure not in INSIDE:
-            raise UnsupportedOperationError(
-                f"structure={self.structure!r} inside a subnetwork: an index set of single weights has no Kronecker "
-                f"form; choose one of {', '.join(map(repr, INSIDE))}."
-            )
+        hint = "A subnetwork is an index set of single weights, which has no Kronecker form."
+        object.__setattr__(self, "structure", read_choice("structure", self.structure, INSIDE, hint=hint))
+        if isinstance(self.by, str):
+            object.__setattr__(self, "by", match_choice(self.by, SCORES) or self.by)
         ranked = isinstance(self.by, Tensor) or (isinstance(self.by, str) and self.by in SCORES)
         if ranked and self.size is None:
             raise DataError(f"Subnetwork(by={self.by!r}) needs a size: a number of weights, or a share of them.")
@@ -80,7 +81,7 @@ class Subnetwork:
 
     @property
     def needs_data(self) -> bool:
-        """Whether ranking the weights takes passes over the data."""
+        """Return whether ranking the weights takes passes over the data."""
         return isinstance(self.by, str) and self.by in ("variance", "swag")
 
     def choose(
@@ -163,7 +164,7 @@ class Subnetwork:
 
 
 def _warn_if_undetermined(ratio: Tensor) -> None:
-    """Say so if nearly all chosen weights are where the prior put them, given posterior over prior variance `[K]`."""
+    """Warn if nearly all chosen weights are determined by the prior; `ratio` is posterior over prior variance `[K]`."""
     share = float((ratio > 1 - AT_PRIOR).double().mean())
     if share >= MOST:
         warnings.warn(
@@ -193,17 +194,17 @@ class Chosen:
 
     @staticmethod
     def of(layout: Layout, among: Tensor) -> Chosen:
-        """From ascending positions in the flat vector of a layout."""
+        """Return the weights at ascending positions in the flat vector of a layout."""
         among = among.cpu()
         counts = {name: 0 for name in layout.names}
         local: list[Tensor] = []
         start = 0
         for name in layout.names:
             place = layout.slice(name)
-            own = among[(among >= place.start) & (among < place.stop)] - place.start
-            counts[name] = len(own)
-            if len(own):
-                local.append(own + start)
+            positions = among[(among >= place.start) & (among < place.stop)] - place.start
+            counts[name] = len(positions)
+            if len(positions):
+                local.append(positions + start)
                 start += layout.sizes[name]
         held = [name for name, count in counts.items() if count]
         return Chosen(layout.select(held), torch.cat(local), Layout({name: (counts[name],) for name in held}), among)

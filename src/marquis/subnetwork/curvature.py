@@ -42,7 +42,9 @@ def subcurvature(
     observer: Observer | None = None,
     **unsupported: Any,
 ) -> Structure:
-    """`H_ss`, summed over a loader, for the chosen weights s (methods.md 2.9).
+    """Return `H_ss`, summed over a loader, for the chosen weights s.
+
+    See docs/method/curvature.md#last-layer-and-subnetworks.
 
     Columns `J^T S` of the parameters that hold chosen weights are computed for a few data at a time, and only the
     chosen rows are kept. Memory: K^2 for "full"; cost that of structure="lowrank" over those parameters.
@@ -96,7 +98,7 @@ def subcurvature(
             while start < size:
                 stop = min(size, start + collected.width(memory_limit))
                 part = samples_of(batch, start, stop)
-                found = ggn(
+                lowrank = ggn(
                     model,
                     part.x,
                     likelihood,
@@ -108,8 +110,8 @@ def subcurvature(
                     generator=generator,
                     observer=None if observer is None else lambda f, part=part: observer(f, part),
                 )
-                assert isinstance(found, LowRank)
-                collected.add(found.columns, stop - start)
+                assert isinstance(lowrank, LowRank)
+                collected.add(lowrank.columns, stop - start)
                 start = stop
             bar.advance()
     return collected.structure()
@@ -126,7 +128,7 @@ class _Collected:
         self._bytes_per_datum = 0
 
     def width(self, limit: int | None) -> int:
-        """How many data at a time; one, until it is known what one takes."""
+        """Return the number of samples at a time; one, until its memory is known."""
         if not self._bytes_per_datum:
             return 1
         return max(1, (BUDGET if limit is None else limit) // self._bytes_per_datum)
@@ -139,12 +141,12 @@ class _Collected:
             self._columns.append(rows)
             return
         for block, names in self._blocks.items():
-            own = torch.cat([rows[self._chosen.inside.slice(name)] for name in names])
-            product = own @ own.mT
+            chosen_rows = torch.cat([rows[self._chosen.inside.slice(name)] for name in names])
+            product = chosen_rows @ chosen_rows.mT
             self._sums[block] = self._sums[block] + product if block in self._sums else product
 
     def structure(self) -> Structure:
-        """The sub-block."""
+        """Return the sub-block as a structure."""
         if not self._sums and not self._columns:
             raise DataError("the loader yields no batches; there is no curvature without data.")
         inside = self._chosen.inside

@@ -17,7 +17,7 @@ Function = Callable[[dict[str, Tensor], Any], Tensor]
 def function_of_chosen(
     model: Model, params: Mapping[str, Tensor] | None, mean: Mapping[str, Tensor], index: Tensor, inside: Layout
 ) -> tuple[Function, dict[str, Tensor]]:
-    """`(chosen, x) -> outputs` with all other weights at the mean, and the chosen weights' values.
+    """Return `(chosen, x) -> outputs` with all other weights at the mean, and the chosen weights' values.
 
     Args:
         model: A module, or a function `(params, x) -> outputs`.

@@ -1,4 +1,7 @@
-"""The last layer: the linear layer or convolution after which nothing has parameters (methods.md 2.9)."""
+"""The last layer: the linear layer or convolution after which nothing has parameters.
+
+See docs/method/curvature.md#last-layer-and-subnetworks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from marquis.priors.normalised import LAYERS
 
 
 def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
-    """Parameters of the last linear layer or convolution before the output, found by tracing the network.
+    """Return the parameters of the last linear layer or convolution before the output, found by tracing the network.
 
     Weights that are computed from parameters (weight normalisation) count with all of these.
 
@@ -27,7 +30,7 @@ def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
     owner = {number: name for name, number in network.parameters.items()}
 
     def behind(number: int) -> list[str]:
-        """The parameters that a value without the batch is made of."""
+        """Return the parameters that a value without the batch is made of."""
         if number in owner:
             return [owner[number]]
         step = network.producers.get(number)
@@ -39,10 +42,10 @@ def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
     for step in reversed(network.steps):
         if network.output not in network.dependents([step.value]) or step.value not in network.batched:
             continue
-        found = list(dict.fromkeys(name for number in step.inputs for name in behind(number)))
-        if found and step.name in LAYERS:
-            return [name for name in params if name in found]
-        fallback = fallback or found
+        names = list(dict.fromkeys(name for number in step.inputs for name in behind(number)))
+        if names and step.name in LAYERS:
+            return [name for name in params if name in names]
+        fallback = fallback or names
     if not fallback:
         raise UnsupportedOperationError("the network's output depends on no parameter, so it has no last layer.")
     return [name for name in params if name in fallback]

@@ -16,13 +16,13 @@ from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
 
 MINIMUM = 1e-30
-"""Lower limit of the variances (methods.md 2.9)."""
+"""Lower limit of the variances (docs/method/curvature.md#last-layer-and-subnetworks)."""
 
 
 def swag_variance(
     model: Model, loader: Iterable[Any], likelihood: Likelihood, names: Sequence[str], **options: Any
 ) -> dict[str, Tensor]:
-    """The variances of `swag_moments`, which takes the same arguments: scores to rank weights by."""
+    """Return the variances of `swag_moments`, which takes the same arguments: scores to rank weights by."""
     return swag_moments(model, loader, likelihood, names, **options)[1]
 
 
@@ -38,7 +38,7 @@ def swag_moments(
     weight_decay: float = 3e-4,
     generator: torch.Generator | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Mean and variance of every weight over one snapshot per epoch of SGD, by parameter name.
+    """Return the mean and variance of every weight over one snapshot per epoch of SGD, by parameter name.
 
     A copy of the network is trained, in training mode; the user's stays as it is. Cost: `epochs` epochs of training.
     Buffers (the statistics of batch norm) of the mean network are not kept: a user of the mean computes them anew.

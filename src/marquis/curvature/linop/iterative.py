@@ -27,13 +27,13 @@ class Estimate:
 
     @staticmethod
     def from_samples(samples: Tensor) -> Estimate:
-        """From one independent estimate per entry of dimension 0."""
+        """Return the mean of one independent estimate per entry of dimension 0."""
         count = samples.shape[0]
         spread = samples.std(dim=0) if count > 1 else torch.full_like(samples[0], float("nan"))
         return Estimate(samples.mean(dim=0), spread / count**0.5, count)
 
     def __float__(self) -> float:
-        """The value alone."""
+        """Return the value alone."""
         return float(self.value)
 
 
@@ -66,7 +66,7 @@ class Spectrum:
         return Estimate.from_samples((self.weights * values).sum(dim=1))
 
     def density(self, grid: Tensor, width: float) -> Tensor:
-        """The density of eigenvalues on `grid`, every node blurred by a Gaussian of deviation `width`.
+        """Return the density of eigenvalues on `grid`, every node blurred by a Gaussian of standard deviation `width`.
 
         It integrates to one over the real line.
         """
@@ -81,7 +81,7 @@ class Spectrum:
 def rademacher(
     count: int, size: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Random signs `[count, size]`: the probes of least variance for a trace among those with unit entries.
+    """Return random signs `[count, size]`: the probes of least variance for a trace among those with unit entries.
 
     The draw is made on the generator's device, so that one seed gives one result wherever the model lives.
     """
@@ -159,7 +159,7 @@ def _require_positive(value: Tensor, active: Tensor, subject: str) -> None:
 
 
 def lanczos(matvec: Matvec, start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Lanczos with full re-orthogonalisation, one run per row of `start` (Golub and Van Loan, sec. 10.1).
+    """Run Lanczos with full re-orthogonalisation, one run per row of `start` (Golub and Van Loan, sec. 10.1).
 
     Costs `steps` products; memory `k steps P` for the basis. A run that exhausts its Krylov space ends early.
 
@@ -212,7 +212,7 @@ def lanczos(matvec: Matvec, start: Tensor, steps: int) -> tuple[Tensor, Tensor, 
 
 
 def spectrum(matvec: Matvec, probes: Tensor, steps: int) -> Spectrum:
-    """Stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017): all eigenvalues' picture by products only.
+    """Estimate the spectrum by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017), by products only.
 
     Exact, for the given probes, for polynomials up to degree `2 steps - 1`, hence for every function once
     `steps` reaches the number of distinct eigenvalues. Costs `steps` products of `[k, P]`.
@@ -229,19 +229,19 @@ def spectrum(matvec: Matvec, probes: Tensor, steps: int) -> Spectrum:
 
 
 def hutchinson_trace(matvec: Matvec, probes: Tensor) -> Estimate:
-    """The trace as the mean of `zᵀ A z` over probes with `E[z zᵀ] = I` (Hutchinson 1990)."""
+    """Return the trace as the mean of `zᵀ A z` over probes with `E[z zᵀ] = I` (Hutchinson 1990)."""
     return Estimate.from_samples((probes * matvec(probes)).sum(dim=-1))
 
 
 def hutchinson_diagonal(matvec: Matvec, probes: Tensor) -> Estimate:
-    """The diagonal as the mean of `z * (A z)` over probes with `E[z zᵀ] = I` (Bekas et al. 2007)."""
+    """Return the diagonal as the mean of `z * (A z)` over probes with `E[z zᵀ] = I` (Bekas et al. 2007)."""
     return Estimate.from_samples(probes * matvec(probes))
 
 
 def top_eigenpairs(
     matvec: Matvec, start: Tensor, *, tol: float = 1e-6, max_iterations: int = 100
 ) -> tuple[Tensor, Tensor]:
-    """The algebraically largest eigenvalues and vectors by block Lanczos with full re-orthogonalisation.
+    """Return the algebraically largest eigenvalues and vectors by block Lanczos with full re-orthogonalisation.
 
     A block as wide as the number of wanted pairs finds eigenvalues of that multiplicity, which a
     single-vector Lanczos run misses. The basis grows by one block per iteration; so do memory (`2 m P`) and time.
@@ -282,7 +282,7 @@ def top_eigenpairs(
 
 
 def _orthonormal_rows(rows: Tensor, basis: Tensor, negligible: float) -> Tensor:
-    """Orthonormal rows for what `rows` add to the orthonormal `basis`, without negligible directions."""
+    """Return orthonormal rows for what `rows` add to the orthonormal `basis`, without negligible directions."""
     for _ in range(2):
         rows = rows - (rows @ basis.T) @ basis
     _, lengths, directions = torch.linalg.svd(rows, full_matrices=False)

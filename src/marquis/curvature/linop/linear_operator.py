@@ -45,39 +45,39 @@ class LinearOperator(ABC):
 
     @abstractmethod
     def _product(self, rows: Tensor) -> Tensor:
-        """Rows `[k, P]` to rows `[k, P]`."""
+        """Return the products with rows `[k, P]`, `[k, P]`."""
 
     @property
     def size(self) -> int:
-        """P, the number of parameters."""
+        """Return P, the number of parameters."""
         return self.layout.total
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(P, P)`."""
+        """Return `(P, P)`."""
         return self.size, self.size
 
     def matvec(self, v: Tensor) -> Tensor:
-        """The product with every vector in `v`, `[..., P]` to `[..., P]`."""
+        """Return the product with every vector in `v`, `[..., P]` to `[..., P]`."""
         rows = self._rows(v)
         return self._product(rows).reshape(v.shape)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """`operator @ v` for `v` of shape `[..., P]`: vectors are rows."""
+        """Return `operator @ v` for `v` of shape `[..., P]`: vectors are rows."""
         return self.matvec(v)
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
-        """The sum of two operators over the same parameters."""
+        """Return the sum of two operators over the same parameters."""
         return _Sum(self, other) if isinstance(other, LinearOperator) else NotImplemented
 
     def __mul__(self, factor: float) -> LinearOperator:
-        """The operator times a number."""
+        """Return the operator times a number."""
         return _Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
 
     def to_dense(self, *, vectors_per_pass: int = 64) -> Tensor:
-        """The matrix itself, `[P, P]`, from P products; refused above `DENSE_LIMIT` parameters."""
+        """Return the matrix itself, `[P, P]`, from P products; refused above `DENSE_LIMIT` parameters."""
         if self.size > DENSE_LIMIT:
             raise MemoryBudgetError(
                 f"a dense matrix of {self.size} x {self.size} is refused (limit {DENSE_LIMIT}); use products, "
@@ -92,7 +92,7 @@ class LinearOperator(ABC):
         return dense
 
     def trace(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
-        """The trace by Hutchinson's estimator; unbiased, one product with all probes together.
+        """Return the trace by Hutchinson's estimator; unbiased, one product with all probes together.
 
         Args:
             probes: how many Rademacher probes, or the probes themselves `[k, P]` with `mean(z zᵀ) = I`
@@ -102,13 +102,13 @@ class LinearOperator(ABC):
         return iterative.hutchinson_trace(self._product, self._probes(probes, generator))
 
     def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
-        """The diagonal by the Rademacher estimate `E[z * (A z)]`; unbiased, with its standard error per entry."""
+        """Estimate the diagonal by `E[z * (A z)]` with random signs; unbiased, with its standard error per entry."""
         return iterative.hutchinson_diagonal(self._product, self._probes(probes, generator))
 
     def spectrum(
         self, steps: int = 30, probes: int | Tensor = 5, *, generator: torch.Generator | None = None
     ) -> Spectrum:
-        """Ritz values and weights by Lanczos: `.integrate(f)` estimates `tr f(A)`, `.density(grid, width)` draws.
+        """Return Ritz values and weights by Lanczos; `.integrate(f)` estimates `tr f(A)`, `.density` the spectrum.
 
         Costs `steps` products of all probes together and `steps * probes * P` numbers of memory.
         """
@@ -122,7 +122,7 @@ class LinearOperator(ABC):
         shift: float | Tensor = 0.0,
         generator: torch.Generator | None = None,
     ) -> Estimate:
-        """`log det(A + shift)` by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
+        """Return `log det(A + shift)` by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
         The prior's precision is the natural shift; without one a GGN is singular as a rule and is refused.
 
@@ -153,8 +153,8 @@ class LinearOperator(ABC):
                 f"the matrix has eigenvalues near {float(counted.min()):.3g} and no log-determinant; pass shift > 0 "
                 "(the prior's precision), larger than the most negative eigenvalue if it is a Hessian."
             )
-        found = quadrature.integrate(lambda nodes: torch.log((nodes + offset).clamp_min(floor)))
-        return Estimate(found.value + inner, found.standard_error, found.probes)
+        estimate = quadrature.integrate(lambda nodes: torch.log((nodes + offset).clamp_min(floor)))
+        return Estimate(estimate.value + inner, estimate.standard_error, estimate.probes)
 
     def solve(
         self,
@@ -165,7 +165,7 @@ class LinearOperator(ABC):
         max_iterations: int | None = None,
         preconditioner: Solver | Matvec | None = None,
     ) -> Tensor:
-        """`(A + shift)⁻¹ v` for rows `[..., P]` by conjugate gradients, one product per iteration.
+        """Return `(A + shift)⁻¹ v` for rows `[..., P]` by conjugate gradients, one product per iteration.
 
         Args:
             v: right-hand sides.
@@ -203,7 +203,7 @@ class LinearOperator(ABC):
         max_iterations: int = 100,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The k largest eigenvalues `[k]`, largest first, and their vectors `[k, P]`, by block Lanczos.
+        """Return the k largest eigenvalues `[k]`, largest first, and their vectors `[k, P]`, by block Lanczos.
 
         Memory grows by `2 k P` per iteration. `tol` is relative to the largest eigenvalue's size; by default the
         root of the precision for the residual, which squares in the eigenvalue.
@@ -215,7 +215,7 @@ class LinearOperator(ABC):
         return iterative.top_eigenpairs(self._product, start, tol=accepted, max_iterations=max_iterations)
 
     def as_scipy(self) -> Any:
-        """A `scipy.sparse.linalg.LinearOperator` (vectors are columns there, on the CPU)."""
+        """Return a `scipy.sparse.linalg.LinearOperator` (vectors are columns there, on the CPU)."""
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
         def product(columns: Any) -> Any:

@@ -42,7 +42,7 @@ def operator(
     check: bool = True,
     progress: bool = False,
 ) -> CurvatureOperator:
-    """The curvature of the negative log likelihood, summed over a loader, as a linear operator.
+    """Return the curvature of the negative log likelihood, summed over a loader, as a linear operator.
 
     Cost of a product with k vectors: one pass over the data with a forward, a backward, and two backward passes
     per vector. Memory: linear in the parameters, and the activations of one batch for `vectors_per_pass` vectors.
@@ -52,9 +52,9 @@ def operator(
         loader: yields `(x, y)`, `x` alone, or dicts; iterated once per product, so a list or a `DataLoader`, not
             a generator. Shuffling is harmless for a sum, except under `kind="fisher"`.
         likelihood: a name or an object of `marquis.likelihoods`.
-        kind: `"ggn"` (methods 2.1); `"hessian"`, the true one, indefinite in general; `"fisher"`, with one label
-            per datum sampled from the model once and for all (methods 1.3); `"empirical-fisher"`, with the true
-            labels, a different matrix.
+        kind: `"ggn"`; `"hessian"`, the true one, indefinite in general; `"fisher"`, with one label per sample from the
+            model, the same in all products; `"empirical-fisher"`, with the true labels, a different matrix
+            (docs/method/curvature.md#hessian-and-fisher).
         params: the parameters of a function, or other values for a module's.
         parameters: which parameters: `None` for all that are trainable, a pattern, a predicate, or names.
         generator: seeds the labels of `kind="fisher"`.
@@ -129,7 +129,7 @@ class CurvatureOperator(LinearOperator):
             self._check()
 
     def __repr__(self) -> str:
-        """Kind, size, model and data in one line."""
+        """Show kind, size, model and data in one line."""
         model = describe(self._network.model)
         return f"CurvatureOperator(kind={self.kind!r}, P={self.size}, model={model}, num_data={self.num_data})"
 
@@ -138,7 +138,7 @@ class CurvatureOperator(LinearOperator):
             return self._pass(rows)
 
     def _pass(self, rows: Tensor, *, inspect: bool = False) -> Tensor:
-        """One pass over the data; the sum over processes is taken even if this one failed, so that none hangs."""
+        """Pass over the data once and return the sum over processes, which is taken even if this one failed."""
         failure: Exception | None = None
         total = torch.zeros_like(rows)
         try:
@@ -218,11 +218,11 @@ class CurvatureOperator(LinearOperator):
         return drawn
 
     def _untouched_rng(self) -> Any:
-        """A pass may draw from the global generators (a DataLoader does); they are put back afterwards."""
+        """Return a context that restores the global random generators, from which a DataLoader takes a seed."""
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     def _check(self) -> None:
-        """Two products must agree; both inside one RNG scope, or dropout would draw the same mask twice."""
+        """Refuse a network or loader with which two products differ, both inside one RNG scope."""
         seeded = torch.Generator().manual_seed(0)
         probe = rademacher(1, self.size, generator=seeded, device=self.device, dtype=self.dtype)
         with self._untouched_rng(), torch.inference_mode(False):

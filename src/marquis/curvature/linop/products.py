@@ -37,8 +37,8 @@ def batch_product(
 ) -> RowProduct:
     """Differentiate one batch and return the product with its curvature, a sum over the batch.
 
-    `ggn`: `Σ Jᵀ S Sᵀ J v` with S the likelihood's root (methods 2.1); `hessian`: of `Σ -log p`; `fisher`:
-    `Σ g̃ g̃ᵀ v` with one sampled label per datum (methods 1.3); `empirical-fisher`: the same with the true labels.
+    `ggn`: `Σ Jᵀ S Sᵀ J v` with S the likelihood's root; `hessian`: of `Σ -log p`; `fisher`: `Σ g̃ g̃ᵀ v` with one sampled
+    label per sample; `empirical-fisher`: the same with the true labels (docs/method/curvature.md#hessian-and-fisher).
     Cost: one forward, one (differentiable) backward, then two backward passes per vector.
     """
     if kind in NEEDS_LABELS and y is None:
@@ -59,7 +59,7 @@ def batch_product(
 def _output_curvature(
     likelihood: Likelihood, kind: str, f: Tensor, y: Any, generator: torch.Generator | None
 ) -> Callable[[Tensor], Tensor]:
-    """The output-space matrix of the kind, as a map of rows `[k, *f.shape]`."""
+    """Return the output-space matrix of the kind, as a map of rows `[k, *f.shape]`."""
     if kind == "ggn":
         return lambda pushed: root_times_transpose(likelihood, f, pushed)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def _output_curvature(
 
 
 def root_times_transpose(likelihood: Likelihood, f: Tensor, rows: Tensor) -> Tensor:
-    """`S Sᵀ u` for rows `[k, *f.shape]`, S the likelihood's root; `Sᵀ` is the transpose of the linear `S v`."""
+    """Return `S Sᵀ u` for rows `[k, *f.shape]`, S the likelihood's root; `Sᵀ` is the transpose of the linear `S v`."""
     with torch.enable_grad():
         v = rows.new_zeros((rows.shape[0], f.shape[0], *likelihood.root_shape(f)), requires_grad=True)
         (transposed,) = torch.autograd.grad(likelihood.apply_sqrt(f, v), v, rows)
