@@ -12,7 +12,7 @@ from marquis.errors import DataError
 from marquis_experiments.common.page import CHECKOUT, PAGES, RESULTS, Mean, committed, fill, verdict
 from marquis_experiments.common.study import SIZES, Settings, Study
 
-# Read from the file: the metadata of an installed copy can be older. Targets without a colon are not studies yet.
+# Read from the file: the metadata of an installed copy can be older.
 PROJECT = (CHECKOUT / "experiments" / "pyproject.toml").read_text(encoding="utf-8")
 TARGETS = dict(re.findall(r'^([\w-]+) = "(marquis_experiments\.[\w.]+:\w+)"$', PROJECT, re.MULTILINE))
 COMMITTED = sorted(path.stem for path in RESULTS.glob("*.json"))
@@ -24,9 +24,8 @@ def study(name: str) -> Study:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_study_has_its_name_a_title_and_three_sizes(name: str):
+def test_study_has_its_name_and_three_sizes(name: str):
     assert study(name).name == name
-    assert study(name).title
     keys = [set(study(name).settings(size)) for size in SIZES]
     assert keys[0] == keys[1] == keys[2]
 

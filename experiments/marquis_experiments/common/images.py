@@ -39,16 +39,7 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Training, validation and test images of one set, standardised by the training rows.
-
-    Attributes:
-        name: Name of the data set.
-        train: First rows of the official training set.
-        validation: Rows after them.
-        test: First rows of the official test set.
-        centre: Mean pixel of the training rows.
-        spread: Standard deviation of their pixels.
-    """
+    """Training, validation and test images of one set, standardised by the training rows."""
 
     name: str
     train: Labelled
@@ -71,16 +62,7 @@ def load_images(
     *,
     or_digits: bool = False,
 ) -> ImageData:
-    """Load a data set and divide its training rows.
-
-    Args:
-        name: "mnist" or "fashion-mnist".
-        train: Number of training rows.
-        validation: Number of rows after them.
-        test: Number of test rows.
-        data_dir: First folder to look in for data.
-        or_digits: Fall back on scikit-learn's digits if the data set is not there, and do not download it.
-    """
+    """Load a data set and divide its training rows; with `or_digits`, scikit-learn's digits replace a missing one."""
     try:
         rows = load(name, "train", data_dir, download=not or_digits)
         tests = load(name, "test", data_dir, download=not or_digits)
@@ -106,14 +88,7 @@ def _enlarged(images: Tensor) -> Tensor:
 
 
 class Shuffled:
-    """Mini-batches in a new order for every pass, the same orders for the same seed.
-
-    Args:
-        data: Images and labels.
-        batch: Rows per batch.
-        seed: Random seed of orders and flips.
-        flip: Whether to mirror every image, left to right, with probability one half.
-    """
+    """Mini-batches in a new order for every pass, the same for the same seed; `flip` mirrors half of the images."""
 
     def __init__(self, data: Labelled, batch: int, seed: int, flip: bool = False) -> None:
         self._data, self._batch, self._flip = data, batch, flip

@@ -93,11 +93,6 @@ class Mean(list[float]):
         return f"{mean(self):{spec}}{error}"
 
 
-def title(template: Path) -> str:
-    """Return the template's first heading."""
-    return template.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; the first column is text, the others are aligned to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
@@ -108,11 +103,6 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
     """Return mean ± standard error; a single value has no error."""
     error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{error}"
-
-
-def formatted(row: Mapping[str, Any], *fields: str) -> list[str]:
-    """Return cells of a table: fields such as "nll:.3f", a key of the row and how it is formatted."""
-    return [format(row[key], spec) for key, _, spec in (field.partition(":") for field in fields)]
 
 
 def judged(claims: Mapping[str, bool]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from marquis.errors import DataError
 from marquis_experiments.common.cells import cell, stored, write_json
 from marquis_experiments.common.networks import trained
-from marquis_experiments.common.page import fill, title, write_text
+from marquis_experiments.common.page import fill, write_text
 
 SIZES = ("quick", "default", "full")
 
@@ -99,7 +99,7 @@ class Study:
 
     Attributes:
         name: Name on the command line, and of the page and the results that are committed.
-        page: Markdown template of the page; its first line is the study's title.
+        page: Markdown template of the page.
         measure: Function that runs what is missing and returns the results as JSON values.
         values: Function of the results that returns what the template's placeholders stand for; the verdict
             ("reproduced", "partly" or "not") is one of them.
@@ -119,11 +119,6 @@ class Study:
     quick: Mapping[str, Any] = field(default_factory=dict)
     full: Mapping[str, Any] = field(default_factory=dict)
     cells: str = "cells"
-
-    @property
-    def title(self) -> str:
-        """First heading of the page."""
-        return title(self.page)
 
     def settings(self, size: str) -> Settings:
         """Return the settings of a size.

@@ -49,15 +49,7 @@ class Recipe:
 
 
 def train_map(network: nn.Module, data: Labelled, precision: float, recipe: Recipe, seed: int) -> None:
-    """Minimise `1/N [sum_n l_n + precision/2 |theta|^2]` in place.
-
-    Args:
-        network: Network, changed in place and left in evaluation mode.
-        data: Training rows.
-        precision: Prior precision of all weights.
-        recipe: Epochs, batch and learning rate.
-        seed: Random seed of the order of the rows.
-    """
+    """Minimise `1/N [sum_n l_n + precision/2 |theta|^2]` in place."""
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     # Adam with the decay added to the gradient is the gradient of the penalised loss: a mode, unlike AdamW.
     steps = torch.optim.Adam(weights, lr=recipe.learning_rate, weight_decay=precision / len(data))
@@ -79,17 +71,7 @@ def train_map(network: nn.Module, data: Labelled, precision: float, recipe: Reci
 def trained_map(
     folder: Path, kind: str, data: ImageData, precision: float, recipe: Recipe, seed: int, shape: Mapping[str, Any]
 ) -> nn.Module:
-    """Return a network trained by `train_map`, from the folder if it was trained before.
-
-    Args:
-        folder: Folder of the shared networks.
-        kind: "cnn" or "mlp".
-        data: Images; the training rows are used.
-        precision: Prior precision of all weights.
-        recipe: How it is trained.
-        seed: Random seed of initial weights and order of rows.
-        shape: Widths, arguments of `image_cnn` or `image_mlp`.
-    """
+    """Return a network trained by `train_map`, from the folder if it was trained before."""
     settings = {
         "kind": kind,
         "data": data.name,

@@ -47,14 +47,7 @@ def to_mode(
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The round of the largest evidence: a fitted Laplace with its own copy of the network.
-
-    Attributes:
-        laplace: Fitted Laplace with the tuned prior and noise.
-        log_evidence: Largest log evidence.
-        effective: Effective number of parameters.
-        rounds: Log evidence of every round.
-    """
+    """The round of the largest evidence: a fitted Laplace with its own copy of the network."""
 
     laplace: Laplace
     log_evidence: float

@@ -95,13 +95,7 @@ def cases(size: str) -> dict[str, Case]:
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """The network whose weight decay is best on validation data.
-
-    Attributes:
-        precision: Its prior precision.
-        network: The network.
-        grid: Validation scores by precision.
-    """
+    """The network whose weight decay is best on validation data, and validation scores by precision."""
 
     precision: float
     network: nn.Module
@@ -134,11 +128,7 @@ def ensemble(
 
 
 def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the network of `evidence.train`, one precision per layer and no validation data, and its history.
-
-    Returns:
-        The network, and `epochs` (loss, log evidence, precisions), `groups` (names) and the `epoch` that was kept.
-    """
+    """Return the network of `evidence.train`, one precision per layer and no validation data, and its history."""
     recipe = case.recipe
     settings = {
         "kind": case.kind,
@@ -174,14 +164,12 @@ def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module,
             progress=False,
         )
         network.load_state_dict(result.model.state_dict())
-        history = [
+        epochs = [
             {"loss": one.loss, "log_evidence": one.log_evidence, "precision": one.precision.tolist()}
             for one in result.history
         ]
-        names = list(result.prior.names or ())
-        kept.append(
-            {"epoch": result.epoch, "groups": names, "precision": result.prior.precision.tolist(), "epochs": history}
-        )
+        prior = {"groups": list(result.prior.names or ()), "precision": result.prior.precision.tolist()}
+        kept.append({"epoch": result.epoch, "epochs": epochs, **prior})
 
     def remembered() -> dict[str, Any]:
         if not kept:  # the network is stored but its history is not: train again

@@ -110,17 +110,8 @@ def chosen(
 ) -> dict[str, Any]:
     """Return the combination of largest AUROC among those with an NLL of at most the limit.
 
-    If all are above the limit, the one of the smallest NLL.
-
-    Args:
-        inside: Parts of validation images, for every network of a mixture.
-        outside: Parts of proxy outliers, for every network of a mixture.
-        labels: Labels of the validation images.
-        grid: Precisions.
-        limit: Limit on the validation NLL.
-
-    Returns:
-        `combination` (places in the grid), `precision` (per layer), `nll` and `auroc`.
+    If all are above the limit, the one of the smallest NLL. There is one element of `inside` (validation images) and of
+    `outside` (proxy outliers) for every network of a mixture.
     """
     best: dict[str, Any] | None = None
     layers = len(inside[0].variances)
@@ -149,17 +140,7 @@ def frontier(
 
 
 class DenseLayers:
-    """Precisions chosen with validation rows and proxy outliers, scores with test rows and outliers.
-
-    Args:
-        folder: Folder of logits and variances.
-        settings: All that they depend on.
-        network: Function that returns the network of a key.
-        data: In-distribution images; as many validation rows are used as there are proxy outliers.
-        proxies: Proxy outliers, with which precisions are chosen.
-        outside: Outliers of the table.
-        say: Function that prints progress.
-    """
+    """Precisions chosen with validation rows and proxy outliers, scores with test rows and outliers."""
 
     def __init__(
         self,

@@ -21,13 +21,7 @@ LINKS = PROBIT, MONTE_CARLO = "probit", "mc"
 
 
 def linked(mean: Tensor, covariance: Tensor, draws: int) -> dict[str, Tensor]:
-    """Return class probabilities of Gaussian logits: probit with variances alone, and Monte-Carlo averages.
-
-    Args:
-        mean: Logits `[n, C]`.
-        covariance: Covariances `[n, C, C]`.
-        draws: Number of samples of the logits; the same standard normal numbers for every image.
-    """
+    """Return class probabilities of Gaussian logits: probit with variances alone, and Monte-Carlo averages."""
     variance = covariance.diagonal(dim1=1, dim2=2)
     probit = (mean / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
     values, vectors = torch.linalg.eigh(covariance)
@@ -53,12 +47,7 @@ def outliers(
 ) -> tuple[Tensor, str]:
     """Return test images of another data set in the units of the training images, and their name.
 
-    Args:
-        data: In-distribution images.
-        name: Name of the other data set.
-        count: Number of images.
-        data_dir: First folder to look in for data.
-        or_negatives: Fall back on the negatives of these images if the set is not there, and do not download it.
+    With `or_negatives` the negatives of these images stand in for a missing data set.
     """
     try:
         return data.standardised(load(name, "test", data_dir, download=or_negatives is None)[:count].x), name

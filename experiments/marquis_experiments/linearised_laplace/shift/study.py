@@ -47,14 +47,7 @@ USED = {
 
 
 class NarrowResNet(nn.Module):
-    """Pre-activation residual network with softplus and batch norm: a strided stem, three stages, an average, a head.
-
-    Args:
-        width: Channels of the first stage; doubled in each further one.
-        blocks: Residual blocks per stage.
-        dropout: Dropout rate after every block.
-        outputs: Number of classes.
-    """
+    """Pre-activation residual network with softplus and batch norm: strided stem, three stages, average, head."""
 
     def __init__(self, width: int, blocks: int, dropout: float = 0.0, outputs: int = 10) -> None:
         super().__init__()
