@@ -47,13 +47,15 @@ def train(
     if resume and force:
         raise typer.BadParameter("choose one of --resume and --force")
     chosen: dict[str, Any] = {"model": model, "header": header, "preset": preset, "temperature": temperature, **options}
-    if model == "lae" and temperature is not None:
-        typer.echo("marquis: warning: --temperature of lae is now called --posterior-temperature", err=True)
+    renamed = model == "lae" and temperature is not None
+    if renamed:
         chosen["posterior_temperature"] = chosen.pop("temperature")
     chosen["data"] = None if chosen["data"] is None else _absolute(chosen["data"])
     chosen["data_dir"] = None if chosen["data_dir"] is None else str(Path(chosen["data_dir"]).absolute())
     chosen["target"] = tuple(chosen["target"]) if chosen["target"] else None
     run = _run(chosen, out, resume, force)
+    if renamed:
+        typer.echo("marquis: warning: --temperature of lae is now called --posterior-temperature", err=True)
     try:
         _train(run, report)
     except KeyboardInterrupt as stopped:
