@@ -90,13 +90,16 @@ def takes_options(settings: type) -> Callable[[Class], Class]:
     return decorate
 
 
-def rename_options(options: Mapping[str, Any], new_names: Mapping[str, str], owner: str) -> dict[str, Any]:
+def rename_options(
+    options: Mapping[str, Any], new_names: Mapping[str, str], owner: str, *, stacklevel: int = 5
+) -> dict[str, Any]:
     """Return the options with deprecated names replaced, with a `DeprecationWarning` for each.
 
     Args:
         options: By name, as the user passed them; None stands for an option that was not passed.
         new_names: The present name for each deprecated one.
         owner: Whose options they are, for the message.
+        stacklevel: As of `warnings.warn`; by default the caller of a constructor two calls away.
 
     Raises:
         DataError: An option was passed under both names.
@@ -106,7 +109,7 @@ def rename_options(options: Mapping[str, Any], new_names: Mapping[str, str], own
         if renamed.get(old) is not None:
             if renamed.get(new) is not None:
                 raise DataError(f"{owner}: {old}= is the deprecated name of {new}=; pass {new}= only.")
-            warn_renamed(f"{owner}: {old}=", f"{new}=", stacklevel=5)
+            warn_renamed(f"{owner}: {old}=", f"{new}=", stacklevel=stacklevel)
             renamed[new] = renamed[old]
         renamed.pop(old, None)
     return renamed
@@ -122,9 +125,9 @@ def renamed_arguments(**new_names: str) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            for old in options.keys() & new_names.keys():
-                warn_renamed(f"{function.__name__}({old}=)", f"{new_names[old]}=")
-                options[new_names[old]] = options.pop(old)
+            if options.keys() & new_names.keys():
+                owner = function.__qualname__.removesuffix(".__init__")
+                options = rename_options(options, new_names, owner, stacklevel=4)
             return function(*arguments, **options)
 
         return cast(Function, call)

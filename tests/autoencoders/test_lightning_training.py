@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import torch
 from lightning.pytorch import Callback
 
 from marquis.autoencoders import ModelSpec, fit
-from marquis.autoencoders.checkpoints import MONITOR, Patience, read_checkpoint, restore
+from marquis.autoencoders.checkpoints import MONITOR, read_checkpoint, restore
 from marquis.autoencoders.epoch_table import read_rows
+from marquis.autoencoders.stopping import StoppingRule
 from marquis.data import DataModule
 from marquis.errors import DataError
 from marquis.io.atomic import remove_leftovers
@@ -372,8 +375,31 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
-def test_patience_counts():
-    waiting = Patience(3)
-    assert not waiting.exhausted
-    waiting.wait_count = 3
-    assert waiting.exhausted
+def test_the_stopping_rule():
+    rule = StoppingRule(patience=3, tolerance=0.5)
+    script = [(5.0, True), (4.6, False), (4.4, True), (4.0, False), (6.0, False)]
+    assert [rule.update(epoch, loss) for epoch, (loss, _) in enumerate(script)] == [better for _, better in script]
+    assert (rule.best_epoch, rule.best_loss, rule.waited, rule.should_stop) == (2, 4.4, 2, False)
+    assert not rule.update(5, 4.0) and rule.exhausted and rule.should_stop
+    assert rule.update(6, 1.0) and not rule.should_stop  # more epochs were asked for, and one was better
+    assert not rule.update(7, math.nan) and rule.should_stop and not rule.exhausted
+    without = StoppingRule(1)
+    assert all(without.update(epoch, None) for epoch in range(4)) and without.best_epoch == 3
+    with pytest.raises(DataError, match="patience=0"):
+        StoppingRule(0)
+
+
+def test_checkpoints_of_earlier_versions_know_how_long_the_run_has_waited(tmp_path):
+    """They kept that count in a callback that is no more."""
+    losses = [9.0, 5.0, *[6.0] * 20]
+    run_with_losses(tmp_path, losses, 7)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    held = read_checkpoint(path)
+    (kept,) = (state for name, state in held["callbacks"].items() if "EpochCheckpoints" in name)
+    assert kept.pop("waited") == 5
+    held["callbacks"]["Patience{'monitor': 'validation_loss', 'mode': 'min'}"] = {"wait_count": 5, "patience": 8}
+    torch.save(held, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        _, result, _ = run_with_losses(tmp_path, losses, 30, resume=True)
+    assert result.stopped_early and result.epochs == 10

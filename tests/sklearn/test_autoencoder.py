@@ -19,27 +19,28 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import marquis as mq
-from marquis.sklearn import LaplacianAutoencoder, table_training, unseen
+from marquis.autoencoders import BaseAutoencoder
+from marquis.sklearn import LaplacianAutoencoder, entry_predictions
 
-SMALL = {"hidden_sizes": (8,), "epochs": 6, "samples": 5, "random_state": 0}
+SMALL = {"hidden_layer_sizes": (8,), "max_iter": 6, "samples": 5, "random_state": 0}
 
 # Check by name -> why it cannot apply. Empty: all of them do.
 NOT_APPLICABLE: dict[str, str] = {}
 
 
 @parametrize_with_checks(
-    [LaplacianAutoencoder(epochs=3, samples=5, random_state=0)],
+    [LaplacianAutoencoder(max_iter=3, samples=5, random_state=0)],
     expected_failed_checks=lambda estimator: NOT_APPLICABLE,
 )
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("latent_dim", [2, 6])
-def test_intervals_of_missing_values_hold(wine, holes, latent_dim):
+@pytest.mark.parametrize("n_components", [2, 6])
+def test_intervals_of_missing_values_hold(wine, holes, n_components):
     """A longer code reconstructs better what it sees, and must not be surer about what it does not see."""
     missing, scale = np.isnan(holes), wine.std(0)
-    model = LaplacianAutoencoder(latent_dim, epochs=40, random_state=0).fit(holes)
+    model = LaplacianAutoencoder(n_components, max_iter=40, random_state=0).fit(holes)
     found = model.impute(holes)
     away = ((found.mean - wine) / scale)[missing]
     assert np.sqrt((away**2).mean()) < 0.9 * np.sqrt((((model.scaler_.mean_ - wine) / scale)[missing] ** 2).mean())
@@ -71,7 +72,7 @@ def holes(wine) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def fitted(holes) -> LaplacianAutoencoder:
-    return LaplacianAutoencoder(**{**SMALL, "epochs": 60}).fit(holes)
+    return LaplacianAutoencoder(**{**SMALL, "max_iter": 60}).fit(holes)
 
 
 def weights(model: LaplacianAutoencoder) -> dict[str, torch.Tensor]:
@@ -104,7 +105,7 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
     codes = []
     for s, network in enumerate(networks):
         draw = fitted.model_.draw_at({name: value[0] for name, value in network.items()})
-        around = said.samples[s] + noise[s] * torch.from_numpy(fitted.hole_std_ / fitted.scaler_.scale_)
+        around = said.samples[s] + noise[s] * torch.from_numpy(fitted.missing_std_ / fitted.scaler_.scale_)
         codes.append(draw.encode(fitted.model_.inputs(torch.where(x.isnan(), around, x), None)))
     expected = torch.stack(codes).std(0)
     np.testing.assert_allclose(std[1:], expected[1:], rtol=1e-8)
@@ -116,13 +117,13 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
 def test_missing_targets_have_no_influence(holes, monkeypatch):
     """The twin is trained towards wild values at the missing entries: the same weights to the last bit."""
     plain = LaplacianAutoencoder(**SMALL).fit(holes)
-    original = table_training.TableTraining.shown
+    original = BaseAutoencoder._data
 
-    def wild(self, x, generator):
-        inputs, targets, mask = original(self, x, generator)
-        return inputs, torch.where(mask, targets, 1e3 * torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)), mask
+    def wild(self, x):
+        x, mask = original(self, x)
+        return torch.where(mask, x, 1e3 * torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)), mask
 
-    monkeypatch.setattr(table_training.TableTraining, "shown", wild)
+    monkeypatch.setattr(BaseAutoencoder, "_data", wild)
     twin = LaplacianAutoencoder(**SMALL).fit(holes)
     for name, value in weights(plain).items():
         assert torch.equal(value, weights(twin)[name])
@@ -130,11 +131,11 @@ def test_missing_targets_have_no_influence(holes, monkeypatch):
     np.testing.assert_array_equal(plain.score_samples(holes), twin.score_samples(holes))
 
     # And the twin can tell: observed entries do have influence.
-    def shifted(self, x, generator):
-        inputs, targets, mask = original(self, x, generator)
-        return inputs, targets + 1, mask
+    def shifted(self, x):
+        x, mask = original(self, x)
+        return x + 1, mask
 
-    monkeypatch.setattr(table_training.TableTraining, "shown", shifted)
+    monkeypatch.setattr(BaseAutoencoder, "_data", shifted)
     other = LaplacianAutoencoder(**SMALL).fit(holes)
     assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(plain).items())
 
@@ -168,8 +169,8 @@ def test_imputation_leaves_observed_entries_alone(fitted, holes):
         np.testing.assert_array_equal(version[seen], holes[seen])
     assert np.isfinite(found.mean).all() and np.isfinite(found.samples).all()
     assert (found.std[seen] == 0).all()
-    noise = np.broadcast_to(fitted.hole_std_, holes.shape)
-    relative = fitted.hole_std_ / fitted.scaler_.scale_
+    noise = np.broadcast_to(fitted.missing_std_, holes.shape)
+    relative = fitted.missing_std_ / fitted.scaler_.scale_
     assert (relative**2).mean() ** 0.5 >= (fitted.noise_std_ / fitted.scaler_.scale_)[0]
     assert (found.std[~seen] >= noise[~seen]).all()  # the noise, and what is not known besides
 
@@ -179,7 +180,7 @@ def test_a_row_does_not_depend_on_its_neighbours(fitted, holes, monkeypatch):
     np.testing.assert_allclose(whole.mean[:5], fitted.impute(holes[:5], samples=3).mean, rtol=1e-10)
     expected = {name: getattr(fitted, name)(holes) for name in ("transform", "score_samples", "score")}
     monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 50)
-    monkeypatch.setattr("marquis.sklearn.unseen.ROWS", 50)
+    monkeypatch.setattr("marquis.sklearn.entry_predictions.ROWS", 50)
     np.testing.assert_allclose(fitted.impute(holes, samples=3).mean, whole.mean, rtol=1e-10)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(fitted, name)(holes), value, rtol=1e-10)
@@ -215,7 +216,7 @@ def test_score_is_the_pseudo_likelihood(fitted, holes):
     """Entry by entry, with a loop: hide one, ask the same networks for it."""
     X = holes[:4]
     x = fitted._inputs(X)
-    noise = fitted.hole_std_ / fitted.scaler_.scale_
+    noise = fitted.missing_std_ / fitted.scaler_.scale_
     total = 0.0
     for i, j in np.argwhere(~np.isnan(X)):
         row = x[i : i + 1].clone()
@@ -228,10 +229,10 @@ def test_score_is_the_pseudo_likelihood(fitted, holes):
 
 def test_outliers(wine):
     X, _ = make_blobs(150, 6, centers=3, random_state=0)
-    model = LaplacianAutoencoder(contamination=0.1, epochs=60, hidden_sizes=(16,), random_state=0).fit(X)
+    model = LaplacianAutoencoder(contamination=0.1, max_iter=60, hidden_layer_sizes=(16,), random_state=0).fit(X)
     assert (model.predict(X) == -1).sum() == 15
     np.testing.assert_array_equal(model.predict(X), np.where(model.decision_function(X) < 0, -1, 1))
-    many = LaplacianAutoencoder(contamination=0.3, epochs=3, hidden_sizes=(16,), random_state=0).fit(X)
+    many = LaplacianAutoencoder(contamination=0.3, max_iter=3, hidden_layer_sizes=(16,), random_state=0).fit(X)
     assert (many.predict(X) == -1).sum() == (many.fit_predict(X) == -1).sum() == 45
     far = np.random.RandomState(0).uniform(-60, 60, (40, 6))
     assert (model.predict(far) == -1).mean() > 0.9
@@ -245,7 +246,7 @@ def test_a_row_with_holes_scores_as_one_with_average_entries(fitted, holes):
 
 
 def test_new_rows_look_like_the_old_ones(wine):
-    model = LaplacianAutoencoder(epochs=40, random_state=0).fit(wine)
+    model = LaplacianAutoencoder(max_iter=40, random_state=0).fit(wine)
     drawn = model.sample(2000, random_state=1)
     assert (np.abs(drawn.mean(0) - wine.mean(0)) < 0.2 * wine.std(0)).all()
     assert (np.abs(drawn.std(0) / wine.std(0) - 1) < 0.35).all()
@@ -300,11 +301,11 @@ def test_pickled_without_the_data(fitted, holes):
 
 def test_pipeline_and_grid_search(holes):
     pipeline = make_pipeline(QuantileTransformer(n_quantiles=20), LaplacianAutoencoder(**SMALL))
-    search = GridSearchCV(pipeline, {"laplacianautoencoder__latent_dim": [1, 3]}, cv=2).fit(holes)
+    search = GridSearchCV(pipeline, {"laplacianautoencoder__n_components": [1, 3]}, cv=2).fit(holes)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_estimator_.transform(holes).shape == (
         178,
-        search.best_params_["laplacianautoencoder__latent_dim"],
+        search.best_params_["laplacianautoencoder__n_components"],
     )
     assert make_pipeline(LaplacianAutoencoder(**SMALL), PCA(1)).fit_transform(holes).shape == (178, 1)
 
@@ -352,33 +353,33 @@ def test_refusals(fitted, wine):
             fitted.impute(wine, samples=count)
     assert fitted.sample(np.int64(2)).shape == (2, 13)
     for settings, message in [
-        ({"latent_dim": 0}, "latent_dim=0"),
-        ({"hidden_sizes": (8, 0)}, "hidden_sizes"),
+        ({"n_components": 0}, "n_components=0"),
+        ({"hidden_layer_sizes": (8, 0)}, "hidden_layer_sizes"),
         ({"activation": "swish"}, "activation='swish'"),
-        ({"epochs": 0}, "epochs=0"),
+        ({"max_iter": 0}, "max_iter=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"patience": 0}, "patience=0"),
-        ({"lr": -1.0}, "lr=-1.0"),
-        ({"hide": 1.0}, "hide=1.0"),
+        ({"n_iter_no_change": 0}, "n_iter_no_change=0"),
+        ({"learning_rate_init": -1.0}, "learning_rate_init=-1.0"),
+        ({"mask_fraction": 1.0}, "mask_fraction=1.0"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
         ({"samples": 0}, "samples=0"),
         ({"validation_fraction": 0.999}, "validation_fraction=0.999 leaves none of 178 rows"),
         ({"contamination": 0.0}, "contamination=0.0"),
         ({"contamination": "auto"}, "contamination='auto'"),
-        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"posterior_temperature": 0.0}, "posterior_temperature=0.0"),
         ({"prior": -1.0}, "prior=-1.0: a positive number"),
-        ({"latent_dim": None}, "latent_dim=None: a whole number from 1 on"),
-        ({"latent_dim": np.nan}, "latent_dim=nan"),
+        ({"n_components": None}, "n_components=None: a whole number from 1 on"),
+        ({"n_components": np.nan}, "n_components=nan"),
         ({"samples": "many"}, "samples='many'"),
-        ({"hidden_sizes": None}, "hidden_sizes=None"),
-        ({"hidden_sizes": "ab"}, "hidden_sizes='ab'"),
-        ({"validation_fraction": "a"}, "validation_fraction='a': a share"),
-        ({"hide": None}, "hide=None"),
-        ({"epochs": "3"}, "epochs='3'"),
-        ({"patience": np.inf}, "patience=inf"),
-        ({"lr": "fast"}, "lr='fast'"),
+        ({"hidden_layer_sizes": None}, "hidden_layer_sizes=None"),
+        ({"hidden_layer_sizes": "ab"}, "hidden_layer_sizes='ab'"),
+        ({"validation_fraction": "a"}, "validation_fraction='a': a fraction"),
+        ({"mask_fraction": None}, "mask_fraction=None"),
+        ({"max_iter": "3"}, "max_iter='3'"),
+        ({"n_iter_no_change": np.inf}, "n_iter_no_change=inf"),
+        ({"learning_rate_init": "fast"}, "learning_rate_init='fast'"),
         ({"prior": "weak"}, "prior='weak'"),
-        ({"temperature": None}, "temperature=None"),
+        ({"posterior_temperature": None}, "posterior_temperature=None"),
         ({"contamination": np.nan}, "contamination=nan"),
     ]:
         with pytest.raises(mq.MarquisError, match=message):
@@ -392,7 +393,7 @@ def test_rounds(fitted, holes):
     said = fitted.model_.reconstruct(fitted._inputs(holes), 4, generator=fitted._draws(), keep=True).samples.numpy()
     mean = fitted.scaler_.inverse_transform(said.mean(0))
     np.testing.assert_allclose(at_once.mean, np.where(seen, holes, mean), rtol=1e-10)
-    std = np.sqrt((said.std(0, ddof=1) * fitted.scaler_.scale_) ** 2 + fitted.hole_std_**2)
+    std = np.sqrt((said.std(0, ddof=1) * fitted.scaler_.scale_) ** 2 + fitted.missing_std_**2)
     np.testing.assert_allclose(at_once.std, np.where(seen, 0, std), rtol=1e-10)
     corrected = fitted.impute(holes, 4, rounds=2)
     np.testing.assert_array_equal(corrected.mean[seen], holes[seen])
@@ -405,8 +406,8 @@ def test_deviations_are_larger_where_a_column_does_not_follow_from_the_others():
     source = np.random.RandomState(0)
     common = source.normal(size=(240, 1))
     X = np.concatenate([common + 0.2 * source.normal(size=(240, 3)), source.normal(size=(240, 1))], 1)
-    model = LaplacianAutoencoder(2, epochs=60, hidden_sizes=(16,), random_state=0).fit(X[:160])
-    assert model.hole_std_[3] > 2 * model.hole_std_[:3].max()
+    model = LaplacianAutoencoder(2, max_iter=60, hidden_layer_sizes=(16,), random_state=0).fit(X[:160])
+    assert model.missing_std_[3] > 2 * model.missing_std_[:3].max()
     for j in range(4):  # and so are the errors
         rows = X[160:].copy()
         rows[:, j] = np.nan
@@ -425,16 +426,16 @@ def test_unseen_deviation_of_a_network_that_says_zero():
     x = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, torch.nan]], dtype=torch.float64)
     own = np.array([3.0, 8.0]), np.array([3.0, 2.0])
     common = 11.0 / 5.0
-    expected = (own[0] + unseen.COMMON_ENTRIES * common) / (own[1] + unseen.COMMON_ENTRIES)
-    found = unseen.unseen_deviation(Zero(), x, x[:0], 3, 0, noise=0.1)
+    expected = (own[0] + entry_predictions.COMMON_ENTRIES * common) / (own[1] + entry_predictions.COMMON_ENTRIES)
+    found = entry_predictions.missing_std(Zero(), x, x[:0], 3, 0, noise=0.1)
     np.testing.assert_allclose(found, np.sqrt(expected), rtol=1e-10)
     near, far = (torch.full((4, 2), value, dtype=torch.float64) for value in (0.1, 3.0))
     factor = np.mean(9.0 / expected)
     np.testing.assert_allclose(
-        unseen.unseen_deviation(Zero(), x, far, 3, 0, noise=0.1), np.sqrt(expected * factor), rtol=1e-10
+        entry_predictions.missing_std(Zero(), x, far, 3, 0, noise=0.1), np.sqrt(expected * factor), rtol=1e-10
     )
-    np.testing.assert_allclose(unseen.unseen_deviation(Zero(), x, near, 3, 0, noise=0.1), found, rtol=1e-10)
-    quiet = unseen.unseen_deviation(Zero(), 0 * x.nan_to_num(), x[:0], 3, 0, noise=0.1)
+    np.testing.assert_allclose(entry_predictions.missing_std(Zero(), x, near, 3, 0, noise=0.1), found, rtol=1e-10)
+    quiet = entry_predictions.missing_std(Zero(), 0 * x.nan_to_num(), x[:0], 3, 0, noise=0.1)
     assert (quiet > 0).all() and (quiet <= 0.1).all()  # constant columns: little, but not nothing
 
 
@@ -449,6 +450,6 @@ def test_unseen_deviation_does_not_count_the_spread_of_the_networks():
     x = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, torch.nan]], dtype=torch.float64)
     spread = 4 * 0.5**2 / 3
     own, counts = np.array([3 - 3 * spread, 8 - 2 * spread]), np.array([3.0, 2.0])
-    expected = (own + unseen.COMMON_ENTRIES * own.sum() / 5) / (counts + unseen.COMMON_ENTRIES)
-    found = unseen.unseen_deviation(Undecided(), x, x[:0], 4, 0, noise=0.1)
+    expected = (own + entry_predictions.COMMON_ENTRIES * own.sum() / 5) / (counts + entry_predictions.COMMON_ENTRIES)
+    found = entry_predictions.missing_std(Undecided(), x, x[:0], 4, 0, noise=0.1)
     np.testing.assert_allclose(found, np.sqrt(expected), rtol=1e-10)

@@ -19,7 +19,7 @@ from torch import nn
 import marquis as mq
 from marquis.sklearn import LaplaceClassifier
 
-SMALL = {"hidden_sizes": (8,), "rounds": 1, "random_state": 0}
+SMALL = {"hidden_layer_sizes": (8,), "rounds": 1, "random_state": 0}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_table_with_names(wine):
     assert isinstance(X, pd.DataFrame)
 
 
-@pytest.mark.parametrize("settings", [{}, {"solver": "adam", "epochs": 5}], ids=["lbfgs", "adam"])
+@pytest.mark.parametrize("settings", [{}, {"solver": "adam", "max_iter": 5}], ids=["lbfgs", "adam"])
 def test_reproducible_and_alone_with_its_randomness(moons, settings):
     X, y = moons
     torch.manual_seed(5)
@@ -162,7 +162,7 @@ class TwoLayers(nn.Module):
 
 def test_a_class_as_module_with_dropout_and_batch_statistics(wine):
     X, y = wine
-    model = LaplaceClassifier(TwoLayers, rounds=1, epochs=30, random_state=0).fit(X, y)
+    model = LaplaceClassifier(TwoLayers, rounds=1, max_iter=30, random_state=0).fit(X, y)
     assert isinstance(model.module_, TwoLayers) and not model.module_.training
     assert model.module_.head.out_features == 3
     assert model.score(X, y) > 0.95
@@ -198,7 +198,7 @@ def test_an_instance_is_copied(moons, outputs):
 )
 def test_settings(moons, settings, weights):
     X, y = moons
-    model = LaplaceClassifier(hidden_sizes=8, rounds=2, random_state=0, **settings).fit(X, y)
+    model = LaplaceClassifier(hidden_layer_sizes=8, rounds=2, random_state=0, **settings).fit(X, y)
     assert model.laplace_.posterior.num_random == weights
     assert model.score(X, y) > 0.8
     assert np.isfinite(model.log_evidence_)
@@ -212,7 +212,7 @@ def test_verbose_says_what_is_going_on(moons, capsys):
     LaplaceClassifier(**SMALL, verbose=1).fit(X, y)
     said = capsys.readouterr().out
     assert "L-BFGS" in said and "prior precision, 0" in said
-    LaplaceClassifier(**SMALL, verbose=1, solver="adam", epochs=10).fit(X, y)
+    LaplaceClassifier(**SMALL, verbose=1, solver="adam", max_iter=10).fit(X, y)
     assert "Adam: epoch 10" in capsys.readouterr().out
 
 

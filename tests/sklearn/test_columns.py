@@ -11,7 +11,7 @@ import marquis as mq
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
 from marquis.sklearn.columns import STRANGE, columns_of
 
-SMALL = {"hidden_sizes": (8,), "epochs": 4, "samples": 5, "random_state": 0}
+SMALL = {"hidden_layer_sizes": (8,), "max_iter": 4, "samples": 5, "random_state": 0}
 LABELS = np.array(["number 0", "'k'", "number 2", "number 3"], dtype=object)
 
 
@@ -35,7 +35,7 @@ def test_constants_come_back_exactly(constant):
     assert (model.sample(20)[:, 1] == constant).all() and len(np.unique(model.sample(20)[:, 0])) == 20
     rows, std = model.inverse_transform(model.transform(X), return_std=True)
     assert (rows[:, 1] == constant).all() and (std[:, 1] == 0).all() and (std[:, [0, 2, 3]] > 0).all()
-    for own in (model.noise_std_, model.hole_std_):
+    for own in (model.noise_std_, model.missing_std_):
         assert own[1] == 0 and (own[[0, 2, 3]] > 0).all()
     filled = LaplacianImputer(LaplacianAutoencoder(**SMALL), random_state=0).fit_transform(X)
     np.testing.assert_array_equal(filled[:, 1], SimpleImputer(strategy="most_frequent").fit_transform(X)[:, 1])
@@ -147,7 +147,7 @@ def test_units_that_it_can_hold(unit):
 
 def test_what_was_pickled_before_constants_were_left_out_still_works():
     X = np.random.default_rng(0).normal(size=(40, 3))
-    fitted = LaplacianAutoencoder(epochs=2, random_state=0).fit(X)
+    fitted = LaplacianAutoencoder(max_iter=2, random_state=0).fit(X)
     state = dict(fitted.__getstate__())
     del state["_columns"]
     old = LaplacianAutoencoder()

@@ -9,7 +9,7 @@ import pytest
 import marquis as mq
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
 
-SMALL = {"hidden_sizes": (8,), "epochs": 4, "samples": 5, "random_state": 0}
+SMALL = {"hidden_layer_sizes": (8,), "max_iter": 4, "samples": 5, "random_state": 0}
 LARGE = 2**53
 
 
@@ -51,7 +51,7 @@ def test_masked_entries_are_missing(numbers, mask, dtype):
 @pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
 def test_masked_entries_are_refused_where_nan_is(numbers, mask, kind):
     masked, y = np.ma.array(numbers, mask=mask), (numbers[:, 0] > 0).astype(np.int64)
-    model, plain = (kind(rounds=1, hidden_sizes=(3,), random_state=0) for _ in range(2))
+    model, plain = (kind(rounds=1, hidden_layer_sizes=(3,), random_state=0) for _ in range(2))
     with pytest.raises(ValueError, match="X contains NaN"):
         model.fit(masked, y)
     some = np.ma.array(y, mask=np.arange(40) < 3)
@@ -126,4 +126,6 @@ def test_so_are_those_of_arrays(numbers):
             autoencoder().fit(rows)
     hidden = np.ma.array(given, mask=given < -LARGE)  # what is masked is no value
     assert autoencoder().fit(hidden).impute(hidden).missing.sum() == 1
-    LaplaceRegressor(rounds=1, hidden_sizes=(3,)).fit(given, numbers[:, 0])  # gives no value back: rounding is nothing
+    LaplaceRegressor(rounds=1, hidden_layer_sizes=(3,)).fit(
+        given, numbers[:, 0]
+    )  # gives no value back: rounding is nothing

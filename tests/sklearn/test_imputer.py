@@ -20,14 +20,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import marquis as mq
 from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
 
-SMALL = LaplacianAutoencoder(hidden_sizes=(8,), epochs=6, samples=5)
+SMALL = LaplacianAutoencoder(hidden_layer_sizes=(8,), max_iter=6, samples=5)
 
 # Check by name -> why it cannot apply. Empty: all of them do.
 NOT_APPLICABLE: dict[str, str] = {}
 
 
 @parametrize_with_checks(
-    [LaplacianImputer(LaplacianAutoencoder(epochs=3, samples=5), samples=5, random_state=0)],
+    [LaplacianImputer(LaplacianAutoencoder(max_iter=3, samples=5), samples=5, random_state=0)],
     expected_failed_checks=lambda estimator: NOT_APPLICABLE,
 )
 def test_scikit_learn_contract(estimator, check):
@@ -156,13 +156,13 @@ def test_reproducible_and_pickled(fitted, holes):
 def test_pipeline_and_grid_search(holes):
     y = load_wine().target
     pipeline = make_pipeline(LaplacianImputer(SMALL, random_state=0), StandardScaler(), LogisticRegression())
-    grid = {"laplacianimputer__estimator__latent_dim": [1, 3]}
+    grid = {"laplacianimputer__estimator__n_components": [1, 3]}
     search = GridSearchCV(pipeline, grid, cv=2).fit(holes, y)
     assert search.best_score_ > 0.85
 
 
 def test_the_code_grows_with_the_table():
-    assert [LaplacianImputer()._autoencoder(d).latent_dim for d in (1, 3, 12, 50)] == [2, 2, 6, 10]
+    assert [LaplacianImputer()._autoencoder(d).n_components for d in (1, 3, 12, 50)] == [2, 2, 6, 10]
 
 
 def test_refusals(fitted, holes):

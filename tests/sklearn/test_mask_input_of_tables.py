@@ -8,7 +8,7 @@ import pytest
 from marquis.errors import DataError
 from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
 
-FAST = {"epochs": 60, "samples": 8, "random_state": 0}
+FAST = {"max_iter": 60, "samples": 8, "random_state": 0}
 
 
 def telling_holes(seed=0, rows=200):
@@ -39,12 +39,12 @@ def test_only_tables_with_holes_get_it_by_default():
     complete = np.nan_to_num(x)
 
     def found(x, **options):
-        model = LaplacianAutoencoder(2, epochs=1, samples=2, random_state=0, **options).fit(x).model_
+        model = LaplacianAutoencoder(2, max_iter=1, samples=2, random_state=0, **options).fit(x).model_
         return model.encoder[0].in_features, model.missing
 
     assert found(x) == (6, "mask") and found(complete) == (3, True)
     assert found(x, mask_input=False) == (3, True) and found(complete, mask_input=True) == (6, "mask")
-    assert LaplacianImputer(LaplacianAutoencoder(2, epochs=1, samples=2)).fit(x).estimator_.model_.missing == "mask"
+    assert LaplacianImputer(LaplacianAutoencoder(2, max_iter=1, samples=2)).fit(x).estimator_.model_.missing == "mask"
     with pytest.raises(DataError, match="mask_input='maybe'"):
         LaplacianAutoencoder(mask_input="maybe").fit(x)
 

@@ -23,7 +23,7 @@ def toy(outputs: int | None = None, n: int = 40) -> tuple[np.ndarray, np.ndarray
 @pytest.fixture(scope="module")
 def fitted() -> LaplaceRegressor:
     X, y = toy()
-    return LaplaceRegressor(hidden_sizes=(20,), random_state=0).fit(X, y)
+    return LaplaceRegressor(hidden_layer_sizes=(20,), random_state=0).fit(X, y)
 
 
 @pytest.mark.parametrize("outputs", [None, 2])
@@ -34,7 +34,7 @@ def test_linear_model_is_bayesian_linear_regression(outputs):
     y = X @ random.randn(3, 2) * 7 + random.randn(30, 2) + 50
     y = y[:, 0] if outputs is None else y
     new = random.randn(6, 3) + 5
-    model = LaplaceRegressor(hidden_sizes=(), structure="full", tune=False, prior=2.0, tol=0.0, epochs=1000)
+    model = LaplaceRegressor(hidden_layer_sizes=(), structure="full", tune=False, prior=2.0, tol=0.0, max_iter=1000)
     mean, std = model.fit(X, y).predict(new, return_std=True)
 
     centre, spread = X.mean(0), X.std(0)
@@ -56,7 +56,7 @@ def test_linear_model_is_bayesian_linear_regression(outputs):
 @pytest.mark.parametrize("outputs", [None, 1, 3])
 def test_shapes_follow_the_targets(outputs):
     X, y = toy(outputs)
-    model = LaplaceRegressor(hidden_sizes=(5,), rounds=1, random_state=0).fit(X, y)
+    model = LaplaceRegressor(hidden_layer_sizes=(5,), rounds=1, random_state=0).fit(X, y)
     mean, std = model.predict(X[:7], return_std=True)
     epistemic, noise = model.predict_variance(X[:7])
     for part in (mean, std, epistemic, noise):
@@ -93,7 +93,7 @@ def test_noise_is_found_in_the_units_of_the_targets(fitted):
 
 def test_tuning_beats_the_untuned_noise():
     X, y = toy()
-    settings = {"hidden_sizes": (20,), "random_state": 0}
+    settings = {"hidden_layer_sizes": (20,), "random_state": 0}
     tuned, untuned = (LaplaceRegressor(tune=tune, **settings).fit(X, y) for tune in (True, False))
     assert tuned.log_evidence_ > untuned.log_evidence_ + 10
     assert tuned.check(X, y).noise_is_tuned
@@ -141,7 +141,7 @@ def test_a_trained_network_as_it_is():
     X, y = toy()
     network = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)).double().eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    model = LaplaceRegressor(network, epochs=0, scale=False, prior=1.0).fit(X, y)
+    model = LaplaceRegressor(network, max_iter=0, scale=False, prior=1.0).fit(X, y)
     x, t = torch.tensor(X), torch.tensor(y)[:, None]
     laplace = mq.Laplace(network, "gaussian", prior=mq.Prior(1.0, "layer")).fit([(x, t)], progress=False)
     laplace.tune()
@@ -163,7 +163,7 @@ def test_diabetes_intervals_hold_what_they_promise():
 def test_one_hidden_size_of_any_integer_type():
     X, y = toy()
     plain, numpy, other = (
-        LaplaceRegressor(hidden_sizes=size, rounds=1, epochs=20, random_state=0).fit(X, y).predict(X)
+        LaplaceRegressor(hidden_layer_sizes=size, rounds=1, max_iter=20, random_state=0).fit(X, y).predict(X)
         for size in (3, np.int64(3), np.int64(4))
     )
     np.testing.assert_array_equal(plain, numpy)
@@ -185,17 +185,17 @@ def test_refusals():
     for settings, message in [
         ({"activation": "swish"}, "activation='swish'"),
         ({"solver": "sgd"}, "solver='sgd'"),
-        ({"epochs": -1}, "epochs=-1"),
+        ({"max_iter": -1}, "max_iter=-1"),
         ({"rounds": 0}, "rounds=0"),
         ({"dtype": "float16"}, "dtype='float16'"),
         ({"tune": "grid"}, "tune='grid'"),
         ({"structure": "blocks"}, "structure='blocks'"),
-        ({"hidden_sizes": (0,)}, "hidden_sizes"),
-        ({"hidden_sizes": None}, "hidden_sizes=None"),
-        ({"epochs": "all"}, "epochs='all'"),
-        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes"),
+        ({"hidden_layer_sizes": None}, "hidden_layer_sizes=None"),
+        ({"max_iter": "all"}, "max_iter='all'"),
+        ({"max_iter": 1.5}, "max_iter=1.5"),
         ({"batch_size": None}, "batch_size=None"),
-        ({"lr": "fast"}, "lr='fast'"),
+        ({"learning_rate_init": "fast"}, "learning_rate_init='fast'"),
         ({"tol": "a"}, "tol='a'"),
         ({"rounds": None}, "rounds=None"),
         ({"prior": "weak"}, "prior='weak'"),
@@ -203,7 +203,7 @@ def test_refusals():
     ]:
         with pytest.raises(mq.MarquisError, match=message):
             LaplaceRegressor(**settings).fit(X, y)
-    fitted = LaplaceRegressor(hidden_sizes=(3,), rounds=1).fit(X, y)
+    fitted = LaplaceRegressor(hidden_layer_sizes=(3,), rounds=1).fit(X, y)
     with pytest.raises(mq.DataError, match=r"n_samples=2\.5"):
         fitted.sample_y(X, 2.5)
     with pytest.raises(mq.DataError, match="does not keep its training data"):

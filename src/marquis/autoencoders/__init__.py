@@ -11,12 +11,13 @@ from marquis.autoencoders.kinds import KINDS, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.linearised import LinearisedAutoencoder, linearised
+from marquis.autoencoders.loop import Trained, fit_in_memory
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
 from marquis.autoencoders.saving import load, save
-from marquis.autoencoders.training import Trained, fit
+from marquis.autoencoders.training import fit
 from marquis.autoencoders.variational import VariationalAutoencoder
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "VariationalAutoencoder",
     "build",
     "fit",
+    "fit_in_memory",
     "fit_posthoc",
     "for_data",
     "from_posterior",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.autoencoders.network import beside_mask, parts_of
-from marquis.errors import DataError
+from marquis.errors import DataError, NumericalError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.variational.base import evaluating
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
+PLATEAU = 5
+"""Number of epochs without improvement after which the next one halves the learning rate (LAE, appendix D)."""
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 Missing = bool | Literal["mask"]
 """What NaN means to a model; see `BaseAutoencoder`."""
@@ -78,6 +81,7 @@ class BaseAutoencoder(LightningModule):
         self.likelihood = as_likelihood(likelihood)
         self.lr = lr
         self.missing: Missing = missing
+        self._optimiser: torch.optim.Optimizer | None = None
 
     # What a model says
 
@@ -85,14 +89,25 @@ class BaseAutoencoder(LightningModule):
         """`samples` draws of the model, one after the other; a model without uncertainty has one."""
         raise NotImplementedError
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """What one batch adds to the objective, per datum, with the graph to the parameters.
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the training loss of one batch, per sample, with the graph to the parameters.
 
         Args:
-            x: Inputs, missing entries already filled.
+            inputs: What the encoder takes, see `inputs`.
+            x: The data to reconstruct, with zeros at missing entries.
             mask: 1 where an entry was observed; None if all were.
         """
         raise NotImplementedError
+
+    def loss(self, x: Tensor, mask: Tensor | None, seen: Tensor | None = None) -> Tensor:
+        """Compute the training loss of one batch, per sample, with the graph to the parameters.
+
+        Args:
+            x: Data, with zeros at missing entries.
+            mask: 1 where an entry was observed; None if all were.
+            seen: 1 where the encoder sees an entry; by default where it was observed.
+        """
+        return self.objective(self.inputs(x, mask if seen is None else seen), x, mask)
 
     def output(self, f: Tensor) -> Output:
         """What the decoder's outputs say about the data."""
@@ -185,11 +200,18 @@ class BaseAutoencoder(LightningModule):
         with evaluating(self):  # batch statistics or dropout of a network left in training mode would change answers
             yield from self.draws(samples, generator)
 
-    def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """What the encoder takes: the data without holes, and with `missing="mask"` what was observed of them."""
+    def inputs(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        """Return what the encoder takes: the entries it sees, zeros elsewhere, and with `missing="mask"` also `seen`.
+
+        Args:
+            x: Data.
+            seen: 1 where the encoder sees an entry; None for all of them.
+        """
+        if seen is not None:
+            x = torch.where(seen.bool(), x, 0)
         if self.missing != "mask":
             return x
-        return beside_mask(x, torch.ones_like(x) if mask is None else mask)
+        return beside_mask(x, torch.ones_like(x) if seen is None else seen)
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs without holes, and the mask of what was observed."""
@@ -224,54 +246,99 @@ class BaseAutoencoder(LightningModule):
         if x.dtype != own:
             raise DataError(f"the {what} are {x.dtype}, the network {own}; write x.to({own}).")
 
+    # Training, by `fit_in_memory` or by Lightning
+
+    def begin(self, num_data: int) -> None:
+        """Take notice of the number of training samples before the first step, where the model needs it."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return what the optimiser trains, as torch's optimisers take it."""
+        return [{"params": list(self.parameters())}]
+
+    def optimiser_and_schedule(self, plateau: int = PLATEAU) -> tuple[torch.optim.Optimizer, ReduceLROnPlateau]:
+        """Return Adam, fused where it can be, and the schedule that halves its rate when the validation loss stagnates.
+
+        Args:
+            plateau: Number of epochs without improvement that the schedule tolerates.
+        """
+        groups = self.parameter_groups()
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        # torch would refuse a fused step only when it is taken
+        fused = all(p.is_floating_point() and p.device.type in FUSED_DEVICES for p in parameters)
+        optimiser = torch.optim.Adam(groups, self.lr, fused=fused)
+        self._optimiser = optimiser
+        return optimiser, ReduceLROnPlateau(optimiser, factor=0.5, patience=plateau)
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the present learning rate."""
+        return self.lr if self._optimiser is None else self._optimiser.param_groups[0]["lr"]
+
+    def training_loss(self, batch: Any, seen: Tensor | None = None) -> Tensor:
+        """Compute the loss of one training batch.
+
+        Args:
+            batch: Data, or `(data, ...)`.
+            seen: 1 where the encoder sees an entry; by default where it was observed.
+
+        Raises:
+            NumericalError: Training diverged.
+        """
+        x, mask = self._data(inputs_of(batch))
+        loss = self.loss(x, mask) if seen is None else self.loss(x, mask, seen)
+        if not bool(loss.detach().isfinite()):
+            raise NumericalError(
+                f"training diverged: the loss is {float(loss.detach())}. Lower the learning rate, scale the data to "
+                "about [0, 1], or look for values that are far from all others."
+            )
+        return loss
+
+    @torch.no_grad()
+    def validation_loss(self, batch: Any, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute the expected negative log-likelihood of a batch over ten samples of fixed seed, and squared error.
+
+        Args:
+            batch: Data, or `(data, ...)`.
+            seen: 1 where the encoder sees an entry; by default where it was observed.
+        """
+        x, mask = self._data(inputs_of(batch))
+        generator = torch.Generator(device=x.device).manual_seed(VALIDATION_SEED)
+        inputs = self.inputs(x, mask if seen is None else seen)
+        log_prob, mean = x.new_zeros(len(x)), Average()
+        for draw in self._counted(VALIDATION_SAMPLES, generator):
+            output = draw.reconstruct(inputs)[1]
+            log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
+            mean.add(output.mean)
+        assert mean.mean is not None
+        error = mean.mean - x if mask is None else torch.where(mask, mean.mean - x, 0)
+        return -(log_prob / mean.count).mean(), error.square().sum() / len(x)
+
     # Lightning
 
     def forward(self, x: Tensor) -> Tensor:
-        """Reconstruction by the mean network, as the decoder gives it."""
+        """Return the reconstruction by the mean network, as the decoder gives it."""
         return self.decoder(self.encoder(self.inputs(x, None)))
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimiser trains, as torch's optimisers take it."""
-        return [{"params": list(self.parameters())}]
-
     def configure_optimizers(self) -> Any:
-        """Adam (fused) and the plateau schedule."""
-        optimiser = adam(self.parameter_groups(), self.lr)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=5)
+        """Return optimiser and schedule."""
+        optimiser, plateau = self.optimiser_and_schedule()
         return {
             "optimizer": optimiser,
             "lr_scheduler": {"scheduler": plateau, "monitor": "validation_loss", "strict": False},
         }
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One minibatch."""
-        x, mask = self._data(inputs_of(batch))
-        loss = self.loss(x, mask)
-        if not bool(loss.detach().isfinite()):
-            raise DataError(
-                f"the training loss is {float(loss)} at step {self.global_step}: training diverged. "
-                "Lower the learning rate, or scale the data to about [0, 1]."
-            )
-        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=len(x))
+        """Compute and log the loss of one training batch."""
+        loss = self.training_loss(batch)
+        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=len(inputs_of(batch)))
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Expected negative log-likelihood over ten draws, the same ones in every epoch, and squared error."""
-        x = inputs_of(batch)
-        generator = torch.Generator(device=self.device).manual_seed(VALIDATION_SEED)
-        said = self.reconstruct(x, VALIDATION_SAMPLES, generator=generator)
-        error = (said.mean - x).square().nan_to_num(0.0).sum() / len(x)
-        options = {"batch_size": len(x), "sync_dist": True}
-        self.log("validation_loss", -said.expected_log_prob.mean(), prog_bar=True, **options)
+        """Compute and log the loss and the squared error of one validation batch."""
+        loss, error = self.validation_loss(batch)
+        options = {"batch_size": len(inputs_of(batch)), "sync_dist": True}
+        self.log("validation_loss", loss, prog_bar=True, **options)
         self.log("validation_error", error, **options)
-
-
-def adam(groups: Iterable[dict[str, Any]], lr: float) -> torch.optim.Adam:
-    """Adam with the fused step where all parameters are on devices that have one; torch would say no only later."""
-    groups = list(groups)
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    fused = all(p.is_floating_point() and p.device.type in FUSED_DEVICES for p in parameters)
-    return torch.optim.Adam(groups, lr, fused=fused)
 
 
 def num_data_of(model: LightningModule) -> int:

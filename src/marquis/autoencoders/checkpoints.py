@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 from collections.abc import Callable
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError
 from marquis.io.atomic import replacing
 
@@ -37,8 +37,20 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
 
 
 def restore(module: LightningModule, path: str | os.PathLike[str]) -> None:
-    """Weights, buffers and whatever else the module puts into checkpoints; the optimiser is left out."""
-    checkpoint = read_checkpoint(path)
+    """Restore weights, buffers and whatever else the module puts into checkpoints; the optimiser is left out."""
+    restore_state(module, read_checkpoint(path))
+
+
+def state_of(module: LightningModule) -> dict[str, Any]:
+    """Return a checkpoint of a module in memory: weights, buffers and whatever else it puts into checkpoints."""
+    checkpoint: dict[str, Any] = {}
+    checkpoint["state_dict"] = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    module.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def restore_state(module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Restore what `state_of` returned."""
     module.load_state_dict(checkpoint["state_dict"])
     module.on_load_checkpoint(checkpoint)
 
@@ -59,56 +71,45 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 class EpochCheckpoints(Checkpoint):
-    """`last.ckpt` after every epoch, and before it `best.ckpt` if the validation loss was never smaller.
+    """Write `last.ckpt` after every epoch, and before it `best.ckpt` if the epoch was the best so far; stop training.
 
-    Lightning's own callback makes up new names for the best file, deletes the old one before `last` is written, and
-    forgets the best when a folder is moved. Here a process may die between any two steps: going on from `last`
-    repeats the epoch and writes the same `best` again.
+    Lightning's own callbacks make up new names for the best file, delete the old one before `last` is written, forget
+    the best when a folder is moved, and do not stop a run that is resumed after it had stopped. Here a process may die
+    between any two steps: resuming from `last` repeats the epoch and writes the same `best` again.
 
-    Attributes:
-        best_epoch: Number of the epoch in `best.ckpt`, from 0.
-        best_loss: Its validation loss; infinite where there are no validation data, and the last epoch is the best.
+    Args:
+        folder: Folder of the two files.
+        rule: Decides which epoch is the best, and when to stop; its state is part of the checkpoints.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rule: StoppingRule) -> None:
         super().__init__()
-        self.last, self.best = folder / "last.ckpt", folder / "best.ckpt"
-        self.best_epoch, self.best_loss = -1, math.inf
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what this epoch has come to."""
-        loss = trainer.callback_metrics.get(MONITOR)
-        if loss is None or float(loss) < self.best_loss:
-            self.best_epoch = trainer.current_epoch
-            self.best_loss = math.inf if loss is None else float(loss)
-            trainer.save_checkpoint(self.best, weights_only=True)
-        trainer.save_checkpoint(self.last, weights_only=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Which epoch was the best so far."""
-        return {"best_epoch": self.best_epoch, "best_loss": self.best_loss}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Likewise."""
-        self.best_epoch, self.best_loss = int(state_dict["best_epoch"]), float(state_dict["best_loss"])
-
-
-class Patience(EarlyStopping):
-    """Early stopping on the validation loss that also stops a run which is resumed after it had stopped."""
-
-    def __init__(self, epochs: int) -> None:
-        # not strict: without validation data there is nothing to stop for
-        super().__init__(MONITOR, patience=epochs, strict=False)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the loss has not improved for so many epochs."""
-        return self.wait_count >= self.patience
+        self.last, self.best, self.rule = folder / "last.ckpt", folder / "best.ckpt", rule
+        self._without_count = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning does not remember the decision, only the count."""
-        if self.exhausted:
-            trainer.should_stop = True
+        """Stop a run that had stopped before it was resumed."""
+        if self._without_count:
+            self.rule.waited = max(trainer.current_epoch - 1 - self.rule.best_epoch, 0)
+        trainer.should_stop = trainer.should_stop or self.rule.exhausted
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoints of this epoch, and stop if the rule says so."""
+        loss = trainer.callback_metrics.get(MONITOR)
+        if self.rule.update(trainer.current_epoch, None if loss is None else float(loss)):
+            trainer.save_checkpoint(self.best, weights_only=True)
+        trainer.save_checkpoint(self.last, weights_only=False)
+        trainer.should_stop = trainer.should_stop or self.rule.should_stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the rule."""
+        return {name: getattr(self.rule, name) for name in ("best_epoch", "best_loss", "waited")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the rule; earlier versions counted epochs elsewhere."""
+        self.rule.best_epoch, self.rule.best_loss = int(state_dict["best_epoch"]), float(state_dict["best_loss"])
+        self._without_count = "waited" not in state_dict
+        self.rule.waited = int(state_dict.get("waited", 0))
 
 
 class PlateauSteps(Callback):

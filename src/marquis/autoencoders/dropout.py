@@ -112,13 +112,13 @@ class DropoutAutoencoder(BaseAutoencoder):
 
             yield Draw(encode, decode)
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Negative log-likelihood per datum, every datum through a thinned network of its own."""
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative log-likelihood per sample, each through a thinned network of its own."""
         layers, source = self._dropouts, self.noise.next(x.device)
         for layer in layers:
             layer.source = source
         try:
-            return -self.likelihood.log_prob(self.decoder(self.encoder(self.inputs(x, mask))), x, mask).mean()
+            return -self.likelihood.log_prob(self.decoder(self.encoder(inputs)), x, mask).mean()
         finally:
             for layer in layers:
                 layer.source = None

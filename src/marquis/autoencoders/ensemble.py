@@ -89,8 +89,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         for member in self.members:
             yield Draw(member.encoder, lambda z, decoder=member.decoder: self.output(decoder(z)))
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The members' negative log-likelihoods per datum, summed over the members."""
-        inputs = self.inputs(x, mask)
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the members' negative log-likelihoods per sample, summed over the members."""
         losses = [-self.likelihood.log_prob(member(inputs), x, mask).mean() for member in self.members]
         return torch.stack(losses).sum()

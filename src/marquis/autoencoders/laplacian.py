@@ -15,7 +15,7 @@ from marquis.errors import DataError
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.online.learner import OnlineLaplace
 from marquis.online.settings import NEW_NAMES, OnlineSettings
-from marquis.options import rename_options, takes_options, warn_renamed
+from marquis.options import rename_options, renamed_arguments, takes_options, warn_renamed
 from marquis.posterior import Posterior
 
 
@@ -104,22 +104,23 @@ class LaplacianAutoencoder(BaseAutoencoder):
     def likelihood(self, likelihood: Likelihood) -> None:
         self._likelihood = as_likelihood(likelihood)
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Negative log-likelihood at a drawn network and the prior's share, per datum; updates the curvature."""
-        online = self._learner()
-        rate = None
-        if online.settings.forgetting == "learning-rate":
-            rate = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
-        return online.step(self.inputs(x, mask), x, mask, learning_rate=rate)
+    def begin(self, num_data: int) -> None:
+        """Make the learner, now that the number of samples and the device are known, unless there is one already."""
+        if self.online is None:
+            self._online = self._make(num_data)
 
-    def posterior(self, posterior_temperature: float | None = None, **renamed: float) -> Posterior:
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative log-likelihood at a sampled network and the prior's share; updates the curvature."""
+        return self._learner().step(inputs, x, mask, learning_rate=self.learning_rate)
+
+    @renamed_arguments(**NEW_NAMES)
+    def posterior(self, posterior_temperature: float | None = None) -> Posterior:
         """Return the weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
 
         Args:
             posterior_temperature: See `OnlineLaplace.posterior`; `from_posterior` makes it an autoencoder again.
-            **renamed: The deprecated name `temperature`.
         """
-        return self._learner().posterior(posterior_temperature, **renamed)
+        return self._learner().posterior(posterior_temperature)
 
     @property
     def effective_temperature(self) -> float:
@@ -144,15 +145,15 @@ class LaplacianAutoencoder(BaseAutoencoder):
 
     def _learner(self) -> OnlineLaplace:
         if self.online is None:
-            raise DataError("this Laplacian autoencoder is not trained yet: call Trainer.fit, or pass num_data=.")
+            raise DataError("this Laplacian autoencoder is not trained yet: train it, or pass num_data=.")
         return self.online
 
     # Lightning
 
     def on_train_start(self) -> None:
-        """Make the learner, now that the number of data and the device are known, unless a checkpoint brought one."""
+        """Make the learner, unless a checkpoint brought one."""
         if self.online is None:
-            self._online = self._make(num_data_of(self))
+            self.begin(num_data_of(self))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log what is learnt besides the weights."""

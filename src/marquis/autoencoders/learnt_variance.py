@@ -61,9 +61,9 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         """The network itself, once."""
         yield Draw(self.encoder, lambda z: self.output(self._outputs(z)))
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Negative log-likelihood per datum."""
-        return -self.likelihood.log_prob(self._outputs(self.encoder(self.inputs(x, mask))), x, mask).mean()
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative log-likelihood per sample."""
+        return -self.likelihood.log_prob(self._outputs(self.encoder(inputs)), x, mask).mean()
 
     def _outputs(self, z: Tensor) -> Tensor:
         return mean_and_variance(self.decoder(z), self.variance_decoder(z), self.min_log_sigma)

@@ -17,7 +17,7 @@ from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.linearise import Linearisation, Weights
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import NEW_NAMES
-from marquis.options import rename_options
+from marquis.options import renamed_arguments
 from marquis.variational.base import evaluating
 
 
@@ -78,8 +78,9 @@ def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
     return call_module(network, {**weights, **copies}, (x,))
 
 
+@renamed_arguments(**NEW_NAMES)
 def linearised(
-    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | None = None, **renamed: float
+    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | None = None
 ) -> LinearisedAutoencoder:
     """Return the model with its predictive linearised at the mean weights (docs/method/autoencoders.md).
 
@@ -99,14 +100,11 @@ def linearised(
         posterior_temperature: T, as in `LaplacianAutoencoder.posterior`; by default that of the model. The Laplace
             posterior is that at which the effective temperature is 1: T = 1 for the default settings, about 500 for
             the preset "paper-code".
-        **renamed: The deprecated name `temperature`.
 
     Raises:
         UnsupportedOperationError: The model has no Laplace posterior over its weights.
         DataError: A temperature for a model whose posterior has been made already.
     """
-    options = {"posterior_temperature": posterior_temperature, **renamed}
-    posterior_temperature = rename_options(options, NEW_NAMES, "linearised")["posterior_temperature"]
     if isinstance(model, LaplacianAutoencoder):
         found, laplace = model.posterior(posterior_temperature), None
     elif not isinstance(model, PosteriorAutoencoder):

@@ -63,18 +63,25 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         self.noise = TrainingNoise(generator)
         self.num_data = num_data
 
-    def on_train_start(self) -> None:
-        """Find out N from the loader, unless it was given."""
+    def begin(self, num_data: int) -> None:
+        """Take N from the training data, unless it was passed."""
         if self.num_data is None:
-            self.num_data = num_data_of(self)
+            self.num_data = num_data
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """`-log p(x | w) + KL / N` per datum at one draw of the weights."""
+    def on_train_start(self) -> None:
+        """Take N from the loader, unless it was passed."""
         if self.num_data is None:
-            raise DataError("the weight of the KL is 1 / N: pass num_data=, or train with a Lightning Trainer.")
+            self.begin(num_data_of(self))
+
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute `-log p(x | w) + KL / N` per sample at one sample of the weights."""
+        if self.num_data is None:
+            raise DataError(
+                "the weight of the KL is 1 / N: pass num_data=, or use fit_in_memory or a Trainer."
+            )
         self.method.num_data = self.num_data
         self.method.generator = self.noise.next(x.device)
-        return self.method.step(self.inputs(x, mask), x, mask)
+        return self.method.step(inputs, x, mask)
 
     def posterior(self) -> Posterior:
         """The weights as a Gaussian posterior, which samples, predicts and saves."""

@@ -21,6 +21,6 @@ class Autoencoder(BaseAutoencoder):
         """The network itself, once."""
         yield Draw(self.encoder, lambda z: self.output(self.decoder(z)))
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Negative log-likelihood per datum."""
-        return -self.likelihood.log_prob(self.decoder(self.encoder(self.inputs(x, mask))), x, mask).mean()
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative log-likelihood per sample."""
+        return -self.likelihood.log_prob(self.decoder(self.encoder(inputs)), x, mask).mean()

@@ -51,8 +51,8 @@ class PosteriorAutoencoder(BaseAutoencoder):
             drawn = self.posterior.sample(1, generator)
             yield self.draw_at({name: value[0] for name, value in drawn.items()})
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Refused: there is nothing left to train.
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Refuse: there is nothing left to train.
 
         Raises:
             UnsupportedOperationError: Always.

@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +18,21 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar
 
 from marquis.autoencoders.checkpoints import (
     EpochCheckpoints,
-    Patience,
     PlateauSteps,
     RandomStream,
     SafeCheckpointIO,
     read_checkpoint,
     restore,
 )
-from marquis.autoencoders.epoch_table import EpochTable, Row
+from marquis.autoencoders.epoch_table import EpochTable
 from marquis.autoencoders.interruption import Interruption
+from marquis.autoencoders.loop import Trained
 from marquis.autoencoders.sharding import SharedData
+from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError
 from marquis.io.atomic import remove_leftovers
 
 CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """How a training went.
-
-    Attributes:
-        epochs: How many were trained, over all sessions.
-        best_epoch: The one whose weights the model has now, from 0.
-        best_loss: Its validation loss; None where there were no validation data (then the last epoch is the best).
-        stopped_early: Whether the validation loss had stopped improving.
-        rows: One dictionary per epoch, as in `metrics.csv`.
-        out: The folder.
-    """
-
-    epochs: int
-    best_epoch: int
-    best_loss: float | None
-    stopped_early: bool
-    rows: list[Row]
-    out: Path
 
 
 def fit(
@@ -103,17 +82,17 @@ def fit(
         KeyboardInterrupt: Ctrl-C, which stops after the batch; the run can be resumed.
     """
     out, checkpoints = Path(out), Path(out) / CHECKPOINTS
-    kept = EpochCheckpoints(checkpoints)
-    _check(max_epochs, patience, seed, kept, resume)
+    rule = StoppingRule(patience)
+    kept = EpochCheckpoints(checkpoints, rule)
+    _check(max_epochs, seed, kept, resume)
     checkpoints.mkdir(parents=True, exist_ok=True)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for folder in (out, checkpoints):
             remove_leftovers(folder)
     on_terminal = sys.stdout.isatty()
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
-    stopping = Patience(patience)
     interruption = Interruption()
-    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, stopping, kept, interruption]
+    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, kept, interruption]
     if progress and on_terminal:
         own.append(_Bar(leave=False))
     start = kept.last if kept.last.exists() else None
@@ -150,17 +129,12 @@ def fit(
     if not kept.best.exists():
         raise DataError("the validation loss was never finite: training diverged. Lower the learning rate.")
     restore(model, kept.best)
-    best = kept.best_loss if kept.best_loss < float("inf") else None
-    return Trained(len(table.rows), kept.best_epoch, best, stopping.exhausted, table.rows, out)
+    best = rule.best_loss if rule.best_loss < float("inf") else None
+    return Trained(len(table.rows), rule.best_epoch, best, rule.exhausted, table.rows, out)
 
 
-def has_checkpoint(out: str | os.PathLike[str]) -> bool:
-    """Whether a training in this folder got as far as one complete epoch."""
-    return EpochCheckpoints(Path(out) / CHECKPOINTS).last.exists()
-
-
-def _check(max_epochs: int, patience: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
-    for name, value, least in (("max_epochs", max_epochs, 1), ("patience", patience, 1), ("seed", seed, 0)):
+def _check(max_epochs: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
+    for name, value, least in (("max_epochs", max_epochs, 1), ("seed", seed, 0)):
         if value < least:
             raise DataError(f"{name}={value}: at least {least}.")
     if kept.last.exists() and not resume:
@@ -201,7 +175,9 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             tips = ("many workers", "smaller than the logging interval", "exists and is not empty", "LeafSpec")
-            for text in (*tips, "Total length of `list` across ranks is zero"):  # no validation data: they are optional
+            # no validation data, which are optional; a callback of earlier versions in an old checkpoint
+            tips += ("Total length of `list` across ranks is zero", "callbacks used to create the checkpoint.*Patience")
+            for text in tips:
                 warnings.filterwarnings("ignore", f".*{text}.*")
             yield
     finally:

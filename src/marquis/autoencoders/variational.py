@@ -80,9 +80,9 @@ class VariationalAutoencoder(BaseAutoencoder):
     def _code(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         return self.encoder(inputs), self.sigma_encoder(inputs)
 
-    def loss(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The negative bound per datum, with one code drawn per datum."""
-        mu, log_sigma = self.code(x, mask)
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative bound per sample, with one sampled code each."""
+        mu, log_sigma = self._code(inputs)
         z = mu + log_sigma.exp() * _normal(mu.shape, mu, self.noise.next(mu.device))
         fit = self.likelihood.log_prob(self._outputs(z), x, mask)
         return (self.kl_weight * kl_to_prior(mu, log_sigma) - fit).mean()

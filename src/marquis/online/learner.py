@@ -23,7 +23,7 @@ from marquis.online.reparameterised import Reparameterised
 from marquis.online.saving import pack, unpack
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.online.state import OnlineState, weighted
-from marquis.options import rename_options, takes_options, warn_renamed
+from marquis.options import renamed_arguments, takes_options, warn_renamed
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict
 from marquis.structures import Diagonal, Layout, Structure
@@ -321,16 +321,15 @@ class OnlineLaplace:
         torch._foreach_add_(list(samples.values()), [means[name].detach() for name in samples])
         return {name: laid_out_like(value, means[name]) for name, value in samples.items()}
 
-    def posterior(self, posterior_temperature: float | None = None, **renamed: float) -> Posterior:
+    @renamed_arguments(**NEW_NAMES)
+    def posterior(self, posterior_temperature: float | None = None) -> Posterior:
         """Return the present posterior as an ordinary one, which samples, saves and loads like the others.
 
         Args:
             posterior_temperature: T; by default that of training. Networks that were trained with a cold posterior can
                 be evaluated at another temperature: the precision is divided by T, and nothing else depends on it.
-            **renamed: The deprecated name `temperature`.
         """
-        options = {"posterior_temperature": posterior_temperature, **renamed}
-        settings = self.settings.changed(rename_options(options, NEW_NAMES, "posterior"))
+        settings = self.settings.changed({"posterior_temperature": posterior_temperature})
         precision = self.state.precision(settings.factor, settings.posterior_temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)

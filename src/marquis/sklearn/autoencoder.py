@@ -14,14 +14,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.options import renamed_arguments, warn_renamed
+from marquis.sklearn.autoencoder_training import train_autoencoder
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
-from marquis.sklearn.given import plain_table
-from marquis.sklearn.imputed import ImputedTable, answers, code_deviation, empty_answers, write_answers
-from marquis.sklearn.network import perceptron, private_randomness
-from marquis.sklearn.options import whole
-from marquis.sklearn.table_options import checked_options, root_of
-from marquis.sklearn.unseen import unseen, unseen_deviation
+from marquis.sklearn.entry_predictions import masked_predictions, missing_std
+from marquis.sklearn.imputed_table import ImputedTable, answers, code_deviation, empty_answers, write_answers
+from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.parameter_checks import whole
 
 if TYPE_CHECKING:
     from marquis.autoencoders import Estimate, Reconstruction
@@ -29,84 +29,97 @@ if TYPE_CHECKING:
 Random = int | np.random.RandomState | None
 
 
-class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
-    """A neural network that squeezes each row of a table through a small code, with a posterior over its weights.
+NEW_NAMES = {
+    "latent_dim": "n_components",
+    "hidden_sizes": "hidden_layer_sizes",
+    "epochs": "max_iter",
+    "lr": "learning_rate_init",
+    "patience": "n_iter_no_change",
+    "hide": "mask_fraction",
+    "temperature": "posterior_temperature",
+}
+"""Present names of parameters that were called otherwise."""
 
-    One estimator for four uses: a transformer (codes with error bars), an outlier detector, an imputer, and a generator
-    of new rows. It is the Laplacian autoencoder (Miani et al. 2022; methods.md 6): its weights are a Gaussian that is
-    learnt while it trains. NaN marks missing entries, in `fit` and everywhere else: they enter the encoder as their
-    column's mean and leave the likelihood (methods.md 1.2); if there are some in `fit`, the encoder also sees which
+
+class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
+    """An autoencoder for tables with a posterior over its weights.
+
+    One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
+    generator of new rows. It is the Laplacian autoencoder (Miani et al. 2022; docs/method/autoencoders.md): a Gaussian
+    over its weights is learnt in training. NaN marks missing values, in `fit` and everywhere else: they enter the
+    encoder as their column's mean and leave the likelihood; if there are some in `fit`, the encoder also sees which
     entries were observed. Columns are standardised by their observed entries; one that is constant there is left out of
-    the network, and given back as the constant with deviation 0.
+    the network, and returned as the constant with standard deviation 0.
 
     Cost of `fit`: about 2.5 times that of a plain autoencoder; of everything else: `samples` passes of the network.
 
     Args:
-        latent_dim: Numbers in a code.
-        hidden_sizes: Of the encoder; the decoder has them in reverse.
+        n_components: Number of latent dimensions.
+        hidden_layer_sizes: Of the encoder; the decoder has them in reverse.
         activation: "tanh", "silu", "relu", "gelu" or "identity".
-        epochs: Passes over the data at most.
-        lr: Learning rate of Adam at the start.
-        batch_size: Rows per step.
-        patience: Epochs without a better held-out likelihood after which training stops; the best weights are kept.
-        validation_fraction: Share of the rows held out for that; of fewer than 50 rows none is by default, and training
-            goes on for all `epochs`.
-        hide: Share of the observed entries that the encoder does not get to see in training, though they are predicted:
-            teaches it to fill holes. 0 for an ordinary autoencoder.
+        max_iter: Maximum number of epochs.
+        learning_rate_init: Initial learning rate of Adam.
+        batch_size: Number of rows per step.
+        n_iter_no_change: Number of epochs without a better held-out likelihood after which training stops; the best
+            weights are kept.
+        validation_fraction: Fraction of the rows held out for that; with fewer than 50 rows none by default, and
+            training goes on for `max_iter` epochs.
+        mask_fraction: Fraction of the observed entries that is hidden from the encoder in training, but has to be
+            reconstructed: teaches it to fill in missing values. 0 for an ordinary autoencoder.
         mask_input: Whether the encoder has one more input per column, which says whether the entry was observed;
-            "auto": if entries are missing in `fit`. Then a hole is not the same as the column's mean.
-        prior: Precision of the weights.
-        temperature: Of the posterior: 1 is the Laplace approximation, less is colder (see `marquis.OnlineLaplace`).
-        samples: Networks drawn for codes, reconstructions and scores.
-        contamination: Share of the training rows that `predict` calls outliers, above 0 and at most 0.5.
-        random_state: Of initial weights, mini-batches and draws. Global generators are left alone.
+            "auto": if values are missing in `fit`. Then a missing value is not the same as the column's mean.
+        prior: Prior precision of the weights.
+        posterior_temperature: 1 is the Laplace approximation, less is colder (see `marquis.OnlineLaplace`).
+        samples: Number of sampled networks for codes, reconstructions and scores.
+        contamination: Fraction of the training rows that `predict` calls outliers, above 0 and at most 0.5.
+        random_state: Of initial weights, mini-batches and samples. Global generators are left alone.
         verbose: 1 prints the training.
 
     Attributes:
-        model_: the trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, of the columns that vary,
-            for all that it can do.
-        scaler_: what standardises the columns.
-        noise_std_: standard deviation of the noise of each column, in its own units; 0 for constant ones.
-        hole_std_: likewise of entries that the encoder has not seen, which are further away, the more so the less the
-            column follows from the others; for missing values.
-        offset_: the score that separates outliers from the rest.
-        n_iter_: epochs.
-        n_features_in_: number of columns.
-        feature_names_in_: their names, if `fit` was given a table with names.
+        model_: The trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, of the columns that vary.
+        scaler_: The `StandardScaler` of the columns.
+        noise_std_: Standard deviation of the noise of each column, in its own units; 0 for constant columns.
+        missing_std_: Standard deviation of missing values of each column around their predictions, in its own units:
+            larger than `noise_std_`, the more so the less the column follows from the others.
+        offset_: The score that separates outliers from the rest.
+        n_iter_: Number of epochs.
+        n_features_in_: Number of columns.
+        feature_names_in_: Their names, if `fit` was called with a table that has names.
     """
 
+    @renamed_arguments(**NEW_NAMES)
     def __init__(
         self,
-        latent_dim: int = 2,
+        n_components: int = 2,
         *,
-        hidden_sizes: int | Sequence[int] = (64, 32),
+        hidden_layer_sizes: int | Sequence[int] = (64, 32),
         activation: str = "tanh",
-        epochs: int = 200,
-        lr: float = 1e-2,
+        max_iter: int = 200,
+        learning_rate_init: float = 1e-2,
         batch_size: int = 64,
-        patience: int = 20,
+        n_iter_no_change: int = 20,
         validation_fraction: float = 0.1,
-        hide: float = 0.2,
+        mask_fraction: float = 0.2,
         mask_input: bool | Literal["auto"] = "auto",
         prior: float = 1.0,
-        temperature: float = 0.01,
+        posterior_temperature: float = 0.01,
         samples: int = 25,
         contamination: float = 0.1,
         random_state: Random = None,
         verbose: int = 0,
     ) -> None:
-        self.latent_dim = latent_dim
-        self.hidden_sizes = hidden_sizes
+        self.n_components = n_components
+        self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
-        self.epochs = epochs
-        self.lr = lr
+        self.max_iter = max_iter
+        self.learning_rate_init = learning_rate_init
         self.batch_size = batch_size
-        self.patience = patience
+        self.n_iter_no_change = n_iter_no_change
         self.validation_fraction = validation_fraction
-        self.hide = hide
+        self.mask_fraction = mask_fraction
         self.mask_input = mask_input
         self.prior = prior
-        self.temperature = temperature
+        self.posterior_temperature = posterior_temperature
         self.samples = samples
         self.contamination = contamination
         self.random_state = random_state
@@ -124,21 +137,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         self._columns = columns_of(checked, labels_of(self))
         self.scaler_: Any = self._columns.scaler
         x = self._inputs(checked)
-        training, hidden = checked_options(self, bool(x.isnan().any()))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        generator = torch.Generator().manual_seed(self._seed)
-        with private_randomness(self._seed, torch.device("cpu")):
-            columns, codes = x.shape[1], int(self.latent_dim)
-            inputs = 2 * columns if training.mask_input else columns
-            encoder = perceptron(inputs, codes, hidden, self.activation).double()
-            decoder = perceptron(codes, columns, hidden[::-1], self.activation).double()
-            options = {"prior_precision": self.prior, "temperature": self.temperature}
-            trained, self.n_iter_, held_out = training.run(encoder, decoder, x, generator, **options)
-        missing = "mask" if training.mask_input else True
-        self.model_ = from_posterior(encoder, decoder, trained.posterior(), trained.noisy_likelihood, missing=missing)
+        trained, self.n_iter_, held_out = train_autoencoder(self, x, self._seed)
+        posterior, likelihood = trained.posterior(), trained.likelihood
+        self.model_ = from_posterior(trained.encoder, trained.decoder, posterior, likelihood, missing=trained.missing)
         noise = self._describe(x)
-        away = unseen_deviation(self.model_, x, held_out, int(self.samples), self._seed, noise)
-        self.hole_std_ = self._columns.deviations(away.numpy())
+        std = missing_std(self.model_, x, held_out, int(self.samples), self._seed, noise)
+        self.missing_std_ = self._columns.deviations(std.numpy())
         return self
 
     def _describe(self, x: Tensor) -> float:
@@ -175,9 +180,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         return torch.Generator().manual_seed(self._seed)
 
     @property
-    def _hole_std(self) -> Tensor:
-        """`hole_std_` of the columns that vary, standardised."""
-        return torch.from_numpy(self._columns.without_units(self.hole_std_))
+    def _missing_std(self) -> Tensor:
+        """`missing_std_` of the columns that vary, standardised."""
+        return torch.from_numpy(self._columns.without_units(self.missing_std_))
 
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
         return [self.model_.reconstruct(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
@@ -189,7 +194,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def transform(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def transform(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The codes `[N, latent_dim]`: the mean over the posterior; with `return_std` also the deviation.
+        """The codes `[N, n_components]`: the mean over the posterior; with `return_std` also the deviation.
 
         Missing entries enter the encoder as their column's mean, marked as missing if it sees that (`mask_input`). What
         else they may have been is part of the deviation.
@@ -201,7 +206,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             return mean
         std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
         for rows in holes.split(ROWS) if len(holes) else ():
-            std[rows] = code_deviation(self.model_, x[rows], self._hole_std, int(self.samples), self._seed)
+            std[rows] = code_deviation(self.model_, x[rows], self._missing_std, int(self.samples), self._seed)
         # Of a pair, scikit-learn makes a table of the first only.
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
@@ -212,7 +217,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def inverse_transform(self, Z: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def inverse_transform(self, Z: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The rows `[N, columns]` of codes `Z [N, latent_dim]`; the deviation is that of a row, noise included."""
+        """The rows `[N, columns]` of codes `Z [N, n_components]`; the deviation is that of a row, noise included."""
         check_is_fitted(self, "model_")
         codes: Any = check_array(Z, dtype="float64")
         if codes.shape[1] != self._n_features_out:
@@ -256,15 +261,15 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log pseudo-likelihood per row, `sum_j log p(x_j | the other entries)` (Besag 1975), standardised.
 
-        For choosing `latent_dim` and the rest on held-out rows: every entry is predicted without having been seen, so
+        For choosing `n_components` and the rest on held-out rows: every entry is predicted without having been seen, so
         that, unlike the likelihood of a reconstruction, it does not always prefer the longer code. Missing entries are
         left out; columns that were constant in training count as in `score_samples`. Cost: `samples` passes over
         `columns` copies of `X`. `y` is ignored.
         """
         given = self._validated(X)
         x, total = self._inputs(given), float(self._columns.strangeness(given).sum())
-        noise = self._hole_std[:, None, None]
-        for truth, said in unseen(self.model_, x, int(self.samples), self._seed):
+        noise = self._missing_std[:, None, None]
+        for truth, said in masked_predictions(self.model_, x, int(self.samples), self._seed):
             density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
             log_prob = density.logsumexp(1) - np.log(said.shape[1])
             total += float(log_prob[~truth.isnan()].sum())
@@ -300,7 +305,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
                 networks = torch.Generator().manual_seed(seed)  # the same for all rows
                 drawn = answers(self.model_, x[part], samples, rounds, networks)
                 noise = networks if noise is None else noise  # goes on: no two rows have the same
-                write_answers(found, part, drawn, self._hole_std, self._columns, noise)
+                write_answers(found, part, drawn, self._missing_std, self._columns, noise)
         return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:
@@ -324,9 +329,16 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
         return self._columns.rows(rows.numpy() + noise.numpy() * self._columns.without_units(self.noise_std_))
 
+    @property
+    def hole_std_(self) -> np.ndarray:
+        """Return `missing_std_`, by its deprecated name."""
+        warn_renamed("LaplacianAutoencoder.hole_std_", "missing_std_")
+        return self.missing_std_
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also what was pickled before constant columns were left out of the network."""
-        super().__setstate__(state)
+        """Restore a pickle, also one of earlier versions: other names, constant columns in the network."""
+        new_names = {**NEW_NAMES, "hole_std_": "missing_std_"}
+        super().__setstate__({new_names.get(name, name): value for name, value in state.items()})
         if "scaler_" in state and "_columns" not in state:
             self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
 
@@ -335,3 +347,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """Return a square root, also of a covariance that is not quite of full rank."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp_min(0).sqrt()

@@ -21,13 +21,14 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.selection import parameters_of, select
 from marquis.laplace import CheckReport, Laplace
 from marquis.likelihoods import Likelihood
+from marquis.options import renamed_arguments
 from marquis.predictive import Prediction
 from marquis.priors import BoundPrior, Prior
 from marquis.sklearn.columns import fitted_scaler, labels_of
-from marquis.sklearn.given import plain_table
+from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.map_training import SMALL, Objective, Training
 from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
-from marquis.sklearn.options import positive, whole
-from marquis.sklearn.training import SMALL, Objective, Training
+from marquis.sklearn.parameter_checks import positive, whole
 from marquis.structures import Layout
 
 ROWS = 512
@@ -77,18 +78,23 @@ class Batches:
         return len(self._held())
 
 
+NEW_NAMES = {"hidden_sizes": "hidden_layer_sizes", "epochs": "max_iter", "lr": "learning_rate_init"}
+"""Present names of parameters that were called otherwise."""
+
+
 class LaplaceEstimator(BaseEstimator):
     """Base of `LaplaceClassifier` and `LaplaceRegressor`; the parameters are described there."""
 
+    @renamed_arguments(**NEW_NAMES)
     def __init__(
         self,
         module: ModuleLike = None,
         *,
-        hidden_sizes: int | Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         activation: str = "tanh",
         solver: str = "auto",
-        epochs: int = 200,
-        lr: float = 1e-2,
+        max_iter: int = 200,
+        learning_rate_init: float = 1e-2,
         batch_size: int = 64,
         tol: float = 1e-5,
         structure: str = "kronecker",
@@ -104,11 +110,11 @@ class LaplaceEstimator(BaseEstimator):
         verbose: int = 0,
     ) -> None:
         self.module = module
-        self.hidden_sizes = hidden_sizes
+        self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
         self.solver = solver
-        self.epochs = epochs
-        self.lr = lr
+        self.max_iter = max_iter
+        self.learning_rate_init = learning_rate_init
         self.batch_size = batch_size
         self.tol = tol
         self.structure = structure
@@ -141,7 +147,7 @@ class LaplaceEstimator(BaseEstimator):
         self.x_scaler_ = self._scaler(X, labels_of(self))
         x = self._inputs(X)
         with private_randomness(seed, device):
-            network = build(self.module, X.shape[1], outputs, self.hidden_sizes, self.activation, dtype, device)
+            network = build(self.module, X.shape[1], outputs, self.hidden_layer_sizes, self.activation, dtype, device)
             likelihood = self._likelihood(output_size(network, x[:2]))
             labels = self._encode(y, output_size(network, x[:2])).to(device)
             self._train(network, x, labels, likelihood, rounds, generator)
@@ -157,8 +163,9 @@ class LaplaceEstimator(BaseEstimator):
         self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
     ) -> None:
         """Train from every start, from strict to loose, and keep the best by the evidence."""
-        epochs, batch_size = whole("epochs", self.epochs, 0), whole("batch_size", self.batch_size)
-        training = Training(self.solver, epochs, self.lr, batch_size, self.tol, print if self.verbose else None)
+        epochs, batch_size = whole("max_iter", self.max_iter, 0), whole("batch_size", self.batch_size)
+        report = print if self.verbose else None
+        training = Training(self.solver, epochs, self.learning_rate_init, batch_size, self.tol, report)
         given = self._prior()
         bound = given.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
         data = Batches(x, y)
@@ -242,7 +249,7 @@ class LaplaceEstimator(BaseEstimator):
             raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
         if self.prior is not None and not isinstance(self.prior, Prior):
             positive("prior", self.prior)
-        rounds, epochs = whole("rounds", self.rounds), whole("epochs", self.epochs, 0)
+        rounds, epochs = whole("rounds", self.rounds), whole("max_iter", self.max_iter, 0)
         try:
             device = torch.device(self.device)
         except (RuntimeError, TypeError) as error:

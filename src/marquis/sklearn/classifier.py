@@ -14,11 +14,12 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
+from marquis.options import renamed_arguments
 from marquis.priors import Prior
-from marquis.sklearn.base import ROWS, LaplaceEstimator, generator_from
-from marquis.sklearn.given import plain_labels, plain_table
+from marquis.sklearn.base import NEW_NAMES, ROWS, LaplaceEstimator, generator_from
+from marquis.sklearn.input_tables import plain_labels, plain_table
 from marquis.sklearn.network import ModuleLike
-from marquis.sklearn.options import whole
+from marquis.sklearn.parameter_checks import whole
 
 LINKS = ("probit", "bridge", "mc")
 
@@ -37,13 +38,13 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function
             `(number of features, number of outputs) -> module`. Outputs are logits `[B, outputs]`: one for two
             classes (two are fine, too), else one per class.
-        hidden_sizes: of the perceptron.
+        hidden_layer_sizes: of the perceptron.
         activation: of the perceptron: "tanh", "silu", "relu", "gelu" or "identity".
         solver: "lbfgs" (all data in every step), "adam" (mini-batches), or "auto": L-BFGS for up to 2000 data and
             networks without dropout or batch statistics.
-        epochs: passes over the data per round at most; training stops when it no longer gains. 0 takes the module as
+        max_iter: maximum number of epochs per round; training stops when it no longer improves. 0 takes the module as
             it is (a trained one; usually with `scale=False`).
-        lr: first learning rate of Adam.
+        learning_rate_init: initial learning rate of Adam.
         batch_size: of Adam.
         tol: relative gain of the objective below which training stops.
         structure: "kronecker", "diagonal", "block", "full" or "lowrank".
@@ -71,15 +72,16 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         feature_names_in_: their names, if `fit` was given a table with names.
     """
 
+    @renamed_arguments(**NEW_NAMES)
     def __init__(
         self,
         module: ModuleLike = None,
         *,
-        hidden_sizes: int | Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         activation: str = "tanh",
         solver: str = "auto",
-        epochs: int = 200,
-        lr: float = 1e-2,
+        max_iter: int = 200,
+        learning_rate_init: float = 1e-2,
         batch_size: int = 64,
         tol: float = 1e-5,
         structure: str = "kronecker",
@@ -97,11 +99,11 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     ) -> None:
         super().__init__(
             module,
-            hidden_sizes=hidden_sizes,
+            hidden_layer_sizes=hidden_layer_sizes,
             activation=activation,
             solver=solver,
-            epochs=epochs,
-            lr=lr,
+            max_iter=max_iter,
+            learning_rate_init=learning_rate_init,
             batch_size=batch_size,
             tol=tol,
             structure=structure,

@@ -16,8 +16,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from marquis.errors import DataError
 from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
 from marquis.sklearn.columns import columns_of, labels_of
-from marquis.sklearn.given import plain_table
-from marquis.sklearn.options import whole
+from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.parameter_checks import whole
 
 KEPT = (np.float64, np.float32)
 """Types of tables that come back as they went in, as scikit-learn's imputers do it; others become the first."""
@@ -89,7 +89,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _autoencoder(self, columns: int) -> LaplacianAutoencoder:
         """A fresh one, not trained yet."""
         if self.estimator is None:
-            made = LaplacianAutoencoder(latent_dim=min(max(2, columns // 2), 10))
+            made = LaplacianAutoencoder(n_components=min(max(2, columns // 2), 10))
         elif isinstance(self.estimator, LaplacianAutoencoder):
             made = cast(LaplacianAutoencoder, clone(self.estimator))
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.sklearn.options import layer_sizes
+from marquis.sklearn.parameter_checks import layer_sizes
 
 ModuleLike = nn.Module | Callable[[int, int], nn.Module] | None
 
@@ -71,7 +71,7 @@ def build(
         device: of its weights.
     """
     if module is None:
-        built: nn.Module = perceptron(inputs, outputs, layer_sizes("hidden_sizes", hidden), activation)
+        built: nn.Module = perceptron(inputs, outputs, layer_sizes("hidden_layer_sizes", hidden), activation)
     elif isinstance(module, nn.Module):
         built = copy.deepcopy(module)
     elif callable(module):

@@ -14,8 +14,8 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.sklearn.base import FLOATS, LaplaceEstimator, generator_from
-from marquis.sklearn.given import plain_table, plain_targets
-from marquis.sklearn.options import whole
+from marquis.sklearn.input_tables import plain_table, plain_targets
+from marquis.sklearn.parameter_checks import whole
 
 
 class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
@@ -31,13 +31,13 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     Args:
         module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function
             `(number of features, number of outputs) -> module`.
-        hidden_sizes: of the perceptron.
+        hidden_layer_sizes: of the perceptron.
         activation: of the perceptron: "tanh", "silu", "relu", "gelu" or "identity".
         solver: "lbfgs" (all data in every step), "adam" (mini-batches), or "auto": L-BFGS for up to 2000 data and
             networks without dropout or batch statistics.
-        epochs: passes over the data per round at most; training stops when it no longer gains. 0 takes the module as
+        max_iter: maximum number of epochs per round; training stops when it no longer improves. 0 takes the module as
             it is (a trained one; usually with `scale=False`).
-        lr: first learning rate of Adam.
+        learning_rate_init: initial learning rate of Adam.
         batch_size: of Adam.
         tol: relative gain of the objective below which training stops.
         structure: "kronecker", "diagonal", "block", "full" or "lowrank".

@@ -19,7 +19,9 @@ COMMON_ENTRIES = 10
 """So many entries of the common deviation count for every column besides its own, which may be few or constant."""
 
 
-def unseen(model: UncertainAutoencoder, x: Tensor, samples: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def masked_predictions(
+    model: UncertainAutoencoder, x: Tensor, samples: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Entries `[columns, rows]` and what each network says `[columns, S, rows]` who has not seen the entry.
 
     Cost: `samples` passes over `columns` copies of `x`.
@@ -40,7 +42,7 @@ def unseen(model: UncertainAutoencoder, x: Tensor, samples: int, seed: int) -> I
         yield part.T, said.unflatten(1, copies.shape[:2])[:, columns, :, columns]
 
 
-def unseen_deviation(
+def missing_std(
     model: UncertainAutoencoder, x: Tensor, held_out: Tensor, samples: int, seed: int, noise: float
 ) -> Tensor:
     """Deviation `[columns]` of entries around what networks say who have not seen them, beyond the networks' spread.
@@ -51,7 +53,7 @@ def unseen_deviation(
     from those that were held out: one number for all columns, as they are few.
 
     Args:
-        model: As in `unseen`.
+        model: As in `masked_predictions`.
         x: All rows `[N, columns]`.
         held_out: Those that were not trained on; there may be none.
         samples: Networks.
@@ -73,7 +75,7 @@ def unseen_deviation(
 def _squares(model: UncertainAutoencoder, x: Tensor, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Squares of the deviations, summed over rows, less the networks' own variance; and how many. Both `[columns]`."""
     squares, counts = torch.zeros(x.shape[1], dtype=x.dtype), torch.zeros(x.shape[1], dtype=x.dtype)
-    for truth, said in unseen(model, x, samples, seed):
+    for truth, said in masked_predictions(model, x, samples, seed):
         known = ~truth.isnan()
         spread = said.var(1) if said.shape[1] > 1 else torch.zeros_like(truth)
         away = (truth.nan_to_num(0.0) - said.mean(1)).square() - spread

@@ -42,6 +42,17 @@ def positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def fraction(name: str, value: Any) -> float:
+    """Return a fraction, from 0 to below 1, as a float.
+
+    Raises:
+        DataError: It is none.
+    """
+    if not (is_number(value) and 0 <= value < 1):
+        raise DataError(f"{name}={value!r}: a fraction from 0 to below 1.")
+    return float(value)
+
+
 def layer_sizes(name: str, sizes: Any) -> list[int]:
     """Sizes of hidden layers; one number for one layer.
 

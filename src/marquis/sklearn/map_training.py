@@ -14,7 +14,7 @@ from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 from marquis.sklearn.network import is_deterministic
-from marquis.sklearn.options import is_number, positive, whole
+from marquis.sklearn.parameter_checks import is_number, positive, whole
 
 SOLVERS = ("auto", "lbfgs", "adam")
 
@@ -80,9 +80,9 @@ class Training:
         """Refuse what cannot be meant."""
         if self.solver not in SOLVERS:
             raise UnsupportedOperationError(f"solver={self.solver!r} is not known; choose one of {', '.join(SOLVERS)}.")
-        whole("epochs", self.epochs, 0)
+        whole("max_iter", self.epochs, 0)
         whole("batch_size", self.batch_size)
-        positive("lr", self.learning_rate)
+        positive("learning_rate_init", self.learning_rate)
         if not (is_number(self.tolerance) and self.tolerance >= 0):
             raise DataError(f"tol={self.tolerance!r}: a number from 0 on.")
 
@@ -164,5 +164,7 @@ class Training:
 
 def _finite(value: float) -> float:
     if not np.isfinite(value):
-        raise NumericalError(f"training diverged: the loss is {value}; lower lr, or check the scale of the data.")
+        raise NumericalError(
+            f"training diverged: the loss is {value}; lower learning_rate_init, or check the scale of the data."
+        )
     return value
