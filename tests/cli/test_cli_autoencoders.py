@@ -129,12 +129,14 @@ def test_presets_likelihoods_and_architectures_arrive(marquis):
 def test_structure_and_temperature_arrive(marquis):
     words = [*ONE_EPOCH, "--structure", "kronecker", "--temperature", "0.1"]
     for kind in ("lae", "lae-posthoc"):
-        code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40")
+        more = ("--posterior-temperature", "0.3") if kind == "lae-posthoc" else ()
+        code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40", *more)
         assert code == 0, err
         assert ("--posterior-temperature" in err) == (kind == "lae")  # the deprecated name, where it is one
     online = Run.open("lae").model().online  # type: ignore[union-attr]
     assert (online.structure, online.settings.posterior_temperature, online.settings.every) == ("kronecker", 0.1, 1)
-    assert Run.open("lae-posthoc").model().laplace.temperature == 0.1  # type: ignore[union-attr]
+    laplace = Run.open("lae-posthoc").model().laplace  # type: ignore[union-attr]
+    assert (laplace.temperature, laplace.posterior_temperature) == (0.1, 0.3)
     assert type(Run.open("lae-posthoc").model().posterior.precision).__name__ == "Kronecker"  # type: ignore[union-attr]
 
 

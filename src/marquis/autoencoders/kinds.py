@@ -60,7 +60,7 @@ KINDS: dict[str, Kind] = {
     "lae-posthoc": Kind(
         Autoencoder,
         "plain autoencoder with a Laplace posterior fitted after training",
-        ("structure", "estimator", "tune", "temperature"),
+        ("structure", "estimator", "tune", "temperature", "posterior_temperature"),
         posthoc=True,
     ),
     "ae": Kind(Autoencoder, "plain autoencoder, constant noise, no uncertainty"),

@@ -101,6 +101,7 @@ def fit_posthoc(
     progress: bool = True,
     prior: Any = None,
     temperature: float = 1.0,
+    posterior_temperature: float = 1.0,
     **options: Any,
 ) -> PosteriorAutoencoder:
     """The post-hoc Laplacian autoencoder (LAE 2; methods.md 6.4): curvature in one pass, prior and noise by evidence.
@@ -114,8 +115,9 @@ def fit_posthoc(
             a method of `Laplace.tune`.
         generator: For sketches.
         progress: Show a bar.
-        prior: Of `Laplace`.
-        temperature: Of `Laplace`.
+        prior: Prior of the weights, as in `Laplace`.
+        temperature: Temperature of the likelihood, as in `Laplace`.
+        posterior_temperature: Temperature of the whole posterior, as in `Laplace`.
         **options: Of `Laplace.fit`.
 
     Returns:
@@ -127,7 +129,8 @@ def fit_posthoc(
             "that; pass Autoencoder(encoder, decoder, likelihood) with the networks you mean."
         )
     network = copy.deepcopy(EncoderDecoder(autoencoder.encoder, autoencoder.decoder)).eval()
-    laplace = Laplace(network, autoencoder.likelihood, structure, estimator, prior=prior, temperature=temperature)
+    temperatures = {"temperature": temperature, "posterior_temperature": posterior_temperature}
+    laplace = Laplace(network, autoencoder.likelihood, structure, estimator, prior=prior, **temperatures)
     data = _Reconstructing(loader, autoencoder)
     mask_of = _mask_of if autoencoder.missing else None
     laplace.fit(data, generator=generator, progress=progress, mask_of=mask_of, **options)

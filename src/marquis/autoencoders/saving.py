@@ -123,8 +123,8 @@ def _pack_extra(model: BaseAutoencoder) -> State:
             )
         header, tensors = pack_fitted(model.laplace.fitted)
         likelihood, more = pack_likelihood(model.laplace.likelihood)
-        header |= {"likelihood": likelihood, "temperature": model.laplace.temperature}
-        header |= {"noise_tuned": model.laplace._noise_tuned}
+        header |= {"likelihood": likelihood, "noise_tuned": model.laplace._noise_tuned}
+        header |= {name: getattr(model.laplace, name) for name in ("temperature", "posterior_temperature")}
         return header, {f"laplace.{name}": tensor for name, tensor in {**tensors, **more}.items()}
     if isinstance(model, MeanFieldAutoencoder):
         return {"num_data": model.num_data}, {}
@@ -139,8 +139,14 @@ def _give_back(
         held = split_prefix(tensors, "laplace.")
         network = EncoderDecoder(model.encoder, model.decoder).eval()
         likelihood = unpack_likelihood(extra["likelihood"], held)
-        options = {"temperature": float(extra["temperature"]), "noise_tuned": bool(extra["noise_tuned"])}
-        laplace = Laplace.from_fitted(network, likelihood, unpack_fitted(extra, held), **options)
+        laplace = Laplace.from_fitted(
+            network,
+            likelihood,
+            unpack_fitted(extra, held),
+            temperature=float(extra["temperature"]),
+            posterior_temperature=float(extra.get("posterior_temperature", 1.0)),  # files of 0.1.0 have none
+            noise_tuned=bool(extra["noise_tuned"]),
+        )
         return from_posterior(network.encoder, network.decoder, laplace, missing=spec.missing)
     if isinstance(model, LaplacianAutoencoder):
         structures = split_prefix(tensors, "online.structures.")
