@@ -129,6 +129,24 @@ def test_nothing_is_captured_twice_without_need(monkeypatch: pytest.MonkeyPatch)
         assert len(captures) == 1
 
 
+def test_what_changes_nothing_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures: list[int] = []
+    original = cache.capture
+    monkeypatch.setattr(cache, "capture", lambda *a: captures.append(1) or original(*a))
+    model, x = built(Changeable()), double(3, 3)
+    model.settings["kept"] = {10**6, "a"}
+    diagonal(model, x)
+    model.settings = {**model.settings, "kept": {int("1000000"), "a"}}  # equal, but other objects
+    model.first.weight = nn.Parameter(double(4, 3, seed=9))
+    model.train().eval()
+    assert_matches(diagonal(model, x), dense_ggn(model, x).diagonal())
+    assert len(captures) == 1
+    model.settings["kept"] = {10**6, "b"}
+    model.power = 1.0  # equal to 1, but of another type
+    diagonal(model, x)
+    assert len(captures) == 2
+
+
 @pytest.mark.parametrize("estimator", ["exact", "sketched", "approximate", "mixed"])
 def test_the_memory_does_not_keep_a_model_alive(estimator: str) -> None:
     model = built(nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)))

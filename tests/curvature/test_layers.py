@@ -87,6 +87,8 @@ def bare(function: Callable[..., Tensor], *shape: int) -> nn.Module:
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "image, squeezed": (lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x))).squeeze(1), a=nn.Conv2d(1, 2, 3, padding=1), b=nn.Conv2d(2, 1, 3)), lambda n: double(n, 1, 6, 5)),
+    "image, unsqueezed and flat": (lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x))).unsqueeze(2).flatten(1), a=nn.Conv2d(1, 2, 3), b=nn.Conv2d(2, 2, 2)), lambda n: double(n, 1, 5, 4)),
     "linear": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), lambda b: double(b, 3)),
     "linear, no bias": (lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.GELU(), nn.Linear(4, 2, bias=False)), lambda b: double(b, 3)),
     "linear over a sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), lambda b: double(b, 5, 3)),
