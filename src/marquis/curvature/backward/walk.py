@@ -128,10 +128,13 @@ class BackwardWalk:
                 gradients = parameter_gradients(context, step, cotangent, number, name)
                 if observer is not None:
                     observer.on_gradients(step, number, name, gradients)
-                collected.setdefault(name, []).append(gradients)
-                del gradients
-                if len(collected[name]) == counts[name]:
-                    self.accumulator.add(name, sum_over_uses(collected.pop(name)))
+                if counts[name] == 1:
+                    self.accumulator.add(name, gradients)
+                else:
+                    collected.setdefault(name, []).append(gradients)
+                    if len(collected[name]) == counts[name]:
+                        self.accumulator.add(name, sum_over_uses(collected.pop(name)))
+                del gradients  # a large tensor: keep no reference for longer than needed
             for number, part in vector_jacobian(context, step, cotangent).items():
                 pending[number] = add_cotangents(pending[number], part) if number in pending else part
         for name, received in collected.items():  # some uses receive no gradient, e.g. behind a detach

@@ -39,7 +39,8 @@ BIAS = {"linear": "bias", "addmm": "self"}
 
 def _factors(context: Context, step: Step) -> tuple[int, int] | None:
     """Return the numbers of x and W; None where W is not a matrix without a batch, or the product is scaled."""
-    x, weight = (step.reference(name) for name in FACTORS[step.name])
+    first, second = FACTORS[step.name]
+    x, weight = step.reference(first), step.reference(second)
     if x is None or weight is None or weight in context.network.batched or context.values[weight].dim() != 2:
         return None
     return None if step.name == "addmm" and step.kwargs else (x, weight)
