@@ -92,7 +92,7 @@ def refuse_training_mode(model: Model) -> None:
             )
 
 
-def samples_influence_each_other(outputs_of: Callable[[Any], Tensor], x: Any) -> bool:
+def samples_influence_each_other(outputs_of: Callable[[Any], Tensor], x: Any, *, alone: bool = True) -> bool:
     """Return whether the output of one sample depends on the other samples of its batch.
 
     Looks twice: at the gradient of the first and of the last output in the inputs of all other samples, and at these
@@ -102,6 +102,7 @@ def samples_influence_each_other(outputs_of: Callable[[Any], Tensor], x: Any) ->
     Args:
         outputs_of: The network at fixed parameters, `x -> [B, ...]`.
         x: A batch.
+        alone: Whether to run single samples.
     """
     size = batch_size(x)
     several = x if size > 1 else pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x)
@@ -119,15 +120,15 @@ def samples_influence_each_other(outputs_of: Callable[[Any], Tensor], x: Any) ->
                     touched[row] = False
                     if bool(touched.any()):
                         return True
-    if size == 1:
+    if size == 1 or not alone:
         return False
     with torch.no_grad():
         for row in (0, last):
             try:
-                alone = outputs_of(samples_of(x, row, row + 1))
+                single = outputs_of(samples_of(x, row, row + 1))
             except Exception:  # a network written for one batch size
                 return False
-            if alone.shape[1:] == output.shape[1:] and not is_close(alone, output[row : row + 1]):
+            if single.shape[1:] == output.shape[1:] and not is_close(single, output[row : row + 1]):
                 return True
     return False
 

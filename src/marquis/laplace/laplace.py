@@ -130,17 +130,10 @@ class Laplace:
             generator: Source of randomness for sketches and random subnetworks.
             progress: Show a bar.
         """
-        options = {
-            "probes": probes,
-            "width_limit": width_limit,
-            "weight_sharing": weight_sharing,
-            "memory_limit": memory_limit,
-            "dtype": dtype,
-            "device": device,
-            "checkpoint": checkpoint,
-            "distributed": distributed,
-        }
+        fixed = ("self", "loader", "mask_of", "generator", "progress")
+        options = {name: value for name, value in locals().items() if name not in (*fixed, "fixed")}
         defaults = inspect.signature(accumulate).parameters
+        # Only what the user changed: a subnetwork refuses options that it does not have.
         changed = {name: value for name, value in options.items() if value != defaults[name].default}
         self._fitted = fit(
             self.model,
@@ -391,6 +384,7 @@ class Laplace:
         Returns:
             What was tuned, from what to what; print it for a table.
         """
+        options = {name: value for name, value in locals().items() if name not in ("self", "method", "loader", "score")}
         from marquis.evidence import tune
         from marquis.evidence.tune import METHODS
 
@@ -400,29 +394,9 @@ class Laplace:
                 raise DataError("tune(method='grid') needs validation data: tune('grid', loader=validation_loader).")
             validation = ValidationScore(self.model, self.posterior, loader)
             score = lambda prior, likelihood: validation(self._posterior_with(prior, likelihood), likelihood)  # noqa: E731
-        options = {
-            "noise": noise,
-            "tolerance": tolerance,
-            "max_iterations": max_iterations,
-            "learning_rate": learning_rate,
-            "steps": steps,
-            "values": values,
-            "relative": relative,
-            "score": score,
-            "samples": samples,
-            "iterations": iterations,
-            "g_prior": g_prior,
-            "simplified": simplified,
-            "hessian_at": hessian_at,
-            "estimator": estimator,
-            "theta_tolerance": theta_tolerance,
-            "solve_tolerance": solve_tolerance,
-            "max_products": max_products,
-            "store_bytes": store_bytes,
-            "generator": generator,
-        }
         problem = self.problem(None if method == "grid" else loader)
-        tuned = tune(problem, method, **{name: value for name, value in options.items() if value is not None})
+        options = {name: value for name, value in options.items() if value is not None}
+        tuned = tune(problem, method, **{**options, **({} if score is None else {"score": score})})
         self.update(tuned.prior, tuned.likelihood)
         self._noise_tuned = True
         return tuned

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from marquis.curvature.graph.network import Network, Step
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, random_weights, samples_influence_each_other
 
 RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
 BATCH_STATISTICS = {
@@ -73,7 +73,7 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
         _compare(output, expected, f"the captured graph of {describe(model)} gives another output than the model")
         if not output.requires_grad:
             return
-        weights = _weights_like(output)
+        weights = random_weights(output)
         ours = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
         theirs = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
         for name, ours_, theirs_ in zip((n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True):
@@ -122,43 +122,22 @@ def check_separation(network: Network, model: Model, params: Mapping[str, Tensor
     check is made again with the first larger batch.
     """
     size = batch_size(x)
-    several = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x) if size == 1 else x
     if size == 1 and network.fixed_batch == 1:
         return
-    inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), several)
-    tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.requires_grad]
-    with torch.enable_grad():
-        output = network.forward(network.bind(params, inputs))
-        count = max(2, size)
+
+    def outputs_of(inputs: Any) -> Tensor:
+        output, count = network.forward(network.bind(params, inputs)), batch_size(inputs)
         if output.dim() == 0 or output.shape[0] != count:
             raise UnsupportedOperationError(
                 f"{describe(model)} returns shape {tuple(output.shape)} for a batch of {count}; dimension 0 of the "
                 "output must be the batch (return one row per sample, not a loss or a mean)."
             )
-        apart = True
-        for row in (0, count - 1):
-            if tensors and output.requires_grad:
-                weights = _weights_like(output[row])
-                grads = torch.autograd.grad(output[row], tensors, weights, allow_unused=True, retain_graph=True)
-                for grad in (g for g in grads if g is not None):
-                    touched = (grad != 0).flatten(1).any(1)
-                    touched[row] = False
-                    apart = apart and not bool(touched.any())
-    if size > 1 and network.fixed_batch is None:
-        with torch.no_grad():
-            for row in (0, size - 1):
-                one = pytree.tree_map_only(Tensor, lambda t, row=row: t[row : row + 1], x)
-                alone = network.forward(network.bind(params, one))
-                apart = apart and _is_close(alone, output[row : row + 1])
-    if not apart:
+        return output
+
+    if samples_influence_each_other(outputs_of, x, alone=network.fixed_batch is None):
         raise UnsupportedOperationError(
             f"{describe(model)} lets the samples of a batch influence each other's output (batch statistics, a mean "
             "over dimension 0, attention across the batch); the curvature per sample is not defined then."
         )
     if size > 1:
         network.memo["separated"] = True
-
-
-def _weights_like(output: Tensor) -> Tensor:
-    generator = torch.Generator(device=output.device).manual_seed(0)
-    return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
