@@ -1,10 +1,10 @@
 """The squared pass: an approximate GGN diagonal at the price of one backward pass.
 
 Walks the captured network backwards with m = diag(M) only, M being the curvature with respect to an intermediate
-tensor: `m_x[j] = sum_i T[i, j]² m_y[i]` through every operation with Jacobian T, sums at forks (Miani et al., Laplacian
-Autoencoders, appendix E.4.1). Dropped: every off-diagonal entry of M. It is exact for the last parametric layer, and
-for a dense layer before it, when the output Hessian is diagonal and only elementwise operations lie between; elsewhere
-it is neither an upper nor a lower bound.
+tensor: `m_x[j] = sum_i T[i, j]² m_y[i]` through every operation with Jacobian T, sums at forks. See
+docs/method/curvature.md, Squared pass, and Miani et al., Laplacian Autoencoders, appendix E.4.1. Dropped: every
+off-diagonal entry of M. It is exact for the last parametric layer, and for a dense layer before it, when the output
+Hessian is diagonal and only elementwise operations lie between; elsewhere it is neither an upper nor a lower bound.
 
 Cost: one forward and one backward pass, linear in the number of pixels; memory as for a plain training step.
 """
