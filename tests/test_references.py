@@ -51,6 +51,12 @@ def test_cited_pages_and_sections_exist(room):
     assert not wrong
 
 
+def test_no_file_cites_pages_outside_the_repository():
+    outside = re.compile(r"\b(?:methods|peers|engine-notes|speed-notes|house)\.md\b")
+    cited = {str(path.relative_to(ROOT)): outside.findall(path.read_text(encoding="utf-8")) for path in files()}
+    assert not {name: names for name, names in cited.items() if names and name != "tests/test_references.py"}
+
+
 def test_a_wrong_citation_is_noticed(tmp_path):
     page = tmp_path / "docs" / "method" / "page.md"
     page.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Tuning by posterior samples: exact draws, effective parameters, the fixed point (methods.md 5.7, 5.8)."""
+"""Tuning by posterior samples: exact draws, effective parameters, the fixed point (docs/method/evidence.md)."""
 
 from __future__ import annotations
 

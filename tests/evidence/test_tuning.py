@@ -1,4 +1,4 @@
-"""MacKay's fixed points, the gradient, the grid (methods.md 5.2, 5.3, 5.8; test 2)."""
+"""MacKay's fixed points, the gradient, the grid (docs/method/evidence.md)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class BaseAutoencoder(LightningModule):
     """Encoder and decoder under Lightning; a model says what one draw of it is and what it minimises.
 
     Training: Adam, learning rate halved when the validation loss has not improved for five epochs
-    (`ReduceLROnPlateau(0.5, 5)`, methods.md 7). Batches are `x`, or `(x, ...)` of which the rest is ignored.
+    (`ReduceLROnPlateau(0.5, 5)`; docs/method/autoencoders.md#baselines). Batches are `x`, or `(x, ...)` of which the
+    rest is ignored.
 
     Args:
         encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.
@@ -61,8 +62,9 @@ class BaseAutoencoder(LightningModule):
         likelihood: "gaussian" or "bernoulli", or an object with that interface.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry. Then missing entries enter the encoder as 0 (centre the data) and
-            leave the likelihood (methods.md 1.2). If False, NaN is refused. With "mask" the encoder also sees which
-            entries were observed: it takes twice the data along dimension 1, first the data, then ones and zeros.
+            leave the likelihood (docs/method/likelihoods.md#missing-entries). If False, NaN is refused. With "mask" the
+            encoder also sees which entries were observed: it takes twice the data along dimension 1, first the data,
+            then ones and zeros.
     """
 
     def __init__(

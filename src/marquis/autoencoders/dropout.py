@@ -56,7 +56,9 @@ class UnitDropout(nn.Module):
 
 
 class DropoutAutoencoder(BaseAutoencoder):
-    """Monte-Carlo dropout ("MC-AE"; Gal and Ghahramani 2016; methods.md 7): dropout between all layers, kept at test.
+    """Autoencoder with Monte-Carlo dropout ("MC-AE"): dropout between all layers, kept at test.
+
+    Source: Gal and Ghahramani (2016); docs/method/autoencoders.md#baselines.
 
     In *copies* of the networks a `UnitDropout` is put directly before every trainable layer (dense, convolutional:
     with a weight of at least two dimensions) except the first of each network: neither data nor code are thinned. The

@@ -21,7 +21,9 @@ class _Pair(Protocol):
 
 
 class EnsembleAutoencoder(BaseAutoencoder):
-    """Ensemble of autoencoders (Lakshminarayanan et al. 2017; methods.md 7): five, from different starts.
+    """Ensemble of autoencoders, five by default, from different initialisations.
+
+    Source: Lakshminarayanan et al. (2017); docs/method/autoencoders.md#baselines.
 
     All members are trained together, on the same batches and with one learning rate: the loss is the sum of theirs, so
     each gets the gradient it would get alone. Only the starts differ; members do not see data in orders of their own.

@@ -14,7 +14,7 @@ from marquis.autoencoders.network import reinitialised
 from marquis.likelihoods import Heteroscedastic
 
 MIN_LOG_SIGMA = -3.0
-"""Where log σ is softly clipped, in training and at test alike (methods.md 7)."""
+"""Where log σ is softly clipped, in training and at test alike (docs/method/autoencoders.md#baselines)."""
 
 
 def soft_clip(t: Tensor, minimum: float) -> Tensor:
@@ -30,8 +30,9 @@ def mean_and_variance(mean: Tensor, log_sigma: Tensor, minimum: float) -> Tensor
 class LearntVarianceAutoencoder(BaseAutoencoder):
     """The autoencoder with learnt variance ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
 
-    `r` is the residual, `σ(z)` comes from a second decoder (methods.md 7). The published code leaves out the 1/2, and
-    its σ² is then twice the mean squared residual. It has a single draw: all its uncertainty is `noise_variance`.
+    `r` is the residual, `σ(z)` comes from a second decoder (docs/method/autoencoders.md#baselines). The published code
+    leaves out the 1/2, and its σ² is then twice the mean squared residual. It has a single sample: all its uncertainty
+    is `noise_variance`.
 
     Args:
         encoder: `[B, ...] -> [B, K]`.

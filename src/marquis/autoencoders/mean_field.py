@@ -19,7 +19,9 @@ from marquis.variational import MeanFieldVI
 
 
 class MeanFieldAutoencoder(BaseAutoencoder):
-    """Bayes by Backprop (Blundell et al. 2015; methods.md 7): a factorised Gaussian over all weights, by sampling.
+    """Autoencoder with a factorised Gaussian over all weights, trained by sampling (Bayes by Backprop).
+
+    Source: Blundell et al. (2015); docs/method/autoencoders.md#baselines.
 
     Loss per datum: `-log p(x | w) + KL / N`, `w = μ + σ ε` drawn once per batch. The means and widths start as in the
     paper's baseline, μ ~ U(-0.2, 0.2) and ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), so only the *shape* of
@@ -76,9 +78,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute `-log p(x | w) + KL / N` per sample at one sample of the weights."""
         if self.num_data is None:
-            raise DataError(
-                "the weight of the KL is 1 / N: pass num_data=, or use fit_in_memory or a Trainer."
-            )
+            raise DataError("the weight of the KL is 1 / N: pass num_data=, or use fit_in_memory or a Trainer.")
         self.method.num_data = self.num_data
         self.method.generator = self.noise.next(x.device)
         return self.method.step(inputs, x, mask)

@@ -12,9 +12,10 @@ from marquis.autoencoders.estimate import Draw
 
 
 class Autoencoder(BaseAutoencoder):
-    """The plain autoencoder ("AE MSE"): `-log p(x | dec(enc(x)))` per datum with fixed noise (methods.md 7).
+    """Plain autoencoder ("AE MSE"): minimises `-log p(x | dec(enc(x)))` per example with fixed noise.
 
-    With the Gaussian likelihood of unit noise that is half the squared error. It has a single draw and no variance.
+    Source: docs/method/autoencoders.md#baselines. With the Gaussian likelihood of unit noise that is half the squared
+    error. It has a single sample and no variance.
     """
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:

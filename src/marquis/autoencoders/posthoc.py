@@ -104,7 +104,9 @@ def fit_posthoc(
     posterior_temperature: float = 1.0,
     **options: Any,
 ) -> PosteriorAutoencoder:
-    """The post-hoc Laplacian autoencoder (LAE 2; methods.md 6.4): curvature in one pass, prior and noise by evidence.
+    """Give a trained autoencoder a posterior: curvature in one pass, prior and noise by the evidence.
+
+    Source: LAE, section 2; docs/method/autoencoders.md#post-hoc-laplacian-autoencoder.
 
     Args:
         autoencoder: Trained, plain: its encoder, decoder, likelihood and treatment of missing entries are used.

@@ -53,7 +53,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     **trainer_options: Any,
 ) -> Trained:
-    """Train an autoencoder; its best weights are restored at the end (methods.md 7).
+    """Train an autoencoder; its best weights are restored at the end (docs/method/autoencoders.md#baselines).
 
     Early stopping on `validation_loss` (ten draws of fixed seed), `metrics.csv` and TensorBoard logs, and a checkpoint
     at the end of every epoch. A run that was stopped, by Ctrl-C or `kill -9` at any moment, goes on with `resume=True`

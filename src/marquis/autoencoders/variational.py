@@ -20,7 +20,9 @@ from marquis.variational.base import evaluating
 
 
 class VariationalAutoencoder(BaseAutoencoder):
-    """VAE: minimises `-E_q log p(x|z) + w KL(q(z|x) ‖ N(0, I))` per datum (Kingma and Welling 2014; methods.md 7).
+    """Variational autoencoder: minimises `-E_q log p(x|z) + w KL(q(z|x) ‖ N(0, I))` per example.
+
+    Source: Kingma and Welling (2014); docs/method/autoencoders.md#baselines.
 
     `q(z|x) = N(μ(x), σ²(x))` and, for the Gaussian, `p(x|z) = N(m(z), s²(z))`: four networks that share nothing. Both
     terms are sums over the entries of one datum, so `w = 1` is the evidence bound; the published code sets a sum
@@ -191,7 +193,7 @@ class VariationalAutoencoder(BaseAutoencoder):
 
 
 def kl_to_prior(mu: Tensor, log_sigma: Tensor) -> Tensor:
-    """`KL(N(μ, σ²) ‖ N(0, I)) = -1/2 Σ (1 + log σ² - μ² - σ²)` per datum, `[B]` (methods.md 7)."""
+    """Return `KL(N(μ, σ²) ‖ N(0, I)) = -1/2 Σ (1 + log σ² - μ² - σ²)` per example, `[B]`."""
     return 0.5 * (mu.square() + (2 * log_sigma).exp() - 1 - 2 * log_sigma).sum(1)
 
 

@@ -235,12 +235,12 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     # --- outliers ----------------------------------------------------------------------------------------
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """How likely each row is, `[N]`; smaller for stranger rows.
+        """Return the log-likelihood of each row, `[N]`; smaller for outliers.
 
-        `log (1/S) sum_s p(x | network s)` of the standardised row (methods.md 6.5). A missing entry counts as an
-        average entry of the training rows, so that rows with more or fewer holes can be compared. A column that was
-        constant in training adds nothing, but -50 where a row differs from the constant, by however much: as an entry
-        ten deviations away would, since a constant has no unit of its own.
+        `log (1/S) sum_s p(x | network s)` of the standardised row (docs/method/autoencoders.md). A missing entry counts
+        as an average entry of the training rows, so that rows with more or fewer missing values can be compared. A
+        column that was constant in training adds nothing, but -50 where a row differs from the constant, by however
+        much, as an entry ten standard deviations away would: a constant has no scale.
         """
         given = self._validated(X)
         x = self._inputs(given)
@@ -278,7 +278,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     # --- missing values and new rows ---------------------------------------------------------------------
 
     def impute(self, X: Any, samples: int = 25, *, rounds: int = 0, random_state: Random = None) -> ImputedTable:
-        """Fill the missing entries: a mean, a standard deviation and draws for each (LAE A.3; methods.md 8.2).
+        """Fill the missing entries: a mean, a standard deviation and draws for each (LAE A.3; docs/method/tasks.md).
 
         Each draw is a chain of its own: a network fills the holes, then `rounds` times another one corrects them.
         Observed entries stay exactly as they were. Cost: `samples * (1 + rounds)` passes over the rows with holes.

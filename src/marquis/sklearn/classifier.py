@@ -31,8 +31,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     """A neural network whose class probabilities account for not knowing its weights.
 
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
-    (MacKay 1992; methods.md 3 and 5); `predict_proba` averages over the linearised posterior (methods.md 4). No
-    validation data are needed. Cost: training, plus one curvature pass per round.
+    (MacKay 1992; docs/method/evidence.md); `predict_proba` averages over the linearised posterior
+    (docs/method/predictive.md). No validation data are needed. Cost: training, plus one curvature pass per round.
 
     Args:
         module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function

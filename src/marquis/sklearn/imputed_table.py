@@ -90,7 +90,7 @@ def write_answers(
 
 
 def code_deviation(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:
-    """Standard deviation `[rows, K]` of the codes of rows with holes (methods.md 1.2).
+    """Standard deviation `[rows, K]` of the codes of incomplete rows (docs/method/likelihoods.md#missing-entries).
 
     Each network draws the missing entries from its own imputation, then encodes the completed row. The noise of a draw
     is the same for all rows, so that a row's answer does not depend on its neighbours. Cost: two passes per network.

@@ -26,7 +26,7 @@ KEPT = (np.float64, np.float32)
 class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Fills the holes of a table with the mean of what may have been there; `sample` gives several complete tables.
 
-    A `LaplacianAutoencoder` is trained on the observed entries (Miani et al. 2022, A.3; methods.md 8.2). Observed
+    A `LaplacianAutoencoder` is trained on the observed entries (Miani et al. 2022, A.3; docs/method/tasks.md). Observed
     entries stay exactly as they are, and a row's answer does not depend on the other rows. Cost: see there.
 
     Args:

@@ -22,8 +22,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     """A neural network with error bars: what it does not know, and the noise of the data.
 
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
-    and noise (MacKay 1992; methods.md 3 and 5); predictions are linearised, in closed form (methods.md 4). No
-    validation data are needed. Cost: training, plus one curvature pass per round.
+    and noise (MacKay 1992; docs/method/evidence.md); predictions are linearised, in closed form
+    (docs/method/predictive.md). No validation data are needed. Cost: training, plus one curvature pass per round.
 
     Warning:
         With several outputs there is one noise level for all of them, relative to each output's own spread.
