@@ -66,7 +66,7 @@ def test_both_flags_are_refused(calls):
 
 
 def test_an_unknown_name_names_the_close_one_and_all(calls):
-    with pytest.raises(DataError, match=r"did you mean 'first'.*first, second"):
+    with pytest.raises(DataError, match=r"Did you mean 'first'.*'first', 'second'"):
         reproduce.find("frist")
 
 

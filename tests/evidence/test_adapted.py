@@ -327,7 +327,7 @@ def test_report_and_refusals():
     values = [step.log_evidence for step in tuned.history]
     assert all(b >= a - 1e-6 for a, b in pairwise(values))  # both half-steps climb one function
     assert float(log_evidence(problem)) != tuned.log_evidence
-    with pytest.raises(UnsupportedOperationError, match="linearisation, theta_star"):
+    with pytest.raises(UnsupportedOperationError, match="'linearisation', 'theta_star'"):
         adapted(problem, hessian_at="somewhere")
     with pytest.raises(UnsupportedOperationError, match="no curvature"):
         adapted(replace(problem, curvature=None))

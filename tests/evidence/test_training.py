@@ -155,7 +155,7 @@ def test_refusals():
     model, loader = toy()
     with pytest.raises(UnsupportedOperationError, match="weight_decay"):
         train(model, loader, "gaussian", optimiser=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1))
-    with pytest.raises(UnsupportedOperationError, match="gradient, mackay"):
+    with pytest.raises(UnsupportedOperationError, match="'gradient', 'mackay'"):
         train(model, loader, "gaussian", update="magic")
     with pytest.raises(DataError, match="every"):
         train(model, loader, "gaussian", every=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 
 from marquis.autoencoders.network import seeded
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.choices import choose
+from marquis.errors import DataError
 
 Pair = tuple[nn.Sequential, nn.Sequential]
 Kind = Literal["auto", "dense", "convolutional"]
@@ -47,16 +47,11 @@ def build(
     """
     if not isinstance(name_or_shape, str):
         return for_data(name_or_shape, latent, width, kind=kind, seed=seed)
-    if name_or_shape not in NAMES:
-        close = difflib.get_close_matches(name_or_shape, NAMES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise UnsupportedOperationError(
-            f"no architecture is called {name_or_shape!r}.{hint} Known: {', '.join(NAMES)}; or pass the shape of one "
-            "datum, for instance (1, 28, 28)."
-        )
+    hint = "Or pass the shape of one sample, for instance (1, 28, 28)."
+    name = choose("architecture", name_or_shape, NAMES, hint=hint)
     _check(latent, width)
     with seeded(seed):
-        return NAMES[name_or_shape](latent, width)
+        return NAMES[name](latent, width)
 
 
 def for_data(
@@ -78,8 +73,7 @@ def for_data(
     shape = tuple(int(size) for size in shape)
     if not shape or min(shape) < 1:
         raise DataError(f"shape={list(shape)}: the shape of one datum has positive sizes, without the batch.")
-    if kind not in ("auto", "dense", "convolutional"):
-        raise UnsupportedOperationError(f"kind={kind!r} is not known; use 'auto', 'dense' or 'convolutional'.")
+    kind = choose("kind", kind, ("auto", "dense", "convolutional"))
     if kind == "convolutional" and len(shape) != 3:
         raise DataError(f"convolutions need data of shape (channels, height, width), got {list(shape)}.")
     _check(latent, width)

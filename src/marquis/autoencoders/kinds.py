@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,8 @@ from marquis.autoencoders.network import seeded
 from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.posthoc import fit_posthoc
 from marquis.autoencoders.variational import VariationalAutoencoder
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.choices import choose, match_choice
+from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.options import options_of, rename_options
@@ -77,16 +77,12 @@ KINDS: dict[str, Kind] = {
 
 
 def find_kind(name: str) -> Kind:
-    """The kind of this name.
+    """Return the kind of this name.
 
     Raises:
         UnsupportedOperationError: There is none; the message lists them.
     """
-    if name not in KINDS:
-        close = difflib.get_close_matches(name, KINDS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise UnsupportedOperationError(f"no kind of autoencoder is called {name!r}.{hint} Known: {', '.join(KINDS)}.")
-    return KINDS[name]
+    return KINDS[choose("kind of autoencoder", name, KINDS)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
-        kind = find_kind(self.kind)
+        object.__setattr__(self, "kind", choose("kind of autoencoder", self.kind, KINDS))
+        kind = KINDS[self.kind]
         if self.kind == "lae":
             object.__setattr__(self, "options", rename_options(self.options, NEW_NAMES, "ModelSpec"))
         unknown = sorted(set(self.options) - set(kind.options))
@@ -165,9 +162,9 @@ class ModelSpec:
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
     def _pair(self, seed: int | None) -> architectures.Pair:
-        if self.architecture not in BUILT:
+        kind = match_choice(self.architecture, BUILT)
+        if kind is None:
             return architectures.build(self.architecture, self.latent, self.width, seed=seed)
-        kind = cast(architectures.Kind, self.architecture)
         with seeded(seed):
             encoder, decoder = architectures.build(self.shape, self.latent, self.width, kind=kind)
             if self.missing == "mask":

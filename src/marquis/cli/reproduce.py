@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from marquis.choices import choose
 from marquis.errors import DataError
 
 GROUP = "marquis.experiments"
@@ -41,11 +41,7 @@ def find(name: str) -> EntryPoint:
         DataError: None has that name, or none is installed.
     """
     installed = experiments()
-    if name not in installed:
-        close = difflib.get_close_matches(name, installed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise DataError(f"no experiment is called {name!r}{hint} Available: {', '.join(sorted(installed))}.")
-    return installed[name]
+    return installed[choose("experiment", name, sorted(installed), error=DataError)]
 
 
 def summary(entry: EntryPoint) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.online.settings import NEW_NAMES
 from marquis.options import option, options_of
@@ -84,15 +85,16 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant; networks and data refuse theirs when they are made."""
-        from marquis.autoencoders.kinds import KINDS, find_kind  # here, because it loads torch
+        from marquis.autoencoders.kinds import KINDS  # here, because it loads torch
 
-        takes = find_kind(self.model).options
+        object.__setattr__(self, "model", choose("kind of autoencoder", self.model, KINDS))
+        takes = KINDS[self.model].options
         for name in self.options:
             if name not in takes:
                 owners = [kind for kind, known in KINDS.items() if name in known.options]
                 raise DataError(f"{_flag(name)} belongs to the model {' and '.join(owners)}, not to {self.model}")
-        if self.likelihood not in ("gaussian", "bernoulli"):
-            raise DataError(f"likelihood {self.likelihood!r} is not known; use gaussian or bernoulli")
+        likelihood = choose("likelihood", self.likelihood, ("gaussian", "bernoulli"), error=DataError)
+        object.__setattr__(self, "likelihood", likelihood)
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

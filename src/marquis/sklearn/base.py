@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.selection import parameters_of, select
 from marquis.laplace import CheckReport, Laplace
@@ -243,8 +244,7 @@ class LaplaceEstimator(BaseEstimator):
 
     def _checked_options(self) -> tuple[torch.dtype, torch.device, int]:
         """Dtype, device and number of rounds; refuses what cannot be meant."""
-        if self.dtype not in FLOATS:
-            raise UnsupportedOperationError(f"dtype={self.dtype!r} is not known; choose 'float32' or 'float64'.")
+        dtype = FLOATS[choose("dtype", self.dtype, FLOATS)]
         if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient")):
             raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
         if self.prior is not None and not isinstance(self.prior, Prior):
@@ -255,14 +255,15 @@ class LaplaceEstimator(BaseEstimator):
         except (RuntimeError, TypeError) as error:
             raise DataError(f"device={self.device!r} is not one of torch, such as 'cpu' or 'cuda:0'.") from error
         # Without tuning, or with the network as it was given, another round would only repeat the first.
-        return FLOATS[self.dtype], device, rounds if self.tune and epochs else 1
+        return dtype, device, rounds if self.tune and epochs else 1
 
     # --- predicting --------------------------------------------------------------------------------------
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         """Scaled features as a tensor."""
         scaled = self.x_scaler_.transform(X)
-        return torch.as_tensor(np.ascontiguousarray(scaled), dtype=FLOATS[self.dtype], device=self.device)
+        dtype = FLOATS[choose("dtype", self.dtype, FLOATS)]
+        return torch.as_tensor(np.ascontiguousarray(scaled), dtype=dtype, device=self.device)
 
     def _checked(self, X: Any) -> Tensor:
         """Features of new data, checked against those of `fit`."""

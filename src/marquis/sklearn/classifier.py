@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from marquis.choices import choose, match_choice
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.options import renamed_arguments
@@ -122,8 +123,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
 
     def fit(self, X: Any, y: Any) -> LaplaceClassifier:
         """Train on features `X [N, features]` and labels `y [N]` of any type; returns itself."""
-        if self.link not in LINKS:
-            raise DataError(f"link={self.link!r} is not known; choose one of {', '.join(map(repr, LINKS))}.")
+        choose("link", self.link, LINKS, error=DataError)
         X, y = validate_data(self, plain_table(X), plain_labels(y), dtype=np.float64)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -159,7 +159,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
-        if self.link == "mc":
+        if match_choice(self.link, LINKS) == "mc":
             found = torch.cat([self._drawn(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)])
         else:
             found = self._predict(X, link=self.link).probs

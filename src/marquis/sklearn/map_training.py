@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.choices import choose
+from marquis.errors import DataError, NumericalError
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 from marquis.sklearn.network import is_deterministic
@@ -78,8 +79,7 @@ class Training:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if self.solver not in SOLVERS:
-            raise UnsupportedOperationError(f"solver={self.solver!r} is not known; choose one of {', '.join(SOLVERS)}.")
+        object.__setattr__(self, "solver", choose("solver", self.solver, SOLVERS))
         whole("max_iter", self.epochs, 0)
         whole("batch_size", self.batch_size)
         positive("learning_rate_init", self.learning_rate)

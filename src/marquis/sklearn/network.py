@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.choices import choose
+from marquis.errors import DataError
 from marquis.sklearn.parameter_checks import layer_sizes
 
 ModuleLike = nn.Module | Callable[[int, int], nn.Module] | None
@@ -38,11 +39,7 @@ def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 def perceptron(inputs: int, outputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
     """Linear layers with an activation between them; no hidden sizes give a linear model."""
-    if activation not in ACTIVATIONS:
-        raise UnsupportedOperationError(
-            f"activation={activation!r} is not known; choose one of {', '.join(map(repr, ACTIVATIONS))}, or pass "
-            "module= a network of your own."
-        )
+    activation = choose("activation", activation, ACTIVATIONS, hint="Or pass your own network as module=.")
     sizes = [inputs, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
