@@ -67,7 +67,7 @@ def online(**options: object) -> str:
 
 def estimator_scores(**options: object) -> Tensor:
     x, y = X.numpy(), [0, 1, 0, 1, 1]
-    model = LaplaceClassifier(epochs=2, random_state=0, tune=False, **options).fit(x, y)
+    model = LaplaceClassifier(max_iter=2, random_state=0, tune=False, **options).fit(x, y)
     return torch.tensor(model.predict_proba(x))
 
 
