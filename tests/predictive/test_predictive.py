@@ -252,9 +252,9 @@ def test_last_layer_in_factored_form(kind, bias):
     found = la.predict(x)
     close(found.covariance, expected, 1e-10)
     close(found.variance, expected.diagonal(dim1=1, dim2=2), 1e-10)
-    from marquis.predictive.last_layer import find_head
+    from marquis.predictive.last_layer import find_last_layer
 
-    head = find_head(PosteriorFunction(network, la.posterior), x)
+    head = find_last_layer(PosteriorFunction(network, la.posterior), x)
     assert head is not None
     roots = head.factors  # the draws' linear maps, applied to unit noise
     scales = head._scales[0].sqrt()

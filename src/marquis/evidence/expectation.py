@@ -73,7 +73,7 @@ def posterior_samples(
         product: H times rows.
         precision: Delta, `[P]`.
         scale: beta/T or 1/T.
-        noise: what the draws are made of.
+        noise: what the samples are made of.
         start: solutions of a similar problem.
         tolerance: relative residual.
         max_products: products with H at most.
@@ -99,12 +99,12 @@ def posterior_samples(
     return known + solved.x
 
 
-def effective_by_samples(prior: BoundPrior, draws: Tensor, images: Tensor) -> Tensor:
+def effective_by_samples(prior: BoundPrior, samples: Tensor, images: Tensor) -> Tensor:
     """Return `gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H times them.
 
     Unbiased for each group, since `H Sigma = I - Delta Sigma`; kept between 0 and the size of the group.
     """
-    gamma = sum_by_group(prior, (draws * images).mean(0))
+    gamma = sum_by_group(prior, (samples * images).mean(0))
     return torch.minimum(gamma.clamp_min(0), prior.sizes.to(gamma))
 
 

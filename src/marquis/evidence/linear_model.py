@@ -27,7 +27,7 @@ STEP_LENGTHS = tuple(0.5**k for k in range(9))
 """Tried in one pass along a Newton direction."""
 
 FEW_OUTPUTS = 64
-"""Up to this many outputs per datum L is written out, where Jacobians are kept."""
+"""Up to this many outputs per sample L is written out, where Jacobians are kept."""
 
 DENSE_WEIGHTS = 3000
 """Up to this many weights, and where Jacobians are kept, the whole matrix is the preconditioner."""

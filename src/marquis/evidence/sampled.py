@@ -18,7 +18,7 @@ from marquis.evidence.tuning_result import Step, Tuned, TuningWarning, finish, l
 from marquis.priors import BoundPrior
 
 JITTER = 1e-6
-"""Added to the mean square per datum of a Jacobian column before the g-prior divides by it.
+"""Added to the mean square per sample of a Jacobian column before the g-prior divides by it.
 
 See docs/method/evidence.md#tuning-by-samples.
 """

@@ -21,7 +21,7 @@ TEMPORARY_BYTES = 2**28
 
 
 class StoredBatch:
-    """One batch with its Jacobian `[B M, P]`, M outputs per datum; the same interface as `TangentBatch`."""
+    """One batch with its Jacobian `[B M, P]`, M outputs per sample; the same interface as `TangentBatch`."""
 
     def __init__(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor, jacobian: Tensor) -> None:
         self.x, self.y, self.mask, self.f = x, y, mask, f

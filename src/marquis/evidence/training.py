@@ -34,11 +34,11 @@ UPDATES = ("gradient", "mackay")
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """One epoch: mean loss per datum while training, and the values after it.
+    """One epoch: mean loss per sample while training, and the values after it.
 
     Attributes:
         number: counted from 1.
-        loss: negative log joint per datum, averaged over the epoch.
+        loss: negative log joint per sample, averaged over the epoch.
         log_evidence: after the update of the precisions; None where there was none.
         precision: prior precision per group in force after the epoch.
         noise_precision: of a Gaussian with one noise precision, else None.

@@ -50,7 +50,7 @@ class CheckReport:
     Attributes:
         relative_gradient: `|g_data + g_prior| / (|g_data| + |g_prior|)`: 0 at a mode.
         distance_to_mode: length of the Newton step in posterior standard deviations, per weight.
-        linearisation_error: of functions drawn from the posterior, relative to how far they move.
+        linearisation_error: of functions sampled from the posterior, relative to how far they move.
         share_at_prior: share of weights that the data determine by less than 5 %.
         noise_is_tuned: None where there is no noise to tune.
         findings: the same with verdicts.
@@ -203,10 +203,10 @@ def _linearisation_error(function: PosteriorFunction, x: Any, generator: torch.G
     """Return the median over posterior samples of `|f(theta_s) - f_lin(theta_s)| / |J (theta_s - theta*)|`."""
     posterior = function.posterior
     mean = function.at_point(x)
-    drawn = posterior.deviations_from(posterior.noise(SAMPLES, generator))
+    deviations = posterior.deviations_from(posterior.noise(SAMPLES, generator))
     errors = []
     for s in range(SAMPLES):
-        one = {name: value[s : s + 1] for name, value in drawn.items()}
+        one = {name: value[s : s + 1] for name, value in deviations.items()}
         moved = WeightSamples(function, x, True).evaluate(one, x)[0]
         there = WeightSamples(function, x, False).evaluate(one, x)[0]
         size = float(moved.norm())

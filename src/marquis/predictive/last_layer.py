@@ -24,7 +24,7 @@ from marquis.structures.pieces import KroneckerPiece
 
 
 @dataclass(frozen=True, eq=False)
-class HeadFactors:
+class LastLayerFactors:
     """The posterior of one linear layer in factored form; made once per posterior.
 
     Attributes:
@@ -43,7 +43,7 @@ class HeadFactors:
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class LastLayer:
     """A linear output layer with its features of one batch.
 
     Attributes:
@@ -54,7 +54,7 @@ class Head:
 
     outputs: Tensor
     features: Tensor
-    factors: HeadFactors
+    factors: LastLayerFactors
 
     @cached_property
     def _scales(self) -> Tensor:
@@ -82,12 +82,12 @@ class Head:
         """Return `n` samples of outputs minus mean `[n, B, O]`, inputs independent: no O x O matrix per input."""
         shape = (n, *self._scales.shape)
         z = self._normal(shape, generator) * self._scales.sqrt()
-        drawn = z if self.factors.left is None else z @ self.factors.left.mT
+        outputs = z if self.factors.left is None else z @ self.factors.left.mT
         if self.factors.bias_variance is None:
-            return drawn
+            return outputs
         noise = self._normal(shape, generator)
         root = self.factors.bias_root
-        return drawn + (noise * self.factors.bias_variance.sqrt() if root is None else noise @ root.mT)
+        return outputs + (noise * self.factors.bias_variance.sqrt() if root is None else noise @ root.mT)
 
     def _normal(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         like = self._scales
@@ -95,7 +95,7 @@ class Head:
         return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
 
-def find_head(function: PosteriorFunction, x: Any) -> Head | None:
+def find_last_layer(function: PosteriorFunction, x: Any) -> LastLayer | None:
     """Return the last layer, if the posterior is over exactly that one and nothing follows it; else None."""
     posterior, model = function.posterior, function.model
     owners = {name.rpartition(".")[0] for name in posterior.layout.names}
@@ -117,7 +117,7 @@ def find_head(function: PosteriorFunction, x: Any) -> Head | None:
         outputs = call(model, {**function.fixed, **posterior.mean}, copied_buffers(model), x, observers)
     if len(seen) != 1 or seen[0][1] is not outputs or outputs.dim() != 2:
         return None  # something follows the layer, or it is applied at several positions
-    return Head(function.checked(outputs, x), seen[0][0].to(factors.inverse.dtype), factors)
+    return LastLayer(function.checked(outputs, x), seen[0][0].to(factors.inverse.dtype), factors)
 
 
 def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
@@ -127,22 +127,22 @@ def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
     return sum(use in ids for use in uses) > len(ids)
 
 
-_MADE: weakref.WeakKeyDictionary[Any, HeadFactors | None] = weakref.WeakKeyDictionary()
+_MADE: weakref.WeakKeyDictionary[Any, LastLayerFactors | None] = weakref.WeakKeyDictionary()
 
 
-def _factors(function: PosteriorFunction, owner: str) -> HeadFactors | None:
+def _factors(function: PosteriorFunction, owner: str) -> LastLayerFactors | None:
     posterior = function.posterior
     if posterior not in _MADE:
         _MADE[posterior] = _make_factors(function, f"{owner}.weight" if owner else "weight")
     return _MADE[posterior]
 
 
-def _make_factors(function: PosteriorFunction, weight: str) -> HeadFactors | None:
+def _make_factors(function: PosteriorFunction, weight: str) -> LastLayerFactors | None:
     precision = function.posterior.precision
     others = [name for name in precision.layout.names if name != weight]
     if isinstance(precision, Diagonal):
         variances = precision.layout.unflatten(precision.inverse_diagonal())
-        return HeadFactors(variances[weight], None, None, variances[others[0]] if others else None, None)
+        return LastLayerFactors(variances[weight], None, None, variances[others[0]] if others else None, None)
     if not isinstance(precision, Kronecker):
         return None
     piece = precision.pieces[weight]
@@ -153,9 +153,9 @@ def _make_factors(function: PosteriorFunction, weight: str) -> HeadFactors | Non
     factor = precision.scale / piece.count if piece.count else 0.0
     inverse = 1 / (factor * left_values[0].unsqueeze(1) * right_values[0] + shift)
     if not others:
-        return HeadFactors(inverse, left[0], right[0], None, None)
+        return LastLayerFactors(inverse, left[0], right[0], None, None)
     shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[others[0]]
     bias = precision.pieces[others[0]].operator(others[0], precision.scale, shift)
     identity = torch.eye(bias.size, dtype=inverse.dtype, device=inverse.device)
     root = bias.sample_from(identity).mT
-    return HeadFactors(inverse, left[0], right[0], root.square().sum(1), root)
+    return LastLayerFactors(inverse, left[0], right[0], root.square().sum(1), root)

@@ -14,7 +14,7 @@ from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.likelihoods import Likelihood
 from marquis.predictive.function import PosteriorFunction
-from marquis.predictive.last_layer import Head, find_head
+from marquis.predictive.last_layer import LastLayer, find_last_layer
 from marquis.predictive.links import point
 from marquis.predictive.sampling import Averages
 
@@ -33,18 +33,18 @@ class OutputMoments:
         mean: `[B, *rest]`.
         variance: `[B, *rest]`.
         covariance: `[B, O, O]`, `[B O, B O]` if joint, or None.
-        head: the last layer in factored form, where that is what the posterior is about.
+        last_layer: the last layer in factored form, where that is what the posterior is about.
     """
 
     mean: Tensor
     variance: Tensor
     covariance: Tensor | None
-    head: Head | None = None
+    last_layer: LastLayer | None = None
 
     @property
     def can_draw(self) -> bool:
         """Return whether more than variances is known."""
-        return self.head is not None or self.covariance is not None
+        return self.last_layer is not None or self.covariance is not None
 
     @cached_property
     def _root(self) -> Tensor:
@@ -59,8 +59,8 @@ class OutputMoments:
 
     def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Return `n` samples of outputs minus mean, inputs independent unless joint."""
-        if self.head is not None:
-            return self.head.deviations(n, generator).to(self.mean.dtype)
+        if self.last_layer is not None:
+            return self.last_layer.deviations(n, generator).to(self.mean.dtype)
         root = self._root
         device = root.device if generator is None else generator.device
         z = torch.randn(n, *root.shape[:-1], generator=generator, dtype=root.dtype, device=device).to(root.device)
@@ -79,8 +79,8 @@ def average_probabilities(
     at_once = max(1, (BUDGET if limit is None else limit) // one)
     sums = Averages()
     for start in range(0, samples, at_once):
-        drawn = moments.draw(min(at_once, samples - start), generator)
-        sums.add(point(likelihood, drawn.flatten(0, 1)), likelihood, drawn.shape[:2])
+        outputs = moments.draw(min(at_once, samples - start), generator)
+        sums.add(point(likelihood, outputs.flatten(0, 1)), likelihood, outputs.shape[:2])
     if sums.probs is None:
         raise UnsupportedOperationError(f"link='mc' averages probabilities, but {likelihood} gives none.")
     return sums.probs / samples, None if sums.entropy is None else sums.entropy / samples
@@ -98,11 +98,12 @@ def closed_form(
         diagonal: True for variances only, False for covariances whatever their size, None to decide by size.
         limit: bytes for temporaries, or None.
     """
-    head = None if joint else find_head(function, x)
-    if head is not None:
-        small = head.outputs.shape[1] <= COVARIANCE_OUTPUTS
-        covariance = head.covariance() if (small if diagonal is None else not diagonal) else None
-        return OutputMoments(head.outputs, head.variance().to(head.outputs.dtype), covariance, head)
+    last_layer = None if joint else find_last_layer(function, x)
+    if last_layer is not None:
+        outputs = last_layer.outputs
+        small = outputs.shape[1] <= COVARIANCE_OUTPUTS
+        covariance = last_layer.covariance() if (small if diagonal is None else not diagonal) else None
+        return OutputMoments(outputs, last_layer.variance().to(outputs.dtype), covariance, last_layer)
     mean = function.at_point(x)
     outputs = mean[0].numel()
     if joint:

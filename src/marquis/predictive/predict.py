@@ -55,7 +55,7 @@ def predict(
         x: inputs with the batch as dimension 0.
         likelihood: p(y|f); None predicts outputs only.
         method: see the table.
-        samples: number of weight samples, or of draws of logits for link="mc".
+        samples: number of weight samples, or of logit samples for link="mc".
         link: "probit" (default of the closed form), "bridge", or "mc" (default of the samples).
         at: path of a module whose output is predicted instead, with mean and variance.
         joint: covariance over all inputs together, `[B O, B O]`.

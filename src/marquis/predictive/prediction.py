@@ -60,7 +60,7 @@ class Prediction:
         """Return `n` samples of the outputs `[n, B, *rest]`: functions, the same weights at every input.
 
         Args:
-            n: number of draws.
+            n: Number of samples.
             generator: source of randomness.
             labels: draw labels (with noise, or class numbers) around these outputs instead.
 
@@ -71,13 +71,13 @@ class Prediction:
                 "this prediction has kept nothing to draw from, as it comes from a loader or from function space; call "
                 "predict on a batch, or predict_loader(..., keep_inputs=True)."
             )
-        drawn = self._draw(n, generator)
+        outputs = self._draw(n, generator)
         if not labels:
-            return drawn
+            return outputs
         if self.likelihood is None:
             raise UnsupportedOperationError("an intermediate tensor has no labels to draw.")
-        flat = self.likelihood.sample(drawn.flatten(0, 1), generator)
-        return flat.unflatten(0, drawn.shape[:2])
+        flat = self.likelihood.sample(outputs.flatten(0, 1), generator)
+        return flat.unflatten(0, outputs.shape[:2])
 
     def interval(self, level: float = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
         """Return the central interval that holds a share `level` of the probability, per entry: (lower, upper).
@@ -133,7 +133,7 @@ class Prediction:
         """Return the mutual information of every label and the weights, in nats: what more data could still explain.
 
         Gaussian noise: `1/2 log(1 + variance / noise_variance)`, exact. Classes: entropy of the averaged probabilities
-        minus average entropy, both over the same draws (those of the prediction, or 200 of a fixed seed).
+        minus average entropy, both over the same samples (those of the prediction, or 200 of a fixed seed).
         """
         if self.noise_variance is not None:
             return 0.5 * torch.log1p(self.variance / self.noise_variance)
@@ -143,11 +143,11 @@ class Prediction:
             return (self.entropy - self._expected_entropy).clamp(min=0)
         generator = torch.Generator().manual_seed(0)
         draw = self.sample if self._draw_apart is None else self._draw_apart
-        drawn = draw(INFORMATION_SAMPLES, generator)
-        probs = point(self.likelihood, drawn.flatten(0, 1)).probs
+        outputs = draw(INFORMATION_SAMPLES, generator)
+        probs = point(self.likelihood, outputs.flatten(0, 1)).probs
         assert probs is not None
-        each = label_entropy(self.likelihood, probs).unflatten(0, drawn.shape[:2]).mean(0)
-        averaged = probs.unflatten(0, drawn.shape[:2]).mean(0)
+        each = label_entropy(self.likelihood, probs).unflatten(0, outputs.shape[:2]).mean(0)
+        averaged = probs.unflatten(0, outputs.shape[:2]).mean(0)
         return (label_entropy(self.likelihood, averaged) - each).clamp(min=0)
 
     @staticmethod
@@ -160,14 +160,14 @@ class Prediction:
             return None if any(piece is None for piece in pieces) else torch.cat(pieces)
 
         def draw(n: int, generator: torch.Generator | None) -> Tensor:
-            # Every batch draws from the same state, hence the same weights.
+            # Every batch samples from the same state, hence the same weights.
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()))) if generator is None else generator
             state = generator.get_state()
-            drawn = []
+            outputs = []
             for part in parts:
                 generator.set_state(state)
-                drawn.append(part.sample(n, generator))
-            return torch.cat(drawn, 1)
+                outputs.append(part.sample(n, generator))
+            return torch.cat(outputs, 1)
 
         def draw_apart(n: int, generator: torch.Generator | None) -> Tensor:
             return torch.cat([part._draw_apart(n, generator) for part in parts if part._draw_apart is not None], 1)

@@ -27,7 +27,7 @@ Deviations = dict[str, Tensor]
 
 @dataclass(eq=False)
 class WeightSamples:
-    """Outputs of the network, or of its linearisation, for weights drawn from the posterior.
+    """Outputs of the network, or of its linearisation, for weights sampled from the posterior.
 
     Args:
         function: the network.
@@ -52,10 +52,10 @@ class WeightSamples:
         size = batch_size(self.x)
         for first in range(0, count, samples):
             last = min(count, first + samples)
-            drawn = posterior.deviations_from(posterior.noise(last - first, generator))
+            deviations = posterior.deviations_from(posterior.noise(last - first, generator))
             for start in range(0, size, inputs):
                 stop = min(size, start + inputs)
-                yield slice(first, last), slice(start, stop), self.evaluate(drawn, samples_of(self.x, start, stop))
+                yield slice(first, last), slice(start, stop), self.evaluate(deviations, samples_of(self.x, start, stop))
 
     def sizes(self) -> tuple[int, int]:
         """Return the number of samples and inputs at once, from the measured memory of one of each."""

@@ -73,7 +73,7 @@ class ValidationScore:
 
     def _prediction(self, batch: _Batch, posterior: Posterior, likelihood: Likelihood) -> Prediction:
         if batch.jacobian is None or batch.mean is None:
-            same = torch.Generator().manual_seed(0)  # the same draws for every prior, if there are any
+            same = torch.Generator().manual_seed(0)  # the same samples for every prior, if there are any
             return predict(posterior, self._model, batch.x, likelihood, diagonal=None, generator=same)
         variance = posterior.precision.quadratic(batch.jacobian, diagonal_only=True)
         predictive = likelihood.predictive(batch.mean, variance.reshape(batch.mean.shape).to(batch.mean.dtype))
