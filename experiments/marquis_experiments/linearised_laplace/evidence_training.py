@@ -101,8 +101,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         for method, label in LABELS.items():
             row = rows[method]
             beside = "{:.2f} / {:.3f}".format(*paper[method]) if method in paper else ""
-            own = {"percent": 100 * row["accuracy"], "log_likelihood": -row["nll"], "beside": beside}
-            methods[f"{title}: {label}"] = {**row, **own}
+            shown = {"percent": 100 * row["accuracy"], "log_likelihood": -row["nll"], "beside": beside}
+            methods[f"{title}: {label}"] = {**row, **shown}
     return {
         "methods": methods,
         "done": done,

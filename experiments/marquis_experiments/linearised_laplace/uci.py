@@ -190,7 +190,9 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     names = sorted({row["name"] for row in rows})
     folds = {f"{name}, {kind}": of(rows, kind, name) for kind in ("standard", "gap") for name in names}
     others = [method for method in METHODS if method != "linearised"]
-    gains = {key: {o: Mean(row["linearised"] - row[o] for row in own) for o in others} for key, own in folds.items()}
+    gains = {
+        key: {o: Mean(row["linearised"] - row[o] for row in splits) for o in others} for key, splits in folds.items()
+    }
 
     def won(kind: str, other: str) -> int:
         return sum(mean(gains[f"{name}, {kind}"][other]) > 0 for name in names)
@@ -199,8 +201,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     against_map = [gains[f"{name}, standard"]["map"] for name in names]
     return {
         "folds": {
-            key: {"splits": len(own), **{score: Mean(row[score] for row in own) for score in (*METHODS, "rmse")}}
-            for key, own in folds.items()
+            key: {"splits": len(splits), **{score: Mean(row[score] for row in splits) for score in (*METHODS, "rmse")}}
+            for key, splits in folds.items()
         },
         "gains": {
             key: {**each, "not_better": ", ".join(str(sum(gain <= 0 for gain in gain_of)) for gain_of in each.values())}

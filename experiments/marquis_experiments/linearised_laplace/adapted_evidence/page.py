@@ -25,27 +25,29 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     for row in results["rows"]:
         rows.setdefault(row["network"], []).append(row)
 
-    def difference(own: list[Row], one: str, other: str) -> Mean:
-        return Mean(nll(row, one) - nll(row, other) for row in own)
+    def difference(seeds: list[Row], one: str, other: str) -> Mean:
+        return Mean(nll(row, one) - nll(row, other) for row in seeds)
 
-    worse = {k: [difference(own, f"naive, {k}", f"adapted, {k}") for own in rows.values()] for k in KINDS}
-    against = {k: [mean(difference(own, f"adapted, {k}", "MAP")) for own in rows.values()] for k in KINDS}
+    worse = {k: [difference(seeds, f"naive, {k}", f"adapted, {k}") for seeds in rows.values()] for k in KINDS}
+    against = {k: [mean(difference(seeds, f"adapted, {k}", "MAP")) for seeds in rows.values()] for k in KINDS}
     methods = [*POINT, *results["rows"][0]["tuned"]]
     return {
         "names": list(rows),
-        "nll": {way: {"each": [Mean(nll(row, way) for row in own) for own in rows.values()]} for way in methods},
-        "accuracies": [mean(row["point"]["MAP"]["accuracy"] for row in own) for own in rows.values()],
-        "weights": [own[0]["weights"] for own in rows.values()],
+        "nll": {way: {"each": [Mean(nll(row, way) for row in seeds) for seeds in rows.values()]} for way in methods},
+        "accuracies": [mean(row["point"]["MAP"]["accuracy"] for row in seeds) for seeds in rows.values()],
+        "weights": [seeds[0]["weights"] for seeds in rows.values()],
         "differences": {
-            name: {"each": [difference(own, f"naive, {k}", f"{a}, {k}") for k in KINDS for a in (ADAPTED, MOVED)]}
-            for name, own in rows.items()
+            name: {"each": [difference(seeds, f"naive, {k}", f"{a}, {k}") for k in KINDS for a in (ADAPTED, MOVED)]}
+            for name, seeds in rows.items()
         },
         "against": {
-            name: {"each": [difference(own, f"adapted, {k}", way) for k in KINDS for way in POINT]}
-            for name, own in rows.items()
+            name: {"each": [difference(seeds, f"adapted, {k}", way) for k in KINDS for way in POINT]}
+            for name, seeds in rows.items()
         },
         "groups": {
-            f"{n}: {way}": groups(own[0], tuned) for n, own in rows.items() for way, tuned in own[0]["tuned"].items()
+            f"{n}: {way}": groups(seeds[0], tuned)
+            for n, seeds in rows.items()
+            for way, tuned in seeds[0]["tuned"].items()
         },
         "gaps": [
             {**row, "gap": row["tuned"][ADAPTED]["log_evidence"] - row["tuned"][NAIVE]["log_evidence"]}
@@ -98,15 +100,15 @@ def draw_path(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(row["network"] for row in rows))
     figure = Figure(2 * len(names), len(names), width=4.2, height=2.8)
     for i, name in enumerate(names):
-        own = [row for row in rows if row["network"] == name]
-        epochs = [row["stopped"] for row in own]
+        seeds = [row for row in rows if row["network"] == name]
+        epochs = [row["stopped"] for row in seeds]
         evidence, score = figure.axes[i], figure.axes[len(names) + i]
         for method, colour in ((NAIVE, ORANGE), (ADAPTED, BLUE)):
-            evidence.plot(epochs, [row["tuned"][method]["log_evidence"] for row in own], "o-", color=colour, ms=4)
-            score.plot(epochs, [row["tuned"][method]["nll"] for row in own], "o-", color=colour, ms=4, label=method)
-        score.plot(epochs, [row["MAP"]["nll"] for row in own], "o:", color=GREY, ms=4, label="MAP")
-        low = [row["tuned"][NAIVE]["log_evidence"] for row in own]
-        high = [row["tuned"][ADAPTED]["log_evidence"] for row in own]
+            evidence.plot(epochs, [row["tuned"][method]["log_evidence"] for row in seeds], "o-", color=colour, ms=4)
+            score.plot(epochs, [row["tuned"][method]["nll"] for row in seeds], "o-", color=colour, ms=4, label=method)
+        score.plot(epochs, [row["MAP"]["nll"] for row in seeds], "o:", color=GREY, ms=4, label="MAP")
+        low = [row["tuned"][NAIVE]["log_evidence"] for row in seeds]
+        high = [row["tuned"][ADAPTED]["log_evidence"] for row in seeds]
         evidence.fill_between(epochs, low, high, color=GREY, alpha=0.15, lw=0, label="gap")
         evidence.set_title(name, fontsize=10)
         for axis, label in ((evidence, "log evidence, maximised"), (score, "test NLL")):

@@ -102,7 +102,7 @@ def mean_variance(variance: Tensor) -> float:
 def summary(tuned: Tuned) -> dict[str, Any]:
     """Return what was tuned as JSON values."""
     assert tuned.effective_parameters is not None
-    precision = getattr(tuned.prior, "precision")  # noqa: B009  (a bound prior: groups were asked for)
+    precision = getattr(tuned.prior, "precision")  # noqa: B009  (a bound prior, because it has groups)
     return {
         "log_evidence": tuned.log_evidence,
         "precision": precision.tolist(),

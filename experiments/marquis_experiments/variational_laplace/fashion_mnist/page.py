@@ -50,10 +50,10 @@ def temperings(rows: list[Row]) -> list[float]:
 
 def chosen_tempering(rows: list[Row], variant: str) -> float | None:
     """Return the tempering with the smallest validation NLL of the mean network; None if every run diverged."""
-    found: dict[float, list[float]] = {}
+    by_tempering: dict[float, list[float]] = {}
     for row in of_variant(rows, variant):
-        found.setdefault(row["tempering"], []).append(row["validation"]["nll"])
-    return min(found, key=lambda t: mean(found[t])) if found else None
+        by_tempering.setdefault(row["tempering"], []).append(row["validation"]["nll"])
+    return min(by_tempering, key=lambda t: mean(by_tempering[t])) if by_tempering else None
 
 
 class Spread(list[float]):
