@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, ModelSpec, fit_posthoc, load, save
-from marquis.autoencoders.base import BaseAutoencoder, adam
+from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.network import seeded
 from marquis.data import Data
 from marquis.data import load as load_data
@@ -278,7 +278,7 @@ def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
 def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:
     """Train with Adam and a new order of the images in every epoch; yield the loss of every step."""
     before, epochs = (0, recipe.epochs) if recipe.falling is None else (recipe.epochs, recipe.falling)
-    optimiser = adam(untrained.parameter_groups(), recipe.lr)
+    optimiser = torch.optim.Adam(untrained.parameter_groups(), recipe.lr, fused=True)
     order = torch.Generator().manual_seed(seed)
     for _ in range(before):
         torch.randperm(len(x), generator=order)  # further epochs have orders of their own
@@ -297,13 +297,14 @@ def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> 
 
 def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Images, seed: int, logs: Path) -> None:
     """Train by the paper's protocol; an interrupted training resumes."""
-    from marquis.autoencoders.training import fit, has_checkpoint
+    from marquis.autoencoders.training import CHECKPOINTS, fit
     from marquis.data.module import DataModule
 
     data = DataModule(images.train, batch_size=recipe.batch, validation=0, seed=seed)
     data.setup()
     data.validation = images.validation
-    options = {"max_epochs": recipe.epochs, "patience": recipe.patience, "seed": seed, "resume": has_checkpoint(logs)}
+    resume = (logs / CHECKPOINTS / "last.ckpt").exists()
+    options = {"max_epochs": recipe.epochs, "patience": recipe.patience, "seed": seed, "resume": resume}
     fit(untrained, data, logs, progress=False, accelerator="cpu", tensorboard=False, **options)
 
 
