@@ -1,0 +1,249 @@
+"""Training a deep image prior: a network with a fixed input, fitted to the data of one image."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from marquis.errors import DataError, ModelMismatchError, NumericalError
+from marquis.io.tensors import load_tensors, save_tensors, split_prefix
+from marquis.progress import ProgressBar
+from marquis.tomography.analytic import fbp, total_variation
+from marquis.tomography.operators import (
+    Measurement,
+    check_data,
+    differentiable_forward,
+    noise_std,
+    readings,
+)
+from marquis.tomography.unet import default_network
+
+STEPS = 2500
+LEARNING_RATE = 2e-3
+FINAL_RATE = 0.01
+SAVE_EVERY = 20.0
+"""Seconds between two checkpoints."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedImage:
+    """A deep image prior after training.
+
+    Attributes:
+        network: in evaluation mode, float32.
+        inputs: the network's fixed input `[1, 1, H, W]`.
+        image: its output `[H, W]`, float64.
+        tv_weight: weight of the total variation in the loss.
+        residual: mean squared residual of the data.
+        losses: one per step.
+        stopped: why training ended: "steps" or "residual".
+    """
+
+    network: nn.Module
+    inputs: Tensor
+    image: Tensor
+    tv_weight: float
+    residual: float
+    losses: tuple[float, ...]
+    stopped: str
+
+
+def tv_weight_for(noise_variance: float, count: int, rate: float = 1.0) -> float:
+    """Return the weight for which the loss is a posterior with prior `exp(-rate TV)`: `2 rate σ² / dy`."""
+    return 2 * rate * noise_variance / count
+
+
+def resolve_tv_weight(data: Tensor, noise: float | None, tv: float | None) -> float:
+    """Return the weight of the total variation, from `tv` itself or from the noise level.
+
+    Raises:
+        DataError: neither is there (noise cannot be estimated from a sinogram), or one is out of range.
+    """
+    if tv is not None:
+        if not 0 < tv < math.inf:
+            raise DataError(f"tv is {tv}; the weight of the total variation has to be positive.")
+        return tv
+    if noise is None:
+        raise DataError(
+            "neither noise nor tv is set: pass noise= (standard deviation as a share of the mean |reading|, such as "
+            "0.05) or tv= (weight of the total variation); the data alone do not tell noise from structure."
+        )
+    if noise == 0:
+        raise DataError("noise is 0: pass tv= (a small weight of the total variation) for data without noise.")
+    return tv_weight_for(noise_std(data, noise) ** 2, data.numel())
+
+
+def deep_image_prior(
+    data: Tensor,
+    measurement: Measurement,
+    *,
+    tv: float,
+    range: tuple[float, float] | None = None,
+    noise_variance: float | None = None,
+    stop_at: float | None = None,
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+    network: nn.Module | None = None,
+    start: Tensor | None = None,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+    watch: Callable[[int, Tensor, float], None] | None = None,
+) -> TrainedImage:
+    """Fit a network's image to data: minimise `|y - A f(θ)|² / dy + tv TV(f(θ))` by Adam.
+
+    The rate falls by a cosine to 1 % and the gradient's norm is clipped at 1. The weights of least loss in the second
+    half are kept; with `stop_at`, training ends as soon as the mean squared residual is `stop_at noise_variance`.
+
+    Args:
+        data: what was measured.
+        measurement: the operator A.
+        tv: weight of the total variation.
+        range: least and largest value of a pixel; None for non-negative values.
+        noise_variance: of one reading; needed for `stop_at`.
+        stop_at: multiple of the noise variance at which to stop; None to use all steps.
+        steps: how many at most.
+        learning_rate: at the start.
+        network: a module from `[1, 1, H, W]` to `[1, 1, H, W]`, which is copied; a U-Net by default.
+        start: the network's fixed input `[H, W]`; the filtered back-projection by default.
+        dropout: probability of dropping channels, for the default network.
+        generator: source of the initial weights (and of dropout's masks).
+        checkpoint: a file in which an interrupted training resumes.
+        progress: whether to show a progress bar.
+        watch: called after every step with its number, the image and the mean squared residual.
+
+    Raises:
+        NumericalError: the loss is not finite.
+    """
+    data = check_data(data, measurement)
+    if steps < 1:
+        raise DataError(f"steps is {steps}; at least one is needed.")
+    if stop_at is not None and (noise_variance is None or not stop_at > 0):
+        raise DataError(f"stop_at is {stop_at}; it needs to be positive, and noise_variance has to be there.")
+    start = fbp(data, measurement) if start is None else start
+    size = float(start.abs().quantile(0.99)) or 1.0
+    inputs = (start / size).float()[None, None]
+    with torch.random.fork_rng(devices=[]):  # initialisation and dropout use the global generator
+        torch.manual_seed(torch.randint(2**31, (), generator=generator).item() if generator is not None else 0)
+        if network is None:
+            network = default_network(measurement.image_shape, range, size, dropout)
+        else:
+            network = _copy(network)
+        network.train()
+        state = _Training(network, steps, learning_rate)
+        if checkpoint is not None and checkpoint.exists():
+            state.load(checkpoint)
+        target = None if stop_at is None or noise_variance is None else stop_at * noise_variance
+        stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
+    network.load_state_dict(state.best)
+    network.eval()
+    image = network(inputs)[0, 0].detach().double()
+    residual = float((data - measurement.forward(image)).square().mean())
+    return TrainedImage(network, inputs, image, tv, residual, tuple(state.losses), stopped)
+
+
+def _run(
+    state: _Training,
+    data: Tensor,
+    measurement: Measurement,
+    inputs: Tensor,
+    tv: float,
+    target: float | None,
+    checkpoint: Path | None,
+    progress: bool,
+    watch: Callable[[int, Tensor, float], None] | None,
+) -> str:
+    saved = time.monotonic()
+    with ProgressBar("deep image prior", state.steps, progress) as bar:
+        while len(state.losses) < state.steps:
+            image = state.network(inputs)[0, 0]
+            residual = (differentiable_forward(measurement, image) - data).square().mean()
+            loss = residual + tv * total_variation(image)
+            if target is not None and float(residual) <= target:
+                state.best = _values(state.network)
+                return "residual"
+            if not bool(torch.isfinite(loss)):
+                raise NumericalError(f"the loss is {float(loss)} at step {len(state.losses)}; lower learning_rate.")
+            state.step(loss)
+            if watch is not None:
+                watch(len(state.losses), image.detach(), float(residual))
+            bar.advance()
+            if checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
+                state.save(checkpoint)
+                saved = time.monotonic()
+    if checkpoint is not None:
+        state.save(checkpoint)
+    return "steps"
+
+
+class _Training:
+    """Network, optimiser and the best weights so far; can be saved and resumed."""
+
+    def __init__(self, network: nn.Module, steps: int, learning_rate: float) -> None:
+        self.network, self.steps = network, steps
+        self.optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
+        self.learning_rate = learning_rate
+        self.losses: list[float] = []
+        self.best, self.best_loss = _values(network), math.inf
+
+    def step(self, loss: Tensor) -> None:
+        """Take one step, and keep the weights at which the loss was taken if it is the least of the second half."""
+        value = float(loss)
+        count = len(self.losses)
+        if count >= self.steps // 2 and value < self.best_loss:
+            self.best, self.best_loss = _values(self.network), value
+        share = 0.5 * (1 + math.cos(math.pi * count / self.steps))
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate * (FINAL_RATE + (1 - FINAL_RATE) * share)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimiser.step()
+        self.losses.append(value)
+
+    def save(self, path: Path) -> None:
+        tensors = {f"network.{name}": value for name, value in _values(self.network).items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        for index, entry in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in entry.items()}
+        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        tensors["random"] = torch.get_rng_state()
+        header = {"steps": self.steps, "best_loss": self.best_loss, "learning_rate": self.learning_rate}
+        save_tensors(path, "deep-image-prior", header, tensors)
+
+    def load(self, path: Path) -> None:
+        _, header, tensors = load_tensors(path, ("deep-image-prior",))
+        if (header["steps"], header["learning_rate"]) != (self.steps, self.learning_rate):
+            raise ModelMismatchError(
+                f"{path} is a training of {header['steps']} steps at rate {header['learning_rate']:g}, not of "
+                f"{self.steps} at {self.learning_rate:g}; remove it to start anew."
+            )
+        try:
+            self.network.load_state_dict(split_prefix(tensors, "network."))
+        except RuntimeError as error:
+            raise ModelMismatchError(f"{path} is of another network; remove it to start anew.") from error
+        self.best, self.best_loss = split_prefix(tensors, "best."), header["best_loss"]
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in split_prefix(tensors, "adam.").items():
+            index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        self.losses = tensors["losses"].tolist()
+        torch.set_rng_state(tensors["random"])
+
+
+def _values(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def _copy(network: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(network).float()

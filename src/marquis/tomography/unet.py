@@ -1,0 +1,114 @@
+"""The U-Net whose weights parameterise an image, and how its convolutions are grouped into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from marquis.errors import UnsupportedOperationError
+
+SLOPE = 0.2
+SKIP_CHANNELS = 4
+
+
+class UNet(nn.Module):
+    """A U-Net from one image `[1, 1, H, W]` to one image, as deep image priors use it.
+
+    `inlet`, then per scale a `down` block (stride 2) and on the way back an `up` block (bilinear upsampling, joined
+    with a few `skip` channels of the same scale), and `out`, a 1 x 1 convolution before the output's range.
+
+    Args:
+        channels: of each scale, finest first.
+        norm: whether blocks have group normalisation (groups of up to 8 channels).
+        range: least and largest value of a pixel, reached through a sigmoid; None for softplus.
+        scale: size of a pixel's values where there is no range.
+        dropout: probability of dropping a channel after each block; active in training mode only.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (16, 16, 16),
+        *,
+        norm: bool = False,
+        range: tuple[float, float] | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.channels, self.range, self.scale = tuple(channels), range, float(scale)
+        self.inlet = nn.Sequential(*_convolution(1, channels[0], norm))
+        pairs = list(zip(channels[:-1], channels[1:], strict=True))
+        self.down = nn.ModuleList(_double(fine, coarse, norm, dropout, stride=2) for fine, coarse in pairs)
+        self.skip = nn.ModuleList(nn.Conv2d(fine, SKIP_CHANNELS, 1) for fine, _ in reversed(pairs))
+        self.up = nn.ModuleList(
+            _double(coarse + SKIP_CHANNELS, fine, norm, dropout) for fine, coarse in reversed(pairs)
+        )
+        self.out = nn.Conv2d(channels[0], 1, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the image `[1, 1, H, W]`."""
+        levels = [self.inlet(image)]
+        for down in self.down:
+            levels.append(down(levels[-1]))
+        x = levels.pop()
+        for up, skip in zip(self.up, self.skip, strict=True):
+            fine = levels.pop()
+            x = F.interpolate(x, size=fine.shape[-2:], mode="bilinear", align_corners=False)
+            x = up(torch.cat([F.leaky_relu(skip(fine), SLOPE), x], dim=1))
+        x = self.out(x)
+        if self.range is None:
+            return self.scale * F.softplus(x)
+        low, high = self.range
+        return low + (high - low) * torch.sigmoid(x)
+
+
+def default_network(
+    shape: tuple[int, int], range: tuple[float, float] | None, scale: float = 1.0, dropout: float = 0.0
+) -> UNet:
+    """Return the U-Net for images of this size: wider, deeper and normalised for larger ones."""
+    edge = max(shape)
+    if edge <= 32:
+        return UNet((16, 16, 16), range=range, scale=scale, dropout=dropout)
+    channels = (16, 32, 32, 32) if edge <= 128 else (32,) * 5
+    return UNet(channels, norm=True, range=range, scale=scale, dropout=dropout)
+
+
+def weight_blocks(network: nn.Module) -> dict[str, list[str]]:
+    """Return the names of convolution weights by block: `inlet`, `down.0`, `skip.1`, ..., in the network's order.
+
+    A block is a child of the network, or an entry of a child that is a list of modules. Biases and the parameters of
+    normalisation layers are in no block: they stay fixed.
+
+    Raises:
+        UnsupportedOperationError: batch statistics or dropout are active, or there is no convolution.
+    """
+    blocks: dict[str, list[str]] = {}
+    for name, module in network.named_modules():
+        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if module.training and (batch_norm or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)):
+            raise UnsupportedOperationError(
+                f"{name} ({type(module).__name__}) is in training mode: its output is not a function of the weights "
+                "alone, so there is no Jacobian; call network.eval() first, or use the baseline `dropout`."
+            )
+        if isinstance(module, nn.Conv2d):
+            parts = name.split(".")
+            listed = isinstance(network.get_submodule(parts[0]), nn.ModuleList) and len(parts) > 1
+            blocks.setdefault(".".join(parts[:2]) if listed else parts[0], []).append(f"{name}.weight")
+    if not blocks:
+        raise UnsupportedOperationError("the network has no Conv2d, whose weights the prior is over.")
+    return blocks
+
+
+def _convolution(inputs: int, outputs: int, norm: bool, stride: int = 1) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)]
+    if norm:
+        layers.append(nn.GroupNorm(max(1, outputs // 8), outputs))
+    return [*layers, nn.LeakyReLU(SLOPE)]
+
+
+def _double(inputs: int, outputs: int, norm: bool, dropout: float, stride: int = 1) -> nn.Sequential:
+    layers = [*_convolution(inputs, outputs, norm, stride), *_convolution(outputs, outputs, norm)]
+    return nn.Sequential(*layers, *([nn.Dropout2d(dropout)] if dropout > 0 else []))
