@@ -33,7 +33,7 @@ def projection_matrix(
 ) -> Matrix:
     """Return the matrix whose rows are detector bins (angle by angle) and whose columns are pixels, in float64.
 
-    An entry is the average over the bin of the lengths that rays travel inside the pixel. Docs: docs/method/tomography.md.
+    An entry is the average over the bin of the lengths that rays travel inside the pixel (docs/method/tomography.md).
 
     Args:
         shape: height and width of the image.

@@ -86,9 +86,8 @@ class _Beam:
 
     def _apply(self, value: Tensor, which: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
         if tuple(value.shape[-2:]) != before:
-            raise DataError(
-                f"{type(self).__name__} got a tensor of shape {tuple(value.shape)}; its last dimensions must be {before}."
-            )
+            name, shape = type(self).__name__, tuple(value.shape)
+            raise DataError(f"{name} got a tensor of shape {shape}; its last dimensions must be {before}.")
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())
         dtype = value.dtype if value.dtype in (torch.float32, torch.float64) else torch.float32
@@ -104,7 +103,8 @@ class _Beam:
 
     def __repr__(self) -> str:
         height, width = self.image_shape
-        return f"{type(self).__name__}({height} x {width} pixels, {len(self.angles)} angles, {self.detectors} detectors)"
+        beam = f"{len(self.angles)} angles, {self.detectors} detectors"
+        return f"{type(self).__name__}({height} x {width} pixels, {beam})"
 
 
 class ParallelBeam(_Beam):
@@ -236,7 +236,8 @@ def _csr(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     matrix = Matrix(matrix)
     index = torch.int32 if matrix.nnz < 2**31 else torch.int64
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse")  # CSR products are stable, whatever torch says about the rest
+        # torch calls its support of CSR beta; the products used here are stable.
+        warnings.filterwarnings("ignore", message="Sparse")
         return torch.sparse_csr_tensor(
             torch.from_numpy(matrix.indptr).to(index),
             torch.from_numpy(matrix.indices).to(index),

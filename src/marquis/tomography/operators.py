@@ -173,7 +173,7 @@ def noise_std(data: Tensor, noise: float) -> float:
         DataError: the level is negative or NaN, or all data are zero.
     """
     if not noise >= 0 or math.isinf(noise):
-        raise DataError(f"noise is {noise}; it is the noise's standard deviation as a share of the mean |reading|, >= 0.")
+        raise DataError(f"noise is {noise}; it is a standard deviation, as a share of the mean |reading|: 0 or more.")
     level = float(data.abs().mean())
     if level == 0.0:
         raise DataError("all readings are zero: there is nothing to reconstruct, and noise relative to them is zero.")

@@ -20,7 +20,6 @@ from marquis.tomography.operators import (
     check_data,
     differentiable_forward,
     noise_std,
-    readings,
 )
 from marquis.tomography.unet import default_network
 
@@ -132,10 +131,8 @@ def deep_image_prior(
     inputs = (start / size).float()[None, None]
     with torch.random.fork_rng(devices=[]):  # initialisation and dropout use the global generator
         torch.manual_seed(torch.randint(2**31, (), generator=generator).item() if generator is not None else 0)
-        if network is None:
-            network = default_network(measurement.image_shape, range, size, dropout)
-        else:
-            network = _copy(network)
+        fresh = network is None
+        network = default_network(measurement.image_shape, range, size, dropout) if fresh else _copy(network)
         network.train()
         state = _Training(network, steps, learning_rate)
         if checkpoint is not None and checkpoint.exists():
@@ -166,14 +163,16 @@ def _run(
             image = state.network(inputs)[0, 0]
             residual = (differentiable_forward(measurement, image) - data).square().mean()
             loss = residual + tv * total_variation(image)
-            if target is not None and float(residual) <= target:
+            if target is not None and float(residual.detach()) <= target:
                 state.best = _values(state.network)
+                if checkpoint is not None:
+                    state.save(checkpoint)
                 return "residual"
             if not bool(torch.isfinite(loss)):
-                raise NumericalError(f"the loss is {float(loss)} at step {len(state.losses)}; lower learning_rate.")
+                raise NumericalError(f"the loss is not finite at step {len(state.losses)}; lower learning_rate.")
             state.step(loss)
             if watch is not None:
-                watch(len(state.losses), image.detach(), float(residual))
+                watch(len(state.losses), image.detach(), float(residual.detach()))
             bar.advance()
             if checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
                 state.save(checkpoint)
@@ -195,7 +194,7 @@ class _Training:
 
     def step(self, loss: Tensor) -> None:
         """Take one step, and keep the weights at which the loss was taken if it is the least of the second half."""
-        value = float(loss)
+        value = float(loss.detach())
         count = len(self.losses)
         if count >= self.steps // 2 and value < self.best_loss:
             self.best, self.best_loss = _values(self.network), value

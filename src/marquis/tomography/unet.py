@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class UNet(nn.Module):
         super().__init__()
         self.channels, self.range, self.scale = tuple(channels), range, float(scale)
         self.inlet = nn.Sequential(*_convolution(1, channels[0], norm))
-        pairs = list(zip(channels[:-1], channels[1:], strict=True))
+        pairs = list(pairwise(channels))
         self.down = nn.ModuleList(_double(fine, coarse, norm, dropout, stride=2) for fine, coarse in pairs)
         self.skip = nn.ModuleList(nn.Conv2d(fine, SKIP_CHANNELS, 1) for fine, _ in reversed(pairs))
         self.up = nn.ModuleList(

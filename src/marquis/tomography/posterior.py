@@ -1,0 +1,327 @@
+"""The linearised posterior over images, exact or iterative, behind the same two steps: tune, then posterior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from marquis.curvature.linop.nystrom import Nystrom
+from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
+from marquis.io.tensors import load_tensors, save_tensors
+from marquis.progress import ProgressBar
+from marquis.tomography.evidence import (
+    Evidence,
+    ExactData,
+    Groups,
+    Predcp,
+    TunedPrior,
+    build_problem,
+    consistent_rate,
+    tune_problem,
+)
+from marquis.tomography.gram import BUDGET, Grams, compute_grams, exact_bytes, sampled_roughness
+from marquis.tomography.krylov import (
+    RANK,
+    ROWS,
+    TOLERANCE,
+    DataOperator,
+    SpectralData,
+    approximate,
+    tune_blocks,
+)
+from marquis.tomography.operators import Measurement, check_data, forward_rows, pixels, readings
+from marquis.tomography.result import UncertainImage, noise_floor
+from marquis.tomography.tangent import LinearisedImage
+from marquis.tomography.training import TrainedImage
+
+Mode = Literal["auto", "exact", "iterative"]
+
+EXACT_READINGS = 2500
+SAMPLES = 16
+PROBES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ExactPrior:
+    """The prior over images and data as dense matrices, one term per block (or per block and tap distance).
+
+    Attributes:
+        linearised: the image as a function of weights.
+        measurement: the operator A.
+        grams: the terms of the covariances.
+        tv_weight: with which the network was trained.
+        taps: whether there is a Gaussian process over filter taps.
+    """
+
+    linearised: LinearisedImage
+    measurement: Measurement
+    grams: Grams
+    tv_weight: float
+    taps: bool
+
+    def tune(
+        self,
+        data: Tensor,
+        *,
+        evidence: Evidence = "network",
+        predcp: Predcp | None = "variance",
+        groups: Groups = "block",
+        rate: float | None = None,
+        tempered: bool = False,
+    ) -> TunedPrior:
+        """Choose variances and noise; see `marquis.tomography.tune`."""
+        data = check_data(data, self.measurement)
+        terms = self.grams.block, self.grams.distance
+        problem = build_problem(
+            self.linearised, ExactData(self.grams), self.grams.roughness, terms, data, self.measurement.forward
+        )
+        if rate is None:
+            rate = consistent_rate(self.tv_weight, problem.count, problem.misfit / problem.count)
+        return tune_problem(
+            problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate, tempered=tempered
+        )
+
+    def posterior(self, tuned: TunedPrior, *, floor: float | None = None) -> UncertainImage:
+        """Return `N(x̂, K_xx - K_xy K_yy⁻¹ K_yx)`; costs `dy³ / 3 + dx dy² + dx² dy`."""
+        coefficients = self.grams.coefficients(tuned.variance, tuned.lengthscale)
+        prior = self.grams.image_covariance(coefficients)
+        cross = forward_rows(self.measurement, prior)  # K_xy, rows are pixels
+        factor = torch.linalg.cholesky(self.grams.data_covariance(coefficients, tuned.noise_variance))
+        explained = torch.linalg.solve_triangular(factor, cross.T, upper=False)
+        covariance = prior - explained.T @ explained
+        covariance = (covariance + covariance.T) / 2
+        shape = self.measurement.image_shape
+        if floor is None:
+            floor = tuned.noise_variance * noise_floor(self.measurement)
+        return UncertainImage(
+            self.linearised.image,
+            covariance.diagonal().clamp_min(0.0).reshape(shape),
+            floor,
+            tuned.noise_variance,
+            self.measurement,
+            "linearised deep image prior, exact",
+            posterior_covariance=covariance,
+            tuned=tuned,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class IterativePrior:
+    """The prior over images and data by products with the Jacobian.
+
+    Attributes:
+        linearised: the image as a function of weights.
+        measurement: the operator A.
+        tv_weight: with which the network was trained.
+        rank: of the Nyström approximation.
+        generator: source of probes and samples.
+        progress: whether to show progress bars.
+    """
+
+    linearised: LinearisedImage
+    measurement: Measurement
+    tv_weight: float
+    rank: int = RANK
+    generator: torch.Generator | None = None
+    progress: bool = False
+
+    def operator(self, variance: Tensor, noise_variance: float) -> DataOperator:
+        """Return the products for given variances `[blocks]`."""
+        return DataOperator(self.linearised, self.measurement, variance, noise_variance)
+
+    @cached_property
+    def unit_approximation(self) -> Nystrom:
+        """The Nyström approximation of `A J Jᵀ Aᵀ`: with one variance it serves every value."""
+        ones = torch.ones(len(self.linearised.blocks), dtype=torch.float64)
+        return approximate(self.operator(ones, 1.0), self.rank, self.generator, self.progress)
+
+    def tune(
+        self,
+        data: Tensor,
+        *,
+        evidence: Evidence = "network",
+        predcp: Predcp | None = "variance",
+        groups: Groups = "scalar",
+        rate: float | None = None,
+    ) -> TunedPrior:
+        """Choose variances and noise; see `marquis.tomography.tune`."""
+        if predcp == "lengthscale":
+            raise UnsupportedOperationError("a process over filter taps needs posterior='exact'.")
+        if groups == "block" and evidence == "tangent":
+            raise UnsupportedOperationError("evidence='tangent' needs groups='scalar'.")
+        data = check_data(data, self.measurement)
+        blocks = len(self.linearised.blocks)
+        by_block = groups == "block"
+        rows = blocks if by_block else 1
+        roughness = torch.ones(rows, 1, dtype=torch.float64)
+        if predcp is not None:
+            roughness = sampled_roughness(self.linearised, PROBES, self.generator, by_block)
+        terms = torch.arange(rows), torch.zeros(rows, dtype=torch.float64)
+        # With one variance per block the spectral model is not used, only the fixed points.
+        model = SpectralData(
+            self.unit_approximation if not by_block else Nystrom(torch.zeros(1), torch.zeros(1, 1)),
+            readings(self.measurement),
+        )
+        problem = build_problem(self.linearised, model, roughness, terms, data, self.measurement.forward)
+        residual = problem.misfit / problem.count
+        if rate is None and predcp is not None:
+            rate = consistent_rate(self.tv_weight, problem.count, residual)
+        if not by_block:
+            return tune_problem(problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate)
+        start = problem.squared_norms / torch.tensor(self.linearised.sizes, dtype=torch.float64)
+        operator = self.operator(start, residual)
+        return tune_blocks(
+            operator,
+            problem,
+            rate=rate if predcp is not None else None,
+            generator=self.generator,
+            progress=self.progress,
+        )[0]
+
+    def approximation_for(self, tuned: TunedPrior) -> Nystrom:
+        """Return the preconditioner's approximation of the signal part at the tuned variances."""
+        if float(tuned.variance.max()) == float(tuned.variance.min()):
+            return self.unit_approximation.scaled(float(tuned.variance[0]))
+        operator = self.operator(tuned.variance, tuned.noise_variance)
+        return approximate(operator, self.rank, self.generator, self.progress)
+
+    def posterior(
+        self,
+        tuned: TunedPrior,
+        *,
+        samples: int = SAMPLES,
+        tol: float = TOLERANCE,
+        floor: float | None = None,
+        checkpoint: Path | None = None,
+    ) -> UncertainImage:
+        """Return variances as the mean square of Matheron samples, each of which costs one preconditioned solve.
+
+        Args:
+            tuned: variances and noise.
+            samples: how many; a standard deviation is known within `1 / sqrt(2 samples)`.
+            tol: relative residual of the solves.
+            floor: variance that every pixel has; by default from noise and operator.
+            checkpoint: a file to which finished samples go, and from which they are taken.
+        """
+        if samples < 1:
+            raise DataError(f"samples is {samples}; at least one.")
+        operator = self.operator(tuned.variance, tuned.noise_variance)
+        approximation = self.approximation_for(tuned)
+
+        def sampler(count: int, generator: torch.Generator | None) -> Tensor:
+            return operator.sample(count, lambda rows: operator.solve(rows, approximation, tol=tol), generator)
+
+        batches = math.ceil(samples / ROWS)
+        seeds = torch.randint(2**31, (batches,), generator=self.generator).tolist()
+        rows = _load_samples(checkpoint, pixels(self.measurement))
+        with ProgressBar("samples", batches, self.progress) as bar:
+            for index, seed in enumerate(seeds):
+                if rows.shape[0] < min((index + 1) * ROWS, samples):
+                    count = min((index + 1) * ROWS, samples) - index * ROWS
+                    batch = sampler(count, torch.Generator().manual_seed(seed))
+                    rows = torch.cat([rows[: index * ROWS], batch])
+                    if checkpoint is not None:
+                        save_tensors(checkpoint, "posterior-samples", {}, {"rows": rows})
+                bar.advance()
+        shape = self.measurement.image_shape
+        if floor is None:
+            floor = tuned.noise_variance * noise_floor(self.measurement)
+        return UncertainImage(
+            self.linearised.image.double(),
+            rows.double().square().mean(dim=0).reshape(shape),  # not centred: the mean is known to be zero
+            floor,
+            tuned.noise_variance,
+            self.measurement,
+            "linearised deep image prior, iterative",
+            deviations=rows.double(),
+            sampler=sampler,
+            tuned=tuned,
+        )
+
+
+def linearise(
+    trained: TrainedImage,
+    measurement: Measurement,
+    *,
+    posterior: Mode = "auto",
+    taps: bool = False,
+    memory: int = BUDGET,
+    rank: int = RANK,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> ExactPrior | IterativePrior:
+    """Linearise a trained deep image prior and prepare its posterior.
+
+    Args:
+        trained: from `deep_image_prior`.
+        measurement: the operator A.
+        posterior: "exact" keeps dense matrices over pixels and readings, "iterative" only products; "auto" takes the
+            exact one up to 2500 readings and the memory budget.
+        taps: a Gaussian process over the taps of 3 x 3 filters (exact mode only).
+        memory: bytes that the exact mode may take.
+        rank: of the iterative mode's Nyström approximation.
+        generator: source of the iterative mode's probes and samples.
+        progress: whether to show progress bars.
+
+    Raises:
+        MemoryBudgetError: "exact" does not fit; the message has the iterative mode's estimated time.
+        UnsupportedOperationError: batch statistics or dropout are active.
+    """
+    if posterior not in ("auto", "exact", "iterative"):
+        raise DataError(f"posterior is {posterior!r}; choose 'auto', 'exact' or 'iterative'.")
+    linearised = LinearisedImage(trained.network, trained.inputs)
+    required = exact_bytes(linearised, measurement, taps)
+    fits = required <= memory
+    if posterior == "auto":
+        posterior = "exact" if fits and readings(measurement) <= EXACT_READINGS else "iterative"
+    if posterior == "iterative":
+        if taps:
+            raise UnsupportedOperationError("a process over filter taps (preset='paper') needs posterior='exact'.")
+        return IterativePrior(linearised, measurement, trained.tv_weight, rank, generator, progress)
+    if not fits:
+        ones = torch.ones(len(linearised.blocks), dtype=torch.float64)
+        seconds = DataOperator(linearised, measurement, ones, 1.0).seconds_per_product()
+        expected = seconds * (rank + 25 * SAMPLES)  # about 25 iterations a sample
+        raise MemoryBudgetError(
+            f"the exact posterior of {pixels(measurement)} pixels and {readings(measurement)} readings takes "
+            f"{required / 2**30:.1f} GiB, more than the budget of {memory / 2**30:.1f} GiB; use posterior='iterative' "
+            f"(about {expected / 60:.0f} minutes for {SAMPLES} samples here), or raise memory=."
+        )
+    grams = compute_grams(linearised, measurement, taps=taps, progress=progress)
+    return ExactPrior(linearised, measurement, grams, trained.tv_weight, taps)
+
+
+def tune(
+    prior: ExactPrior | IterativePrior,
+    data: Tensor,
+    *,
+    evidence: Evidence = "network",
+    predcp: Predcp | None = "variance",
+    groups: Groups | None = None,
+    rate: float | None = None,
+) -> TunedPrior:
+    """Choose the prior's variances and the noise variance by the evidence.
+
+    Args:
+        prior: from `linearise`.
+        data: what was measured.
+        evidence: "network" at the network's weights, "tangent" of the linear model (one variance only).
+        predcp: the TV-PredCP prior on each variance, on each lengthscale (with a process over taps), or None.
+        groups: one variance per "block" of the U-Net, or "scalar"; by default blocks in exact mode, one otherwise.
+        rate: of the TV-PredCP prior; by default the one that is consistent with the training loss.
+    """
+    if groups is None:
+        groups = "block" if isinstance(prior, ExactPrior) else "scalar"
+    return prior.tune(data, evidence=evidence, predcp=predcp, groups=groups, rate=rate)
+
+
+def _load_samples(checkpoint: Path | None, size: int) -> Tensor:
+    if checkpoint is None or not checkpoint.exists():
+        return torch.zeros(0, size, dtype=torch.float64)
+    return load_tensors(checkpoint, ("posterior-samples",))[2]["rows"]
