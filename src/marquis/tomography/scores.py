@@ -30,17 +30,19 @@ def scores(result: UncertainImage, truth: Tensor, span: float | None = None) -> 
     std = result.std.flatten()
     low, high = result.interval(0.95)
     count = truth.numel()
-    raw = result.variance.flatten().clamp_min(1e-12)
     rows = {
         "psnr": psnr(result.image, truth, span),
         "marginal_log_density": result.log_density(truth, marginal=True) / count,
-        "raw_marginal_log_density": float(-0.5 * (error.square() / raw + raw.log() + math.log(2 * math.pi)).mean()),
         "coverage": float(((truth >= low) & (truth <= high)).double().mean()),
         "correlation": correlation(error.abs(), std),
         "squared_z": float((error / std).square().mean()),
         "mean_std": float(std.mean()),
         "noise_variance": result.noise_variance,
     }
+    if bool((result.variance > 0).any()):  # constant noise is all floor
+        raw = result.variance.flatten().clamp_min(1e-12)
+        density = -0.5 * (error.square() / raw + raw.log() + math.log(2 * math.pi))
+        rows["raw_marginal_log_density"] = float(density.mean())
     if result.posterior_covariance is not None:
         rows["log_density"] = result.log_density(truth) / count
     return rows

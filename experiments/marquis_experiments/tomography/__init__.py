@@ -1,0 +1,1 @@
+"""Tomography: images from few X-ray angles, with an error bar on every pixel."""
