@@ -193,10 +193,11 @@ def tune_blocks(
     *,
     rate: float | None,
     iterations: int = 8,
-    probes: int = 8,
+    probes: int | Tensor = 8,
     rank: int = 150,
     generator: torch.Generator | None = None,
     tolerance: float = 0.05,
+    tol: float = TOLERANCE,
     progress: bool = False,
 ) -> tuple[TunedPrior, DataOperator, Nystrom]:
     """Tune one variance per block by MacKay's fixed points at the network's weights, in half steps of the logarithm.
@@ -209,21 +210,25 @@ def tune_blocks(
         problem: from `build_problem`.
         rate: λ of the hyper-prior, or None for none.
         iterations: at most.
-        probes: Rademacher vectors for the traces.
+        probes: number of Rademacher vectors for the traces, or the vectors `[k, dy]` with `mean(u uᵀ) = I`.
         rank: of the preconditioner, rebuilt where variances have changed by more than a factor of two.
         generator: source of the probes.
         tolerance: change of all logarithms at which it is done.
+        tol: relative residual of the solves.
         progress: whether to show a progress bar.
     """
     size = readings(operator.measurement)
-    signs = rademacher(probes, size, generator=generator, device=torch.device("cpu"), dtype=operator.linearised.dtype)
+    dtype = operator.linearised.dtype
+    signs = probes
+    if isinstance(signs, int):
+        signs = rademacher(signs, size, generator=generator, device=torch.device("cpu"), dtype=dtype)
     approximation, built_at = approximate(operator, rank, generator, progress), operator.variance
     change, done = math.inf, 0
     with ProgressBar("variances", iterations, progress) as bar:
         while done < iterations and change > tolerance:
             if float((operator.variance / built_at).log().abs().max()) > math.log(2):
                 approximation, built_at = approximate(operator, rank, generator), operator.variance
-            gamma = effective_parameters(operator, signs, partial(operator.solve, approximation=approximation))
+            gamma = effective_parameters(operator, signs, partial(operator.solve, approximation=approximation, tol=tol))
             logs = operator.variance.log()
             pull = _hyper_gradient(problem, operator.variance, rate)
             wanted = torch.log(problem.squared_norms / (gamma - 2 * pull).clamp_min(1e-3 * gamma))
@@ -251,7 +256,7 @@ def tune_blocks(
         change <= tolerance,
         "network evidence by MacKay's fixed points, one variance per block"
         + ("" if rate is None else ", TV-PredCP on the variance"),
-        (f"traces by {probes} random probes",),
+        (f"traces by {len(signs)} random probes",),
     )
     return tuned, operator, approximation
 

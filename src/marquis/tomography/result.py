@@ -23,6 +23,7 @@ from marquis.tomography.operators import (
 )
 
 FLOOR_RANK = 100
+FLOOR_SHARE = 0.01
 DENSE_PIXELS = 2500
 
 Sampler = Callable[[int, torch.Generator | None], Tensor]
@@ -146,7 +147,11 @@ class UncertainImage:
 
 
 def noise_floor(measurement: Measurement, rank: int = FLOOR_RANK) -> float:
-    """Return `tr(pinv_rank(AᵀA)) / dx`: a pixel's mean variance by unit noise, in the `rank` best-seen directions."""
+    """Return `tr(pinv(AᵀA)) / dx` over the best-seen directions: a pixel's mean variance there by unit noise.
+
+    Directions are the `rank` leading ones, without those whose eigenvalue is below 1 % of the largest: an operator
+    that sees fewer directions well (a blur, a small image) would otherwise make the floor as large as it likes.
+    """
     count = pixels(measurement)
     if count <= DENSE_PIXELS:
         matrix = dense_matrix(measurement)
@@ -161,5 +166,5 @@ def noise_floor(measurement: Measurement, rank: int = FLOOR_RANK) -> float:
             rows_per_product=32,
         )
         values = approximation.values[:rank]
-    values = values[values > 1e-10 * values[0]]
+    values = values[values > FLOOR_SHARE * values[0]]
     return float((1 / values).sum() / count)
