@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
         report,
         structures,
         tasks,
+        tomography,
         variational,
     )
     from marquis.errors import (
@@ -54,6 +55,7 @@ _HOMES = {
     "report": "marquis.report",
     "structures": "marquis.structures",
     "tasks": "marquis.tasks",
+    "tomography": "marquis.tomography",
     "variational": "marquis.variational",
     "DataError": "marquis.errors",
     "MarquisError": "marquis.errors",
@@ -107,6 +109,7 @@ __all__ = [
     "report",
     "structures",
     "tasks",
+    "tomography",
     "variational",
 ]
 

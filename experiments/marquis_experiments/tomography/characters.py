@@ -75,7 +75,9 @@ def _train(truth: Tensor, settings: dict[str, Any], seed: int = 0, **options: An
     generator = torch.Generator().manual_seed(100 * index + seed)
     network = None
     if settings["channels"] != 16:
-        network = UNet((settings["channels"],) * 3, range=(0.0, 1.0))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(100 * index + seed)
+            network = UNet((settings["channels"],) * 3, range=(0.0, 1.0))
     trained = deep_image_prior(
         sinogram,
         geometry,

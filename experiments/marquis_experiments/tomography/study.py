@@ -26,6 +26,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
 """Ways of training on a CT slice; the posterior is computed for the first."""
 
 
+SLICES = [(128, "base", 16, True), (128, "long", 0, False), (128, "tv-start", 0, False), (128, "more-tv", 0, False)]
+"""Pixels, training, posterior samples, and whether to sample with and without the TV-PredCP prior."""
+
+
 def character_settings(run: Run, angles: int, noise: float, image: int, part: str) -> dict[str, Any]:
     """Return all that one character's cell depends on."""
     quick = run.size == "quick"
@@ -132,7 +136,7 @@ STUDY = Study(
         "ensemble_images": 10,
         "stop_images": 4,
         "default_images": 4,
-        "slices": [(128, "base", 16, True), (128, "long", 0, False), (128, "tv-start", 0, False), (128, "more-tv", 0, False)],
+        "slices": SLICES,
         "problems": list(NAMES),
         "designs": 4,
         "workers": 0,
@@ -149,9 +153,6 @@ STUDY = Study(
     full={
         "characters": [(angles, noise, 50) for noise in (0.05, 0.1) for angles in (5, 10, 20, 30)],
         "designs": 20,
-        "slices": [
-            (128, "base", 16, True), (128, "long", 0, False), (128, "tv-start", 0, False), (128, "more-tv", 0, False),
-            (256, "base", 16, False),
-        ],
-    },  # fmt: skip
+        "slices": [*SLICES, (256, "base", 16, False)],
+    },
 )

@@ -75,6 +75,8 @@ def ensemble(
     """
     if members < 2:
         raise DataError(f"members is {members}; a variance needs at least two.")
+    if training.get("network") is not None:
+        raise DataError("network= would give all members the same initial weights; leave it out for an ensemble.")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     images = [
         deep_image_prior(data, measurement, tv=tv, generator=generator, **training).image for _ in range(members)

@@ -187,7 +187,7 @@ class _Training:
 
     def __init__(self, network: nn.Module, steps: int, learning_rate: float) -> None:
         self.network, self.steps = network, steps
-        self.optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
+        self.optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
         self.learning_rate = learning_rate
         self.losses: list[float] = []
         self.best, self.best_loss = _values(network), math.inf
