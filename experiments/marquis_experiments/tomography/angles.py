@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.tomography import ParallelBeam, deep_image_prior, linearise, next_angles, psnr, simulate, tv
+from marquis.tomography import ExactPrior, ParallelBeam, deep_image_prior, linearise, next_angles, psnr, simulate, tv
 from marquis_experiments.common.cells import cell
 from marquis_experiments.tomography.data import rectangles
 
@@ -38,6 +38,7 @@ def compare_choices(index: int) -> dict[str, Any]:
     first = everything.subset(start)
     trained = _train(sinogram[start], first, weight, index)
     prior = linearise(trained, first, posterior="exact")
+    assert isinstance(prior, ExactPrior)
     posterior = prior.posterior(prior.tune(sinogram[start]))
     rest = torch.tensor([i for i in range(CANDIDATES) if i not in start.tolist()])
     chosen: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.tomography import (
+    ExactPrior,
     ParallelBeam,
     UNet,
     constant,
@@ -114,6 +115,7 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
         "variance": {},
     }
     prior = linearise(trained, geometry, posterior="exact")
+    assert isinstance(prior, ExactPrior)
     for name in settings["exact"]:
         tuned = prior.tune(sinogram, **EXACT[name])
         posterior = prior.posterior(tuned)
@@ -133,10 +135,12 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
     if settings["paper"]:
         del prior
         published = linearise(trained, geometry, posterior="exact", taps=True)
-        for name, options in (
+        assert isinstance(published, ExactPrior)
+        variants: tuple[tuple[str, dict[str, Any]], ...] = (
             ("gp", {"predcp": None}),
             ("paper", {"predcp": "lengthscale", "rate": settings["tv"] * sinogram.numel(), "tempered": True}),
-        ):
+        )
+        for name, options in variants:
             tuned = published.tune(sinogram, **options)
             result["rows"][name] = scores(published.posterior(tuned), truth, 1.0)
             assert tuned.lengthscale is not None

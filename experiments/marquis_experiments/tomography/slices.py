@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from marquis.tomography import ParallelBeam, deep_image_prior, fbp, linearise, psnr, scores, simulate, tv
+from marquis.tomography import (
+    IterativePrior,
+    ParallelBeam,
+    deep_image_prior,
+    fbp,
+    linearise,
+    psnr,
+    scores,
+    simulate,
+    tv,
+)
 from marquis.tomography.training import TrainedImage, tv_weight_for
 from marquis_experiments.common.cells import cell
 from marquis_experiments.tomography.data import CT_RANGE, ct_slice
@@ -89,7 +99,9 @@ def _posterior(
     generator = torch.Generator().manual_seed(1)
     rows, seconds = {}, {}
     prior = linearise(trained, geometry, posterior="iterative", generator=generator, rank=settings["rank"])
-    for name, options in (("scalar", {"predcp": None}), ("scalar_predcp", {})):
+    assert isinstance(prior, IterativePrior)
+    variants: tuple[tuple[str, dict[str, Any]], ...] = (("scalar", {"predcp": None}), ("scalar_predcp", {}))
+    for name, options in variants:
         started = time.perf_counter()
         tuned = prior.tune(sinogram, **options)
         seconds[f"tune_{name}"] = time.perf_counter() - started

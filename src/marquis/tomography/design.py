@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tomography.operators import Measurement, forward_rows
 from marquis.tomography.result import UncertainImage
@@ -94,8 +95,7 @@ def next_angles(
     geometry: Any = result.measurement
     if not hasattr(geometry, "with_angles"):
         raise UnsupportedOperationError(f"{type(geometry).__name__} has no angles to choose from.")
-    if criterion not in ("variance", "information"):
-        raise DataError(f"criterion is {criterion!r}; choose 'variance' or 'information'.")
+    criterion = choose("criterion", criterion, ("variance", "information"), error=DataError)
     angles = torch.as_tensor(candidates, dtype=torch.float64).reshape(-1).unique()
     taken = (angles[:, None] - geometry.angles[None]).abs().min(dim=1).values < 1e-9
     remaining = angles[~taken].tolist()

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.tomography.analytic import differences
 from marquis.tomography.complexity import log_prior_of_lengthscale, log_prior_of_variance
@@ -204,7 +205,7 @@ def tune_problem(
     from scipy.optimize import minimize
 
     taps = problem.tap_moments is not None
-    _check_options(evidence, predcp, groups, rate, taps)
+    check_options(evidence, predcp, groups, rate, taps)
     count = len(problem.blocks)
     sizes = (1 if groups == "scalar" else count, count if taps else 0, 1)
     level = math.log(problem.misfit / problem.count)
@@ -308,14 +309,12 @@ def _log_hyper_prior(
     return log_prior_of_variance(problem.jumps, problem.roughness[filters], variance[filters], rate).sum()
 
 
-def _check_options(evidence: str, predcp: str | None, groups: str, rate: float | None, taps: bool) -> None:
-    for name, value, known in (
-        ("evidence", evidence, ("network", "tangent")),
-        ("groups", groups, ("block", "scalar")),
-        ("predcp", predcp, (None, "variance", "lengthscale")),
-    ):
-        if value not in known:
-            raise DataError(f"{name} is {value!r}; choose one of {', '.join(map(repr, known))}.")
+def check_options(evidence: str, predcp: str | None, groups: str, rate: float | None, taps: bool) -> None:
+    """Refuse names that are not known and options that exclude each other."""
+    choose("evidence", evidence, ("network", "tangent"), error=DataError)
+    choose("groups", groups, ("block", "scalar"), error=DataError)
+    if predcp is not None:
+        choose("predcp", predcp, ("variance", "lengthscale"), error=DataError)
     if evidence == "tangent" and groups != "scalar":
         raise UnsupportedOperationError(
             "evidence='tangent' with one variance per block drives variances to zero and is badly overconfident; use "

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.curvature.linop.nystrom import Nystrom
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
 from marquis.io.tensors import load_tensors, save_tensors
@@ -22,6 +23,7 @@ from marquis.tomography.evidence import (
     Predcp,
     TunedPrior,
     build_problem,
+    check_options,
     consistent_rate,
     tune_problem,
 )
@@ -151,10 +153,7 @@ class IterativePrior:
         rate: float | None = None,
     ) -> TunedPrior:
         """Choose variances and noise; see `marquis.tomography.tune`."""
-        if predcp == "lengthscale":
-            raise UnsupportedOperationError("a process over filter taps needs posterior='exact'.")
-        if groups == "block" and evidence == "tangent":
-            raise UnsupportedOperationError("evidence='tangent' needs groups='scalar'.")
+        check_options(evidence, predcp, groups, rate=1.0, taps=False)
         data = check_data(data, self.measurement)
         blocks = len(self.linearised.blocks)
         by_block = groups == "block"
@@ -273,8 +272,7 @@ def linearise(
         MemoryBudgetError: "exact" does not fit; the message has the iterative mode's estimated time.
         UnsupportedOperationError: batch statistics or dropout are active.
     """
-    if posterior not in ("auto", "exact", "iterative"):
-        raise DataError(f"posterior is {posterior!r}; choose 'auto', 'exact' or 'iterative'.")
+    posterior = choose("posterior", posterior, ("auto", "exact", "iterative"), error=DataError)
     linearised = LinearisedImage(trained.network, trained.inputs)
     required = exact_bytes(linearised, measurement, taps)
     fits = required <= memory

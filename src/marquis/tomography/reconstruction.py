@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.tomography.evidence import Evidence, Groups
 from marquis.tomography.gram import BUDGET
@@ -81,8 +82,12 @@ def reconstruct(
         NumericalError: training or conjugate gradients did not converge.
         UnsupportedOperationError: active batch norm or dropout in `network`, or options that exclude each other.
     """
-    if preset not in (None, "paper"):
-        raise DataError(f"preset is {preset!r}; there is 'paper', or None.")
+    if preset is not None:
+        preset = choose("preset", preset, ("paper",), error=DataError)
+    posterior = choose("posterior", posterior, ("auto", "exact", "iterative"), error=DataError)
+    evidence = choose("evidence", evidence, ("network", "tangent"), error=DataError)
+    if groups is not None:
+        groups = choose("groups", groups, ("block", "scalar"), error=DataError)
     if range is not None and not range[0] < range[1]:
         raise DataError(f"range is {range}; its first value has to be the smaller one.")
     values = check_data(data, measurement)
