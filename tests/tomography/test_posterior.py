@@ -58,6 +58,12 @@ def test_products_one_by_one_are_the_batched_ones(small, monkeypatch):
     torch.testing.assert_close(fresh.vjp(rows), batched, rtol=1e-12, atol=1e-14)
 
 
+def test_jacobians_block_by_block_are_the_whole_one(small, monkeypatch):
+    monkeypatch.setattr("marquis.tomography.tangent.WHOLE_JACOBIAN", 0)
+    jacobian = torch.cat(list(small.exact.linearised.block_jacobians()), dim=1)
+    torch.testing.assert_close(jacobian, small.jacobian, rtol=1e-10, atol=1e-12)
+
+
 def test_gram_form_is_the_dense_product(small):
     grams = small.exact.grams
     coefficients = grams.coefficients(small.variance)
@@ -111,8 +117,28 @@ def test_tangent_evidence_is_the_linear_models(small):
     assert abs(float(network - tangent)) > 1
 
 
+@pytest.mark.parametrize("evidence", ["network", "tangent"])
+def test_gradients_of_the_evidence(small, evidence):
+    problem = problem_of(small)
+    logs = torch.cat([small.variance.log(), torch.tensor([small.noise], dtype=torch.float64).log()]).requires_grad_()
+
+    def value(logs):
+        return log_evidence(problem, logs[:-1].exp(), None, logs[-1].exp(), evidence)
+
+    (gradient,) = torch.autograd.grad(value(logs), logs)
+    for index in range(len(logs)):
+        step = torch.zeros_like(logs)
+        step[index] = 1e-5
+        with torch.no_grad():
+            numeric = (value(logs + step) - value(logs - step)) / 2e-5
+        assert float(gradient[index]) == pytest.approx(float(numeric), rel=1e-5, abs=1e-5)
+
+
 def test_a_process_over_taps(small):
     grams = compute_grams(small.exact.linearised, small.geometry, taps=True)
+    for name in ("block", "distance", "image", "data", "roughness"):
+        same = getattr(grams.independent(), name)
+        torch.testing.assert_close(same, getattr(small.exact.grams, name), rtol=1e-12, atol=1e-14)
     assert len(grams.block) == 5 * 6 + 3
     lengthscale = torch.linspace(0.3, 2.0, 8, dtype=torch.float64)
     position = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from marquis.tomography import (
 )
 from marquis.tomography.baselines import from_images
 from marquis_experiments.common.cells import cell
-from marquis_experiments.tomography.data import character
+from marquis_experiments.tomography.data import character, save_arrays
 
 TV_WEIGHTS = {
     (5, 0.05): 1e-5, (10, 0.05): 3e-5, (20, 0.05): 1e-4, (30, 0.05): 1e-4,
@@ -114,8 +114,9 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
         "rows": {},
         "variance": {},
     }
-    prior = linearise(trained, geometry, posterior="exact")
-    assert isinstance(prior, ExactPrior)
+    published = linearise(trained, geometry, posterior="exact", taps=settings["paper"])
+    assert isinstance(published, ExactPrior)
+    prior = replace(published, grams=published.grams.independent(), taps=False)
     for name in settings["exact"]:
         tuned = prior.tune(sinogram, **EXACT[name])
         posterior = prior.posterior(tuned)
@@ -133,9 +134,6 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
             images[f"prior_{name}"] = _draws(covariance).reshape(3, 28, 28)
     result["rows"]["constant_1"] = scores(constant(trained, geometry, noise_variance=1.0), truth, 1.0)
     if settings["paper"]:
-        del prior
-        published = linearise(trained, geometry, posterior="exact", taps=True)
-        assert isinstance(published, ExactPrior)
         variants: tuple[tuple[str, dict[str, Any]], ...] = (
             ("gp", {"predcp": None}),
             ("paper", {"predcp": "lengthscale", "rate": settings["tv"] * sinogram.numel(), "tempered": True}),
@@ -154,8 +152,7 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
         result["rows"]["dropout"] = scores(dropped, truth, 1.0)
         images["std_dropout"] = dropped.std
         images["dropout"] = dropped.image
-    arrays.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arrays, **{name: value.float().numpy() for name, value in images.items()})
+    save_arrays(arrays, images)
     return result
 
 
@@ -173,12 +170,11 @@ def ensemble_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> dict
         images.append(trained.image)
     assert sinogram is not None and geometry is not None
     result = from_images(torch.stack(images), sinogram, geometry, "ensemble", variance)
-    arrays.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arrays, ensemble=result.image.float().numpy(), std_ensemble=result.std.float().numpy())
+    save_arrays(arrays, {"ensemble": result.image, "std_ensemble": result.std})
     return {"rows": {"ensemble": scores(result, truth, 1.0)}}
 
 
-def default_rows(truth: Tensor, settings: dict[str, Any], _: Path) -> dict[str, Any]:
+def default_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> dict[str, Any]:
     """Run `reconstruct` as a user would, with nothing but the noise level and the range."""
     geometry, sinogram, _ = measurement_of(truth, settings["angles"], settings["noise"], settings["image"])
     generator = torch.Generator().manual_seed(100 * settings["image"])

@@ -43,3 +43,10 @@ def rectangles(seed: int, size: int = 28) -> Tensor:
         value = 0.3 + 0.7 * float(torch.rand((), generator=generator))
         image[top : min(top + height, size - 2), left : min(left + width, size - 2)] = value
     return image
+
+
+def save_arrays(path: Path, images: dict[str, Tensor]) -> None:
+    """Write images as float32 to an .npz file, for the page's pictures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: value.float().numpy() for name, value in images.items()}
+    np.savez_compressed(path, **arrays)  # pyright: ignore[reportArgumentType]

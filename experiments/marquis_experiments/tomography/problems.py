@@ -23,7 +23,7 @@ from marquis.tomography import (
     simulate,
 )
 from marquis_experiments.common.cells import cell
-from marquis_experiments.tomography.data import character
+from marquis_experiments.tomography.data import character, save_arrays
 
 NOISE = 0.02
 NAMES = ("fan beam", "inpainting", "blur", "downsampling", "Fourier", "matrix")
@@ -65,8 +65,7 @@ def _measure(settings: dict[str, Any], arrays: Path, data_dir: str | None) -> di
     result = reconstruct(data, measurement, noise=NOISE, range=(0.0, 1.0), progress=False)
     start = fbp(data, measurement)
     images = {"truth": truth, "start": start, "image": result.image, "std": result.std}
-    arrays.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arrays, **{name: value.float().numpy() for name, value in images.items()})
+    save_arrays(arrays, images)
     return {
         "readings": int(np.prod(measurement.data_shape)),
         "start_psnr": psnr(start, truth, 1.0),

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from marquis.tomography import (
@@ -23,7 +22,7 @@ from marquis.tomography import (
 )
 from marquis.tomography.training import TrainedImage, tv_weight_for
 from marquis_experiments.common.cells import cell
-from marquis_experiments.tomography.data import CT_RANGE, ct_slice
+from marquis_experiments.tomography.data import CT_RANGE, ct_slice, save_arrays
 
 NOISE = 0.01
 SLICE = 7
@@ -81,8 +80,7 @@ def measure_slice(settings: dict[str, Any], arrays: Path, data_dir: str | None) 
     images = {"truth": truth, "fbp": back_projected, "tv": best_tv[1], "dip": trained.image}
     if settings["samples"]:
         result |= _posterior(trained, geometry, sinogram, truth, span, variance, settings, images)
-    arrays.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arrays, **{name: value.float().numpy() for name, value in images.items()})
+    save_arrays(arrays, images)
     return result
 
 

@@ -52,18 +52,23 @@ class ExactData:
     def logdet_and_quadratic(
         self, variance: Tensor, lengthscale: Tensor | None, noise_variance: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return `log|K_yy|` and `rᵀ K_yy⁻¹ r`; costs `dy³ / 3`."""
-        coefficients = self.grams.coefficients(variance, lengthscale)
-        factor, failed = torch.linalg.cholesky_ex(self.grams.data_covariance(coefficients, noise_variance))
+        """Return `log|K_yy|` and `rᵀ K_yy⁻¹ r`; costs `dy³`."""
+        covariance = self.grams.data_covariance(self.grams.coefficients(variance, lengthscale), noise_variance)
+        factor, failed = torch.linalg.cholesky_ex(covariance.detach())
         if int(failed):
             level = float(noise_variance.detach())
             raise NumericalError(
                 f"the data's covariance is not positive definite at noise variance {level:.3g}: too small for float64."
             )
-        quadratic = noise_variance.new_zeros(())
-        if residual is not None:
-            quadratic = torch.linalg.solve_triangular(factor, residual[:, None], upper=False).square().sum()
-        return 2 * factor.diagonal().log().sum(), quadratic
+        # Terms that are zero carry the gradients tr(K⁻¹ dK) and -wᵀ dK w, at a third of the cost of autograd's.
+        change = covariance - covariance.detach()
+        logdet = 2 * factor.diagonal().log().sum()
+        if change.requires_grad:
+            logdet = logdet + (torch.cholesky_inverse(factor) * change).sum()
+        if residual is None:
+            return logdet, noise_variance.new_zeros(())
+        solved = torch.cholesky_solve(residual[:, None], factor)[:, 0]
+        return logdet, residual @ solved - solved @ change @ solved
 
 
 @dataclass(frozen=True, eq=False)

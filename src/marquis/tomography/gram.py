@@ -15,7 +15,7 @@ from torch import Tensor
 from marquis.progress import ProgressBar
 from marquis.tomography.analytic import differences
 from marquis.tomography.operators import Measurement, pixels, readings, sandwich
-from marquis.tomography.tangent import LinearisedImage
+from marquis.tomography.tangent import WHOLE_JACOBIAN, LinearisedImage
 
 BUDGET = 4 * 2**30
 """Bytes that the exact mode may take."""
@@ -48,6 +48,12 @@ class Grams:
             coefficients = coefficients * torch.exp(-self.distance / lengthscale[self.block])
         return coefficients
 
+    def independent(self) -> Grams:
+        """Return the terms of independent weights: those that couple a tap with itself."""
+        kept = self.distance == 0
+        parts = (self.block, self.distance, self.image, self.data, self.roughness)
+        return Grams(*(part[kept] for part in parts))
+
     def image_covariance(self, coefficients: Tensor) -> Tensor:
         """Return `K_xx`, `[dx, dx]`."""
         return torch.tensordot(coefficients, self.image, 1)
@@ -64,7 +70,8 @@ def exact_bytes(linearised: LinearisedImage, measurement: Measurement, taps: boo
     filters = linearised.filter_blocks()
     terms = sum(TAP_DISTANCES if taps and is_filter else 1 for is_filter in filters)
     dx, dy = pixels(measurement), readings(measurement)
-    largest = max(linearised.sizes)
+    whole = 8 * dx * linearised.weights.numel() <= WHOLE_JACOBIAN
+    largest = linearised.weights.numel() if whole else max(linearised.sizes)
     return 8 * (terms * (dx**2 + dy**2) + 2 * dx * largest + 4 * dy**2 + 3 * dx * dy)
 
 

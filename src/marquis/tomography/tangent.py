@@ -15,6 +15,10 @@ SMALL_IMAGE = 1024
 """Pixels up to which vector-Jacobian products are batched by `vmap`; one by one they are faster above."""
 
 
+WHOLE_JACOBIAN = 2**29
+"""Bytes up to which the Jacobian of all blocks is computed at once."""
+
+
 class LinearisedImage:
     """`f(θ) ≈ x̂ + J (θ - θ̂)` over convolution weights, in float64.
 
@@ -70,14 +74,24 @@ class LinearisedImage:
         return self._pull_back(rows, self._names)
 
     def block_jacobians(self, chunk: int = 64) -> Iterator[Tensor]:
-        """Yield each block's Jacobian `[dx, P_d]` in turn; costs dx vector-Jacobian products per block."""
+        """Yield each block's Jacobian `[dx, P_d]` in turn.
+
+        Costs dx vector-Jacobian products in all where the whole Jacobian takes at most `WHOLE_JACOBIAN` bytes, else dx
+        for each block.
+        """
+        if 8 * self.image.numel() * self.weights.numel() <= WHOLE_JACOBIAN:
+            yield from self._jacobian(self._names, self.weights.numel(), chunk).split(self.sizes, dim=1)
+            return
+        for names, size in zip(self.blocks.values(), self.sizes, strict=True):
+            yield self._jacobian(names, size, chunk)
+
+    def _jacobian(self, names: list[str], size: int, chunk: int) -> Tensor:
         pixels = self.image.numel()
         eye = torch.eye(pixels, dtype=self.dtype)
-        for names, size in zip(self.blocks.values(), self.sizes, strict=True):
-            jacobian = torch.empty(pixels, size, dtype=self.dtype)
-            for first in range(0, pixels, chunk):
-                jacobian[first : first + chunk] = self._pull_back(eye[first : first + chunk], names)
-            yield jacobian
+        jacobian = torch.empty(pixels, size, dtype=self.dtype)
+        for first in range(0, pixels, chunk):
+            jacobian[first : first + chunk] = self._pull_back(eye[first : first + chunk], names)
+        return jacobian
 
     def _pull_back(self, rows: Tensor, names: list[str]) -> Tensor:
         image, leaves = self._graph
