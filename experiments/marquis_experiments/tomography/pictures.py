@@ -57,7 +57,7 @@ def _show_on_one_scale(figure: Figure, first: int, panels: list[tuple[np.ndarray
         shown = _show(axes, values, title, top, "magma")
     for axes in figure.axes[first + len(panels) :]:
         axes.set_visible(False)
-    figure.figure.colorbar(shown, ax=figure.axes[first : first + len(panels)], shrink=0.8)
+    figure.figure.colorbar(shown, ax=figure.axes, shrink=0.6)
 
 
 def draw_character(path: Path, images: dict[str, np.ndarray]) -> None:
@@ -68,7 +68,7 @@ def draw_character(path: Path, images: dict[str, np.ndarray]) -> None:
         _show(axes, images[name], title, 1.0)
     error = np.abs(images["dip"] - images["truth"])
     top = float(max(error.max(), images["std_predcp"].max()))
-    panels = [(error, "|error| of the deep image prior"), (images["std_predcp"], "std, TV-PredCP")]
+    panels = [(error, "|error|"), (images["std_predcp"], "std, TV-PredCP")]
     others = [name for name in ("block", "dropout") if f"std_{name}" in images]
     panels += [(images[f"std_{name}"], f"std, {TITLES[name]}") for name in others]
     _show_on_one_scale(figure, 4, panels, top)
@@ -133,7 +133,7 @@ def draw_slice(path: Path, images: dict[str, np.ndarray]) -> None:
     ):
         _show(axes, images[name], title, 1.6)
     stds = [name for name in ("std_scalar_predcp", "std_scalar") if name in images]
-    panels = [(np.abs(images["dip"] - images["truth"]), "|error| of the deep image prior")]
+    panels = [(np.abs(images["dip"] - images["truth"]), "|error|")]
     titles = {"std_scalar": "std, one variance", "std_scalar_predcp": "std, TV-PredCP"}
     panels += [(images[name], titles[name]) for name in stds]
     _show_on_one_scale(figure, 3, panels, 0.3)
@@ -199,24 +199,24 @@ def draw_complexity(path: Path) -> None:
     prior = linearise(trained, geometry, posterior="exact", taps=True)
     assert isinstance(prior, ExactPrior)
     jumps, grams = differences(trained.image), prior.grams
-    mine = (grams.block == 1) & (grams.distance == 0)
-    logs = torch.linspace(-16, 8, 241, dtype=torch.float64)
-    rate = 2.0
-    kappa = expected_tv(jumps, logs.exp()[:, None] * grams.roughness[mine])
-    density = torch.stack(
-        [log_prior_of_variance(jumps, grams.roughness[mine], value[None], rate)[0] for value in logs.exp()]
-    ).exp()
-    block = grams.block == 1
-    lengths = torch.linspace(-4, 5, 181, dtype=torch.float64)
-    variance = torch.tensor(0.05, dtype=torch.float64)
+    rate, least = 2.0, float(differences(trained.image).abs().sum())
+    block = grams.block == int(grams.block[grams.roughness.sum(1).argmax()])
+    alone = grams.roughness[block & (grams.distance == 0)]
+    wide = torch.linspace(-40, 40, 1601, dtype=torch.float64)
+    middle = wide[int((expected_tv(jumps, wide.exp()[:, None] * alone) - least < 1 / rate).sum())]
+    logs = torch.linspace(float(middle) - 9, float(middle) + 5, 241, dtype=torch.float64)
+    kappa = expected_tv(jumps, logs.exp()[:, None] * alone) - least
+    density = torch.stack([log_prior_of_variance(jumps, alone, value[None], rate)[0] for value in logs.exp()]).exp()
+    lengths = torch.linspace(-4, 7, 221, dtype=torch.float64)
+    variance = middle.exp()
     kappa_length, density_length = [], []
     for length in lengths.exp():
         weights = variance * torch.exp(-grams.distance[block] / length)
-        kappa_length.append(expected_tv(jumps, weights @ grams.roughness[block]))
+        kappa_length.append(expected_tv(jumps, weights @ grams.roughness[block]) - least)
         value = log_prior_of_lengthscale(
             jumps, grams.roughness[block], grams.distance[block], variance, length, rate, 1.0
         )
-        density_length.append((value + rate * jumps.abs().sum()).exp())
+        density_length.append((value + rate * least).exp())
     mass = float(torch.trapezoid(torch.stack(density_length), lengths))
     figure = Figure(2, 2, 3.9, 2.7)
     for axes, x, y, p, label, total in (
@@ -224,9 +224,11 @@ def draw_complexity(path: Path) -> None:
         (figure.axes[1], lengths, torch.stack(kappa_length), torch.stack(density_length), "log ℓ", mass),
     ):
         axes.plot(x, y, color=BLUE)
-        axes.set(xlabel=label, title=f"density integrates to {total:.3f}", yscale="log")
-        axes.set_ylabel("κ = E TV", color=BLUE)
+        axes.set(xlabel=label, title=f"the density integrates to {total:.2f}")
+        axes.set_ylim(0, 1.05 * min(float(y.max()), 4.0))
+        axes.set_ylabel("expected TV, less TV of the image", color=BLUE)
         other = axes.twinx()
         other.plot(x, p, color=ORANGE)
+        other.set_ylim(0)
         other.set_ylabel("density", color=ORANGE)
     figure.save(path)

@@ -26,7 +26,7 @@ class UNet(nn.Module):
         norm: whether blocks have group normalisation (groups of up to 8 channels).
         range: least and largest value of a pixel, reached through a sigmoid; None for softplus.
         scale: size of a pixel's values where there is no range.
-        dropout: probability of dropping a channel after each block; active in training mode only.
+        dropout: probability of dropping a channel after each 3 x 3 convolution; active in training mode only.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         self.channels, self.range, self.scale = tuple(channels), range, float(scale)
-        self.inlet = nn.Sequential(*_convolution(1, channels[0], norm))
+        self.inlet = nn.Sequential(*_convolution(1, channels[0], norm, dropout))
         pairs = list(pairwise(channels))
         self.down = nn.ModuleList(_double(fine, coarse, norm, dropout, stride=2) for fine, coarse in pairs)
         self.skip = nn.ModuleList(nn.Conv2d(fine, SKIP_CHANNELS, 1) for fine, _ in reversed(pairs))
@@ -103,13 +103,14 @@ def weight_blocks(network: nn.Module) -> dict[str, list[str]]:
     return blocks
 
 
-def _convolution(inputs: int, outputs: int, norm: bool, stride: int = 1) -> list[nn.Module]:
+def _convolution(inputs: int, outputs: int, norm: bool, dropout: float, stride: int = 1) -> list[nn.Module]:
     layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)]
     if norm:
         layers.append(nn.GroupNorm(max(1, outputs // 8), outputs))
-    return [*layers, nn.LeakyReLU(SLOPE)]
+    layers.append(nn.LeakyReLU(SLOPE))
+    return [*layers, nn.Dropout2d(dropout)] if dropout > 0 else layers
 
 
 def _double(inputs: int, outputs: int, norm: bool, dropout: float, stride: int = 1) -> nn.Sequential:
-    layers = [*_convolution(inputs, outputs, norm, stride), *_convolution(outputs, outputs, norm)]
-    return nn.Sequential(*layers, *([nn.Dropout2d(dropout)] if dropout > 0 else []))
+    first, second = _convolution(inputs, outputs, norm, dropout, stride), _convolution(outputs, outputs, norm, dropout)
+    return nn.Sequential(*first, *second)
