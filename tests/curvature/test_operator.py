@@ -456,6 +456,13 @@ def test_preconditioned_solve_is_the_same_solution():
     expected = op.solve(v, shift=0.1, tol=1e-12)
     close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=structure), expected, 1e-9)
     close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=lambda r: r / diagonal), expected, 1e-9)
+    for rank in (5, 10_000):  # more than there are parameters: the matrix itself
+        approximation = op.nystrom(rank, generator=torch.Generator().manual_seed(0))
+        close(op.solve(v, shift=0.1, tol=1e-12, preconditioner=approximation.preconditioner(0.1)), expected, 1e-9)
+    close((approximation.vectors.T * approximation.values) @ approximation.vectors, op.to_dense(), 1e-8)
+    op.solve(v, shift=0.1, tol=1e-6, max_iterations=2, preconditioner=approximation.preconditioner(0.1))
+    with pytest.raises(NumericalError, match="iterations"):
+        op.solve(v, shift=0.1, tol=1e-6, max_iterations=2)
 
 
 def test_solve_refuses_what_it_cannot_do():

@@ -163,6 +163,24 @@ def test_g_prior_gives_one_precision_per_weight():
     assert any("still change" in note for note in tuned.notes) == (not tuned.converged)
 
 
+def test_at_the_networks_weights_it_is_mackays_fixed_point():
+    """No search for theta-star: the same evidence as `tune("evidence")`, here with an exact expectation."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x = randn(30, 2, seed=4)
+    y = torch.sin(x[:, :1]) + 0.1 * randn(30, 1, seed=5)
+    problem = build(model, batches(x, y, 11), Gaussian(5.0), Prior(1.3, groups="layer"))
+    exact = tune(problem, "evidence", tolerance=1e-8)
+    ours = tune(problem, "sampled", at="network", tolerance=1e-8, iterations=500)
+    torch.testing.assert_close(ours.prior.precision, exact.prior.precision, rtol=1e-4, atol=0)
+    assert float(ours.likelihood.noise_precision) == pytest.approx(float(exact.likelihood.noise_precision), rel=1e-4)
+    assert ours.theta_star is None
+    other = tune(problem, "sampled", tolerance=1e-8, iterations=500)
+    assert float((other.prior.precision / exact.prior.precision - 1).abs().max()) > 0.01
+    with pytest.raises(DataError, match="optimum"):
+        tune(problem, "sampled", at="somewhere")
+
+
 def test_nothing_is_changed_and_bad_numbers_are_refused():
     problem = class_problem()
     before = {name: p.clone() for name, p in problem.model.named_parameters()}

@@ -123,6 +123,27 @@ def test_gradient_reaches_the_same_maximum(groups):
     assert tuned.log_evidence == pytest.approx(exact.log_evidence, abs=1e-6)
 
 
+def test_a_hyper_prior_is_part_of_what_is_maximised():
+    """Gaussian over log precisions: at the result the sum's gradient vanishes, the evidence's alone does not."""
+    problem = network_problem(Prior(groups="layer"), "full")
+    centre, sharpness = 1.5, 4.0
+
+    def log_prior(logs):
+        return -0.5 * sharpness * (logs - centre).square().sum()
+
+    plain = tune(problem, "gradient", steps=1000, tolerance=1e-5)
+    tuned = tune(problem, "gradient", steps=1000, tolerance=1e-5, log_prior=log_prior)
+    assert tuned.converged
+    logs = tuned.prior.precision.double().log().requires_grad_()
+    here = problem.with_hyper(logs.exp(), tuned.likelihood.noise_precision)
+    value = log_evidence(here)
+    (slope,) = torch.autograd.grad(value, logs)
+    torch.testing.assert_close(slope, sharpness * (logs.detach() - centre), rtol=0, atol=1e-4)
+    assert float(slope.abs().max()) > 0.01
+    assert tuned.log_evidence == pytest.approx(float(value.detach()), abs=1e-8)  # the evidence itself is reported
+    assert tuned.log_evidence < plain.log_evidence
+
+
 def test_gradient_keeps_the_best_iterate():
     problem = network_problem(structure="diagonal")
     found = ascend(problem, learning_rate=3.0, steps=15)  # overshoots at once

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.distributions import MultivariateNormal
 
+import marquis as mq
 from marquis.errors import UnsupportedOperationError
-from marquis.tomography import Dense, UNet, deep_image_prior, simulate
+from marquis.tomography import Dense, UNet, as_layer, deep_image_prior, simulate
 from marquis.tomography.evidence import ExactData, TunedPrior, build_problem, log_evidence
 from marquis.tomography.gram import compute_grams, tap_classes
 from marquis.tomography.posterior import linearise
@@ -90,6 +93,25 @@ def test_posterior_is_the_one_of_weight_space(small):
     result = small.exact.posterior(tuned_at(small), floor=0.0)
     assert float((result.covariance - expected).norm() / expected.norm()) < 1e-9
     torch.testing.assert_close(result.variance.flatten(), expected.diagonal(), rtol=1e-8, atol=1e-12)
+
+
+def test_the_engines_posterior_is_the_same(small):
+    """`Laplace` on network and operator together, read at the image: other code, the same covariance and evidence."""
+    network = copy.deepcopy(small.trained.network).double()
+    model = nn.Sequential(network, nn.Flatten(0, 1), as_layer(small.geometry), nn.Flatten())
+    names = [f"0.{name}" for names in small.exact.linearised.blocks.values() for name in names]
+    likelihood = mq.Gaussian(1 / small.noise)
+    chosen = lambda name, _: name in names  # noqa: E731
+    la = mq.Laplace(model, likelihood, "lowrank", "exact", parameters=chosen, prior=1 / 0.3)
+    la.fit([(small.trained.inputs.double(), small.data.reshape(1, -1))], progress=False)
+    prediction = la.predict(small.trained.inputs.double(), at="0", joint=True)
+    one = tuned_at(small, variance=torch.full_like(small.variance, 0.3))
+    ours = small.exact.posterior(one, floor=0.0)
+    assert float((prediction.covariance - ours.covariance).norm() / ours.covariance.norm()) < 1e-7
+    problem = problem_of(small)
+    noise = torch.tensor(small.noise, dtype=torch.float64)
+    value = log_evidence(problem, one.variance, None, noise, "network")
+    assert float(la.log_evidence()) == pytest.approx(float(value), rel=1e-6)
 
 
 def test_tangent_evidence_is_the_linear_models(small):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,15 @@ class LogPrecisions:
     Training with evidence keeps one such object, so that Adam's moments carry over from update to update.
     """
 
-    def __init__(self, problem: EvidenceProblem, *, noise: bool = True, learning_rate: float = 0.1) -> None:
+    def __init__(
+        self,
+        problem: EvidenceProblem,
+        *,
+        noise: bool = True,
+        learning_rate: float = 0.1,
+        log_prior: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._log_prior = log_prior
         self._noise = noise and problem.noise is not None
         self._prior = isinstance(problem.prior, BoundPrior)
         if not self._prior and not self._noise:
@@ -61,10 +70,12 @@ class LogPrecisions:
         return problem.with_hyper(precision, self.leaves[-1].exp() if self._noise else None)
 
     def value_and_gradient(self, problem: EvidenceProblem) -> float:
-        """Return the log evidence at the present precisions, and write its negative gradient to the leaves."""
+        """Return the log evidence plus hyper-prior at the present precisions; write its negative gradient to the leaves."""
         self._adam.zero_grad()
         with torch.enable_grad():
             value = log_evidence(self.apply(problem))
+            if self._log_prior is not None and self._prior:
+                value = value + self._log_prior(self.leaves[0])
             (-value).backward()
         return float(value.detach())
 
@@ -95,6 +106,7 @@ def ascend(
     learning_rate: float = 0.1,
     steps: int = 100,
     tolerance: float = 1e-3,
+    log_prior: Callable[[Tensor], Tensor] | None = None,
 ) -> Ascent:
     """Maximise the evidence by Adam on `log delta` and `log beta`, and return the best iterate.
 
@@ -107,10 +119,11 @@ def ascend(
         learning_rate: of Adam.
         steps: at most.
         tolerance: ends the ascent once no component of the gradient exceeds it (in nats per e-fold).
+        log_prior: log density of the logarithms of the prior precisions `[G]`, up to a constant; added to the evidence.
     """
     if steps < 1 or not learning_rate > 0:
         raise DataError(f"steps={steps} and learning_rate={learning_rate} have to be positive.")
-    logs = LogPrecisions(problem, noise=noise, learning_rate=learning_rate)
+    logs = LogPrecisions(problem, noise=noise, learning_rate=learning_rate, log_prior=log_prior)
     history: list[Step] = []
     best, best_value, slope = problem, -math.inf, math.inf
     for count in range(steps + 1):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.evidence.expectation import FEW_WEIGHTS, SAMPLES, Exact, Sampled
 from marquis.evidence.inputs import EvidenceProblem
@@ -34,6 +35,7 @@ def sampled(
     noise: bool = True,
     g_prior: bool = False,
     simplified: bool = False,
+    at: str = "optimum",
     tolerance: float = 1e-3,
     theta_tolerance: float = 1e-3,
     solve_tolerance: float = 1e-4,
@@ -62,6 +64,8 @@ def sampled(
             held more tightly. The prior returned has one precision per weight; `effective_parameters` stay those of
             the groups.
         simplified: use `h = J theta`, without the offset.
+        at: "optimum" evaluates at theta-star of the linear model, "network" at the network's weights, which saves the
+            search for theta-star and does not follow it where groups are many and data are few.
         tolerance: on the relative change of every lambda and of the noise.
         theta_tolerance: nats that theta-star may be off.
         solve_tolerance: relative residual of the samples.
@@ -73,6 +77,7 @@ def sampled(
     """
     if (samples is not None and samples < 1) or iterations < 1:
         raise DataError(f"samples={samples} and iterations={iterations} have to be at least 1.")
+    at = choose("at", at, ("optimum", "network"), error=DataError)
     prior = problem.grouped_prior
     tangent = LinearModel(problem, "sampled", simplified=simplified)
     if samples is None and len(tangent.centre) <= FEW_WEIGHTS:
@@ -90,16 +95,18 @@ def sampled(
         delta = here.grouped_prior.vector().to(theta) * weights
         scale = float(here.scale())
         diagonal = scale * expectation.diagonal + delta
-        optimum = tangent.optimum(
-            delta,
-            prior.mean.to(theta),
-            scale,
-            theta,
-            preconditioner=lambda rows, diagonal=diagonal: rows / diagonal,
-            tolerance=theta_tolerance,
-            max_products=max_products,
-        )
-        theta = optimum.theta
+        statistics = problem.statistics
+        if at == "optimum":
+            optimum = tangent.optimum(
+                delta,
+                prior.mean.to(theta),
+                scale,
+                theta,
+                preconditioner=lambda rows, diagonal=diagonal: rows / diagonal,
+                tolerance=theta_tolerance,
+                max_products=max_products,
+            )
+            theta, statistics = optimum.theta, optimum.statistics
         gamma, error = expectation(here.grouped_prior, delta, scale)
         history.append(step_of(here, None, gamma))
         if change <= tolerance or len(history) > iterations:
@@ -108,9 +115,9 @@ def sampled(
         precision = limited(gamma.double() / scatter.double())
         change = float((precision / here.grouped_prior.precision.double() - 1).abs().max())
         beta = None
-        if noise and here.noise is not None and optimum.statistics.sse is not None:
-            free = optimum.statistics.observed - problem.temperature * gamma.double().sum()
-            beta = limited(free.clamp_min(0) / optimum.statistics.sse.double())
+        if noise and here.noise is not None and statistics.sse is not None:
+            free = statistics.observed - problem.temperature * gamma.double().sum()
+            beta = limited(free.clamp_min(0) / statistics.sse.double())
             change = max(change, abs(float(beta) / float(here.noise) - 1))
         here = here.with_hyper(precision, beta)
     notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
@@ -133,7 +140,7 @@ def sampled(
         history=history,
         notes=notes,
         converged=change <= tolerance,
-        theta_star=theta,
+        theta_star=theta if at == "optimum" else None,
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
@@ -11,7 +14,7 @@ from marquis.evidence.adapted import adapted
 from marquis.evidence.gradient import ascend
 from marquis.evidence.grid import grid
 from marquis.evidence.inputs import EvidenceProblem
-from marquis.evidence.log_evidence import effective_parameters
+from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.maximise import maximise
 from marquis.evidence.sampled import sampled
 from marquis.evidence.tuning_result import Tuned, finish
@@ -27,8 +30,9 @@ def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> 
         problem: what the evidence is a function of; see `EvidenceProblem`.
         method: `"evidence"`: MacKay's fixed points, or Adam where they do not converge (options `noise`,
             `tolerance`, `max_iterations`). `"gradient"`: Adam on the logarithms (`noise`, `learning_rate`, `steps`,
-            `tolerance`). `"adapted"`: the evidence of the linearised model at its own optimum, for networks that are
-            not at a mode, above all normalised ones (see `adapted`). `"grid"`: predictive log density of validation
+            `tolerance`, and `log_prior`, a hyper-prior over the logarithms of the prior precisions).
+            `"adapted"`: the evidence of the linearised model at its own optimum, for networks that are not at a mode,
+            above all normalised ones (see `adapted`). `"grid"`: predictive log density of validation
             data (`score=` is required; see `grid`). `"sampled"`: without any factorisation (see `sampled`).
         **options: passed on to the method.
 
@@ -83,15 +87,18 @@ def by_gradient(
     learning_rate: float = 0.1,
     steps: int = 100,
     tolerance: float = 1e-3,
+    log_prior: Callable[[Tensor], Tensor] | None = None,
 ) -> Tuned:
     """Tune by Adam on the logarithms (docs/method/evidence.md#gradient-and-grid)."""
-    ascent = ascend(problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance)
+    ascent = ascend(
+        problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance, log_prior=log_prior
+    )
     has_groups = isinstance(ascent.problem.prior, BoundPrior)
     return finish(
         problem,
         ascent.problem,
         method="evidence (Adam)",
-        log_evidence=ascent.log_evidence,
+        log_evidence=float(log_evidence(ascent.problem).detach()),  # without the hyper-prior
         gamma=effective_parameters(ascent.problem).detach() if has_groups else None,
         history=ascent.history,
         notes=ascent.notes,

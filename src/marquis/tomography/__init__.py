@@ -12,7 +12,7 @@ from marquis.tomography.baselines import constant, dropout, ensemble
 from marquis.tomography.design import next_angles
 from marquis.tomography.evidence import TunedPrior
 from marquis.tomography.geometry import FanBeam, ParallelBeam
-from marquis.tomography.operators import Measurement, check_measurement, simulate
+from marquis.tomography.operators import Measurement, as_layer, check_measurement, simulate
 from marquis.tomography.posterior import ExactPrior, IterativePrior, linearise, tune
 from marquis.tomography.problems import Blur, Dense, Downsampling, Fourier, Inpainting
 from marquis.tomography.reconstruction import reconstruct
@@ -36,6 +36,7 @@ __all__ = [
     "TunedPrior",
     "UNet",
     "UncertainImage",
+    "as_layer",
     "check_measurement",
     "constant",
     "deep_image_prior",

@@ -8,12 +8,13 @@ derivative's transpose is the adjoint.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.functional.linear_map import LinearMap
 
 ADJOINT_TOLERANCE = 1e-4
 
@@ -46,24 +47,13 @@ class Measurement(Protocol):
         ...
 
 
-class _Forward(torch.autograd.Function):
-    """Apply the measurement and send gradients back through its adjoint."""
+def as_layer(measurement: Measurement) -> LinearMap:
+    """Return the measurement as the last layer of a network: gradients and curvature go through it.
 
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, measurement: Measurement) -> Tensor:
-        ctx.measurement = measurement
-        return measurement.forward(images.detach())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.measurement.adjoint(gradients[0]), None
-
-
-def differentiable_forward(measurement: Measurement, images: Tensor) -> Tensor:
-    """Return `A x` so that autograd goes through it, whatever the measurement is made of."""
-    output = _Forward.apply(images, measurement)
-    assert isinstance(output, Tensor)
-    return output
+    `mq.Laplace(nn.Sequential(network, as_layer(measurement)), ...)` fits a posterior to the data, and
+    `predict(x, at="0")` reads it at the image.
+    """
+    return LinearMap(measurement.forward, measurement.adjoint, measurement.image_shape, measurement.data_shape)
 
 
 def pixels(measurement: Measurement) -> int:

@@ -15,12 +15,7 @@ from marquis.errors import DataError, ModelMismatchError, NumericalError
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.progress import ProgressBar
 from marquis.tomography.analytic import fbp, total_variation
-from marquis.tomography.operators import (
-    Measurement,
-    check_data,
-    differentiable_forward,
-    noise_std,
-)
+from marquis.tomography.operators import Measurement, as_layer, check_data, noise_std
 from marquis.tomography.unet import default_network
 
 STEPS = 2500
@@ -157,11 +152,12 @@ def _run(
     progress: bool,
     watch: Callable[[int, Tensor, float], None] | None,
 ) -> str:
+    project = as_layer(measurement)
     saved = time.monotonic()
     with ProgressBar("deep image prior", state.steps, progress) as bar:
         while len(state.losses) < state.steps:
             image = state.network(inputs)[0, 0]
-            residual = (differentiable_forward(measurement, image) - data).square().mean()
+            residual = (project(image) - data).square().mean()
             loss = residual + tv * total_variation(image)
             if target is not None and float(residual.detach()) <= target:
                 state.best = _values(state.network)

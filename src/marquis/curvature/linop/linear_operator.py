@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marquis.curvature.linop import iterative
 from marquis.curvature.linop.iterative import Estimate, Matvec, Spectrum
+from marquis.curvature.linop.nystrom import Nystrom, nystrom
 from marquis.errors import DataError, MemoryBudgetError, NumericalError
 
 if TYPE_CHECKING:
@@ -194,6 +195,24 @@ class LinearOperator(ABC):
                 "preconditioner, or compute in float64."
             )
         return solution.x.reshape(v.shape)
+
+    def nystrom(self, rank: int = 100, *, generator: torch.Generator | None = None) -> Nystrom:
+        """Return a low-rank approximation from `rank` products, whose preconditioner speeds up `solve`.
+
+        `operator.solve(v, shift=s, preconditioner=operator.nystrom(100).preconditioner(s))`: once the smallest kept
+        eigenvalue is below a few times the shift, a handful of iterations is enough. For GGN and Fisher matrices,
+        which are positive semi-definite.
+
+        Args:
+            rank: number of products and of vectors kept; at most the number of parameters.
+            generator: source of the random vectors.
+
+        Raises:
+            NumericalError: the matrix is not positive semi-definite.
+        """
+        return nystrom(
+            self._product, self.size, min(rank, self.size), generator=generator, dtype=self.dtype, device=self.device
+        )
 
     def eigsh_top(
         self,

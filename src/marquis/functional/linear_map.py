@@ -1,0 +1,101 @@
+"""A linear operator that is known by its products, as a layer of a network.
+
+Sparse matrices and other people's operators cannot be traced, nor differentiated by `torch.func`. Here the operator is
+one opaque operation whose derivative is itself and whose transpose is its adjoint, so that curvature goes through it:
+`Laplace(nn.Sequential(network, LinearMap(...)))` sees the data `A f(x)`, and `predict(x, at="0")` reads the posterior
+at `f(x)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Operator:
+    """Both products, the shapes they map between, and the number that stands for them in a graph."""
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        adjoint: Callable[[Tensor], Tensor],
+        input_shape: tuple[int, ...],
+        output_shape: tuple[int, ...],
+    ) -> None:
+        self.products, self.shapes = (forward, adjoint), (tuple(input_shape), tuple(output_shape))
+        self.handle = next(_HANDLES)
+        _OPERATORS[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Operator:
+        """Return itself: copies of a module share the operator, so that a graph of one serves the other."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickle the products; another process gives them a number of its own."""
+        return _Operator, (*self.products, *self.shapes)
+
+
+_HANDLES = itertools.count()
+_OPERATORS: weakref.WeakValueDictionary[int, _Operator] = weakref.WeakValueDictionary()
+"""Operators by their numbers, which are never used again; an operator lives as long as a module that has it."""
+
+
+@torch.library.custom_op("marquis::linear_map", mutates_args=())
+def _linear_map(x: Tensor, handle: int, transposed: bool) -> Tensor:
+    output = _OPERATORS[handle].products[transposed](x)
+    # An operation must not return its input's memory, as an identity would.
+    return output.clone() if output.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else output
+
+
+@_linear_map.register_fake
+def _(x: Tensor, handle: int, transposed: bool) -> Tensor:
+    shapes = _OPERATORS[handle].shapes
+    before, after = shapes[transposed], shapes[not transposed]
+    return x.new_empty(*x.shape[: x.ndim - len(before)], *after)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.handle, ctx.transposed = inputs[1], inputs[2]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return _linear_map(gradient, ctx.handle, not ctx.transposed), None, None
+
+
+_linear_map.register_autograd(_backward, setup_context=_keep)
+
+
+@_linear_map.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], x: Tensor, handle: int, transposed: bool) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None
+    return _linear_map(x.movedim(in_dims[0], 0), handle, transposed), 0
+
+
+class LinearMap(nn.Module):
+    """A layer without parameters that applies a linear operator to the last dimensions of its input.
+
+    Args:
+        forward: `[..., *input_shape]` to `[..., *output_shape]`, linear, for any number of leading dimensions.
+        adjoint: its transpose, `[..., *output_shape]` to `[..., *input_shape]`.
+        input_shape: of one input.
+        output_shape: of one output.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        adjoint: Callable[[Tensor], Tensor],
+        input_shape: tuple[int, ...],
+        output_shape: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self._operator = _Operator(forward, adjoint, input_shape, output_shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the operator's product with `x`."""
+        return _linear_map(x, self._operator.handle, False)
