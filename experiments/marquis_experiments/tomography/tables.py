@@ -38,8 +38,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     judged = targets(results, main)
     rows = of_setting(results["linearised"], main)
     slices = results["ct"]
+    planned = max(count for angles, noise, count in results["settings"]["characters"] if (angles, noise) == main)
     return {
         "images": len(rows),
+        "planned": planned,
+        "unfinished": len(rows) < planned,
         "angles": main[0],
         "noise": f"{100 * main[1]:g} %",
         "main": density_table(results, main),
@@ -69,7 +72,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "design": design_table(results["design"]),
         "designs": len(results["design"]),
         "has_design": bool(results["design"]),
-        "verdict": verdict(*(row[2] for row in judged)),
+        "verdict": verdict(len(rows) >= planned, *(row[2] for row in judged)),
     }
 
 
@@ -100,7 +103,7 @@ def density_table(results: dict[str, Any], setting: tuple[int, float]) -> str:
         count = len(column(rows, method, "coverage"))
         if not count:
             continue
-        line = [title if count == len(rows) else f"{title} ({count} images)"]
+        line = [title if count == len(rows) else f"{title} (n = {count})"]
         for key in ("psnr", "log_density", "marginal_log_density", "coverage", "correlation"):
             entries = column(rows, method, key)
             digits = 1 if key == "psnr" else 3 if key == "coverage" else 2
@@ -146,7 +149,7 @@ def targets(results: dict[str, Any], main: tuple[int, float]) -> list[tuple[str,
         if pairs:
             ahead = [row[better]["marginal_log_density"] - row[worse]["marginal_log_density"] for row in pairs]
             text = f"marginal density: {names[better]} at least {names[worse]}"
-            judged.append((text, f"{with_error(ahead, 2)} ({len(pairs)} images)", mean(ahead) >= 0))
+            judged.append((text, f"{with_error(ahead, 2)} (n = {len(pairs)})", mean(ahead) >= 0))
     return judged
 
 
