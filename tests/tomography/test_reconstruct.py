@@ -13,6 +13,7 @@ from marquis.errors import (
     DataError,
     MemoryBudgetError,
     ModelMismatchError,
+    NumericalError,
     UnsupportedOperationError,
 )
 from marquis.tomography import (
@@ -119,6 +120,21 @@ def test_training_stops_at_the_noise(data):
     assert trained.stopped == "residual" and len(trained.losses) < 2000
     assert trained.residual == pytest.approx(2.0 * variance, rel=0.2)
     assert trained.residual <= 2.0 * variance * 1.001
+
+
+def test_a_saturated_output_starts_again(monkeypatch):
+    """Seeds 0 and 1 of this problem end in an image of zeros; other initial weights do not."""
+    mask = torch.rand(10, 10, generator=torch.Generator().manual_seed(0)) < 0.6
+    problem = Inpainting(mask)
+    y = simulate(squares(10), problem, noise=0.05, generator=torch.Generator().manual_seed(1))
+    options = {"tv": 3.7e-6, "range": (0, 1), "steps": 300, "progress": False}
+    for seed in (0, 1):
+        trained = deep_image_prior(y, problem, generator=torch.Generator().manual_seed(seed), **options)
+        assert trained.residual < 0.05 * float(y.square().mean())
+    dead = UNet((3, 4), range=(0.0, 1.0))
+    torch.nn.init.constant_(dead.out.bias, -200.0)
+    with pytest.raises(NumericalError, match="saturated"):
+        deep_image_prior(y, problem, network=dead, **options)
 
 
 def test_training_resumes(data, tmp_path):

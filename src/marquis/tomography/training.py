@@ -21,6 +21,9 @@ from marquis.tomography.unet import default_network
 STEPS = 2500
 LEARNING_RATE = 2e-3
 FINAL_RATE = 0.01
+ATTEMPTS = 5
+"""Initial weights that are tried where the output saturates and the image becomes constant."""
+CHECK_EVERY = 50
 SAVE_EVERY = 20.0
 """Seconds between two checkpoints."""
 
@@ -105,7 +108,8 @@ def deep_image_prior(
         stop_at: multiple of the noise variance at which to stop; None to use all steps.
         steps: how many at most.
         learning_rate: at the start.
-        network: a module from `[1, 1, H, W]` to `[1, 1, H, W]`, which is copied; a U-Net by default.
+        network: a module from `[1, 1, H, W]` to `[1, 1, H, W]`, which is copied; a U-Net by default, whose weights are
+            initialised again where the output saturates in training.
         start: the network's fixed input `[H, W]`; the filtered back-projection by default.
         dropout: probability of dropping channels, for the default network.
         generator: source of the initial weights (and of dropout's masks).
@@ -114,7 +118,7 @@ def deep_image_prior(
         watch: called after every step with its number, the image and the mean squared residual.
 
     Raises:
-        NumericalError: the loss is not finite.
+        NumericalError: the loss is not finite, or the image becomes constant from all initial weights tried.
     """
     data = check_data(data, measurement)
     if steps < 1:
@@ -126,19 +130,33 @@ def deep_image_prior(
     inputs = (start / size).float()[None, None]
     with torch.random.fork_rng(devices=[]):  # initialisation and dropout use the global generator
         torch.manual_seed(torch.randint(2**31, (), generator=generator).item() if generator is not None else 0)
-        fresh = network is None
-        network = default_network(measurement.image_shape, range, size, dropout) if fresh else _copy(network)
-        network.train()
-        state = _Training(network, steps, learning_rate)
+        target = None if stop_at is None or noise_variance is None else stop_at * noise_variance
+
+        def start_training() -> _Training:
+            module = _copy(network) if network is not None else None
+            module = module or default_network(measurement.image_shape, range, size, dropout)
+            return _Training(module.train(), steps, learning_rate)
+
+        state = start_training()
         if checkpoint is not None and checkpoint.exists():
             state.load(checkpoint)
-        target = None if stop_at is None or noise_variance is None else stop_at * noise_variance
         stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
-    network.load_state_dict(state.best)
-    network.eval()
-    image = network(inputs)[0, 0].detach().double()
+        attempts = 1
+        while stopped == "collapsed":
+            if attempts == (ATTEMPTS if network is None else 1):
+                raise NumericalError(
+                    "training made the image constant, with an output that is saturated; lower learning_rate, or check "
+                    "that range fits the data."
+                )
+            state = start_training()
+            stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
+            attempts += 1
+    trained = state.network
+    trained.load_state_dict(state.best)
+    trained.eval()
+    image = trained(inputs)[0, 0].detach().double()
     residual = float((data - measurement.forward(image)).square().mean())
-    return TrainedImage(network, inputs, image, tv, residual, tuple(state.losses), stopped)
+    return TrainedImage(trained, inputs, image, tv, residual, tuple(state.losses), stopped)
 
 
 def _run(
@@ -166,6 +184,8 @@ def _run(
                 return "residual"
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(f"the loss is not finite at step {len(state.losses)}; lower learning_rate.")
+            if len(state.losses) % CHECK_EVERY == CHECK_EVERY - 1 and _collapsed(image, float(residual.detach()), data):
+                return "collapsed"
             state.step(loss)
             if watch is not None:
                 watch(len(state.losses), image.detach(), float(residual.detach()))
@@ -232,6 +252,13 @@ class _Training:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
         self.losses = tensors["losses"].tolist()
         torch.set_rng_state(tensors["random"])
+
+
+def _collapsed(image: Tensor, residual: float, data: Tensor) -> bool:
+    """Whether the image is constant and explains less than half of the data: a saturated output has no gradient."""
+    values = image.detach()
+    flat = float(values.max() - values.min()) <= 1e-5 * max(float(values.abs().max()), 1e-5)
+    return flat and residual > 0.5 * float(data.square().mean())
 
 
 def _values(network: nn.Module) -> dict[str, Tensor]:
