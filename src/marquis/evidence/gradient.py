@@ -70,7 +70,7 @@ class LogPrecisions:
         return problem.with_hyper(precision, self.leaves[-1].exp() if self._noise else None)
 
     def value_and_gradient(self, problem: EvidenceProblem) -> float:
-        """Return the log evidence plus hyper-prior at the present precisions; write its negative gradient to the leaves."""
+        """Return log evidence plus hyper-prior here; write their negative gradient to the leaves."""
         self._adam.zero_grad()
         with torch.enable_grad():
             value = log_evidence(self.apply(problem))
