@@ -16,7 +16,7 @@ from marquis.autoencoders.network import beside_mask, parts_of
 from marquis.errors import DataError, NumericalError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
-from marquis.variational.base import evaluating
+from marquis.variational.base import evaluation_mode
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
 PLATEAU = 5
@@ -199,7 +199,7 @@ class BaseAutoencoder(LightningModule):
     def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
         if samples < 1:
             raise DataError(f"samples={samples}: an estimate needs at least one draw.")
-        with evaluating(self):  # batch statistics or dropout of a network left in training mode would change answers
+        with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
             yield from self.draws(samples, generator)
 
     def inputs(self, x: Tensor, seen: Tensor | None) -> Tensor:

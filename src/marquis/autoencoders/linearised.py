@@ -18,7 +18,7 @@ from marquis.functional.linearise import Linearisation, Weights
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import NEW_NAMES
 from marquis.options import renamed_arguments
-from marquis.variational.base import evaluating
+from marquis.variational.base import evaluation_mode
 
 
 class LinearisedAutoencoder(PosteriorAutoencoder):
@@ -38,21 +38,21 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
 
     def mean_code(self, inputs: Tensor) -> Tensor:
         """That of the mean weights: a linear function's mean is its value there."""
-        with evaluating(self):
+        with evaluation_mode(self):
             return _call(self.encoder, {}, inputs)
 
     def mean_output(self, z: Tensor) -> Tensor | None:
         """Likewise, if what the decoder gives are the data themselves and not, say, the logits of probabilities."""
         if not isinstance(self.likelihood, Gaussian):
             return None
-        with evaluating(self):
+        with evaluation_mode(self):
             return _call(self.decoder, {}, z)
 
     def _along(self, tangent: Linearisation, step: Weights) -> Draw:
         """Encoder and decoder, and both together, to first order in a step from the mean."""
 
         def reconstruct(x: Tensor) -> tuple[Tensor, Output]:
-            z, f = tangent.along(self._both, x, step)
+            z, f = tangent.along(self._code_and_image, x, step)
             return z, self.output(f)
 
         return Draw(
@@ -67,7 +67,8 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
     def _image(self, weights: Weights, z: Tensor) -> Tensor:
         return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
 
-    def _both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _code_and_image(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return code and reconstruction of the networks at these weights."""
         z = self._code(weights, x)
         return z, self._image(weights, z)
 

@@ -131,8 +131,15 @@ def fit_posthoc(
             "that; pass Autoencoder(encoder, decoder, likelihood) with the networks you mean."
         )
     network = copy.deepcopy(EncoderDecoder(autoencoder.encoder, autoencoder.decoder)).eval()
-    temperatures = {"temperature": temperature, "posterior_temperature": posterior_temperature}
-    laplace = Laplace(network, autoencoder.likelihood, structure, estimator, prior=prior, **temperatures)
+    laplace = Laplace(
+        network,
+        autoencoder.likelihood,
+        structure,
+        estimator,
+        prior=prior,
+        temperature=temperature,
+        posterior_temperature=posterior_temperature,
+    )
     data = _Reconstructing(loader, autoencoder)
     mask_of = _mask_of if autoencoder.missing else None
     laplace.fit(data, generator=generator, progress=progress, mask_of=mask_of, **options)

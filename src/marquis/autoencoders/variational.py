@@ -16,7 +16,7 @@ from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
-from marquis.variational.base import evaluating
+from marquis.variational.base import evaluation_mode
 
 
 class VariationalAutoencoder(BaseAutoencoder):
@@ -162,7 +162,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return replace(said, latent=self._exact(said.latent, x, samples))
 
     def _exact(self, latent: Estimate, x: Tensor, samples: int) -> Estimate:
-        with evaluating(self):
+        with evaluation_mode(self):
             mu, log_sigma = self.code(*self._filled(x))
         return replace(latent, mean=mu, variance=(2 * log_sigma).exp(), draws=samples)
 
@@ -182,7 +182,7 @@ class VariationalAutoencoder(BaseAutoencoder):
             raise DataError(f"n={n}: ask for at least one sample.")
         like = next(self.decoder.parameters())
         z = _normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
-        with evaluating(self):
+        with evaluation_mode(self):
             f = self._outputs(z)
         return self.likelihood.sample(f, generator) if noise else self.output(f).mean
 

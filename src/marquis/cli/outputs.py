@@ -46,6 +46,7 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: 
 
 
 def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str | None) -> None:
+    """Check ending, folder and overwriting, for `require_free`."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():

@@ -46,7 +46,7 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
         return True
     if not first[0] and _is_counted(below()):
         return True  # row numbers that pandas or R wrote; as they have no name they are refused later
-    numbers = _in_steps(first if first[0] else first[1:])
+    numbers = _arithmetic_sequence(first if first[0] else first[1:])
     if numbers is None:
         if list(first) != ["0"] or not _only_decimals(below()):  # what pandas writes above a series without a name
             return False
@@ -79,7 +79,7 @@ def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _in_steps(fields: Sequence[str]) -> list[int] | None:
+def _arithmetic_sequence(fields: Sequence[str]) -> list[int] | None:
     """Return integers in equal steps, or None; of two the step must be 1, as any two are in equal steps."""
     if len(fields) < 2 or not all(_WHOLE.fullmatch(field) for field in fields):
         return None
@@ -103,7 +103,7 @@ def _go_on(first: list[int], below: Iterable[Sequence[str]]) -> bool:
     """Return whether all lines continue the first by equal amounts: `1,2,3`, `4,5,6`, `7,8,9`."""
     rise = None
     for count, fields in enumerate(below, 1):
-        row = _in_steps(fields)
+        row = _arithmetic_sequence(fields)
         if row is None or row[1] - row[0] != first[1] - first[0]:
             return False
         rise = row[0] - first[0] if rise is None else rise

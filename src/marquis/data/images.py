@@ -75,14 +75,14 @@ def load_image_folder(
 
 def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Return image files, their class indices, and the classes' names (empty for a flat folder)."""
-    flat, subs = _inside(folder)
-    deep = next((inner for sub in subs for inner in _folders_below(sub) if _inside(inner)[0]), None)
+    flat, subs = _images_and_folders(folder)
+    deep = next((inner for sub in subs for inner in _folders_below(sub) if _images_and_folders(inner)[0]), None)
     if deep is not None:
         raise DataError(
             f"{deep} has images, but only those in {folder} and in its sub-folders are read, none deeper; "
             f"move them up, or give the path {deep.parent}"
         )
-    per_class = [(sub, files) for sub in subs if (files := _inside(sub)[0])]
+    per_class = [(sub, files) for sub in subs if (files := _images_and_folders(sub)[0])]
     if flat and per_class:
         raise DataError(
             f"{folder} has images and also sub-folders with images ({per_class[0][0].name}, ...); keep one or the other"
@@ -96,7 +96,7 @@ def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     return files, labels, tuple(sub.name for sub, _ in per_class)
 
 
-def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
+def _images_and_folders(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return images and folders directly in a folder, by name, without hidden ones."""
     images, folders = [], []
     try:
@@ -116,7 +116,7 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _folders_below(folder: Path) -> Iterator[Path]:
     """Return all folders below a folder; links are listed but not followed, as they may lead in a circle."""
-    for sub in _inside(folder)[1]:
+    for sub in _images_and_folders(folder)[1]:
         yield sub
         if not sub.is_symlink():
             yield from _folders_below(sub)

@@ -105,6 +105,7 @@ def _from_moments(
     runner: WeightSamples,
     generator: torch.Generator | None,
 ) -> Prediction:
+    """Return the prediction for Gaussian outputs with known moments."""
     predictive = _with_link(likelihood, moments.mean, moments.variance, moments.covariance, link)
     entropy = None
     if link == "mc" and likelihood is not None:

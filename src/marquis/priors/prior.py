@@ -310,6 +310,7 @@ def _precision(precision: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
 
 
 def _mean(mean: Mean, layout: Layout, like: Tensor) -> Tensor:
+    """Return the prior mean as a vector `[P]` with dtype and device of `like`."""
     if mean is None:
         return like.new_zeros(layout.total)
     if isinstance(mean, Mapping):

@@ -189,6 +189,7 @@ class Layout:
         raise ModelMismatchError(f"the two belong to different parameters: {difference}")
 
     def _check_names(self, mapping: Mapping[str, object]) -> None:
+        """Raise if the mapping lacks a parameter or has an unknown name."""
         missing = [name for name in self.names if name not in mapping]
         extra = [name for name in mapping if name not in self.shapes]
         if missing or extra:

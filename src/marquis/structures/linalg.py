@@ -113,7 +113,7 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
     Warns:
         NumericalWarning: When jitter was needed.
     """
-    factor = _accepted(matrix)
+    factor = _factor_if_definite(matrix)
     if factor is not None:
         return factor
     diagonal = matrix.detach().diagonal()
@@ -122,7 +122,7 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
         identity = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
         for step in range(JITTER_STEPS):
             jitter = JITTER_START * 10**step * level
-            factor = _accepted(matrix + jitter * identity)
+            factor = _factor_if_definite(matrix + jitter * identity)
             if factor is not None:
                 warnings.warn(
                     f"{what} is singular to working precision; added {jitter:.1e} to its diagonal."
@@ -137,7 +137,8 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
     )
 
 
-def _accepted(matrix: Tensor) -> Tensor | None:
+def _factor_if_definite(matrix: Tensor) -> Tensor | None:
+    """Return the lower Cholesky factor, or None if a pivot cannot be told from rounding."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) != 0:
         return None

@@ -149,7 +149,7 @@ class Method(nn.Module):
             Mean and variance of the outputs over the samples (variance 0 for the mean network), class probabilities and
             noise variance averaged over the samples where the likelihood has them.
         """
-        with evaluating(self.network):
+        with evaluation_mode(self.network):
             if samples == 0:
                 outputs = run(self.network, x)
                 return self.likelihood.predictive(outputs, torch.zeros_like(outputs))
@@ -170,7 +170,7 @@ class Method(nn.Module):
         The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
         """
         total = 0.0
-        with evaluating(self.network):
+        with evaluation_mode(self.network):
             for x, y in batches(loader):
                 for _ in range(max(samples, 1)):
                     params = self.draw() if samples else dict(self.network.named_parameters())
@@ -194,7 +194,7 @@ class Method(nn.Module):
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode within the context; every submodule's flag is restored."""
     flags = [(module, module.training) for module in network.modules()]
     network.eval()

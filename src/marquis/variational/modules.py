@@ -12,7 +12,7 @@ from torch import Tensor
 from marquis.functional.call import run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Predictive
-from marquis.variational.base import Method, evaluating, inputs_and_labels
+from marquis.variational.base import Method, evaluation_mode, inputs_and_labels
 
 
 class LightningMethod(LightningModule):
@@ -65,6 +65,6 @@ class LightningMethod(LightningModule):
 
     def _evaluate(self, batch: Any, name: str) -> None:
         x, y = inputs_and_labels(batch)
-        with torch.no_grad(), evaluating(self.method.network):
+        with torch.no_grad(), evaluation_mode(self.method.network):
             nll = -self.method.likelihood.log_prob(run(self.method.network, x), x if y is None else y).mean()
         self.log(name, nll, prog_bar=True, batch_size=batch_size(x))

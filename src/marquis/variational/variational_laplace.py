@@ -15,7 +15,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
-from marquis.variational.base import batches, evaluating
+from marquis.variational.base import batches, evaluation_mode
 from marquis.variational.gaussian_method import INITIAL_OFFSET, LEARNING_RATE_MULTIPLIER, GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
@@ -116,7 +116,7 @@ class VariationalLaplace(GaussianMethod):
         """
         estimator = choose("estimator", estimator, ("products", "labels"))
         total = 0.0
-        with evaluating(self.network):
+        with evaluation_mode(self.network):
             for x, y in batches(loader):
                 with torch.no_grad():
                     total += float(self.likelihood.log_prob(run(self.network, x), y).sum())

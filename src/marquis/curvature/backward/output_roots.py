@@ -90,6 +90,7 @@ class PixelwiseRoot(SquareRoot):
 
     @property
     def _class_axis(self) -> int:
+        """Return the class dimension, counted without the batch."""
         assert isinstance(self.likelihood.coupling, int)
         return self.likelihood.coupling % self.outputs.dim() - 1
 

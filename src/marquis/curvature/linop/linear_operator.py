@@ -288,6 +288,7 @@ class _Sum(LinearOperator):
         return left + right
 
     def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return the random probe vectors of the first term."""
         return self._terms[0]._probes(probes, generator).to(self.dtype)
 
 

@@ -154,6 +154,7 @@ def _read_factors(step: Step, live: frozenset[int]) -> set[int]:
 
 
 def _refuse_factors(step: Step, live: frozenset[int], data: frozenset[int]) -> str | None:
+    """Return the reason against a product whose two factors both depend on the input and on parameters."""
     return _refuse_two_varying([step.reference(name) for name in FACTORS[step.name]], live, data)
 
 
