@@ -162,7 +162,7 @@ def draw_angles(path: Path, rows: list[dict[str, Any]]) -> None:
     count = min(4, len(rows))
     figure = Figure(count + 1, count + 1, 2.4, 2.4)
     marks = {"variance": (BLUE, 1.0), "information": (GREEN, 0.8), "equidistant": (GREY, 0.6), "random": (ORANGE, 0.4)}
-    for axes, row in zip(figure.axes, rows, strict=False):
+    for axes, row in zip(figure.axes[:count], rows, strict=False):
         for name, (colour, radius) in marks.items():
             angles = np.array(row["angles"][name]) * math.pi / 60
             axes.plot(radius * np.cos(angles), radius * np.sin(angles), "o", color=colour, ms=5, label=name)
@@ -170,7 +170,7 @@ def draw_angles(path: Path, rows: list[dict[str, Any]]) -> None:
             axes.plot([0, np.cos(angle)], [0, np.sin(angle)], color="0.85", lw=1, zorder=0)
         axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-1.1, 1.1), ylim=(-0.1, 1.15))
         axes.set_title(f"image {row['image']}", fontsize=9)
-    figure.axes[0].legend(fontsize=6, loc="lower center", ncols=2)
+    figure.axes[0].legend(fontsize=5, loc="lower center", bbox_to_anchor=(0.5, -0.35), ncols=2)
     axes = figure.axes[count]
     for place, (name, (colour, _)) in enumerate(marks.items()):
         values = [row["dip"][name] - row["dip"]["equidistant"] for row in rows]
