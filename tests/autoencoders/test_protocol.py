@@ -33,7 +33,7 @@ from marquis.autoencoders import (
     VariationalAutoencoder,
     fit_posthoc,
 )
-from marquis.autoencoders.estimate import Draw, Moments
+from marquis.autoencoders.predictions import Draw, Moments
 from marquis.errors import DataError
 
 

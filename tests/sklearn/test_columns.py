@@ -9,7 +9,7 @@ from sklearn.impute import SimpleImputer
 
 import marquis as mq
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
-from marquis.sklearn.columns import STRANGE, columns_of
+from marquis.sklearn.columns import OUTLIER, columns_of
 
 SMALL = {"hidden_layer_sizes": (8,), "max_iter": 4, "samples": 5, "random_state": 0}
 LABELS = np.array(["number 0", "'k'", "number 2", "number 3"], dtype=object)
@@ -64,8 +64,8 @@ def test_what_differs_from_a_constant_is_strange(constant, other):
     changed[0, 1], changed[1, 1] = other, np.nan
     before, after = model.score_samples(X), model.score_samples(changed)
     np.testing.assert_array_equal(after[1:], before[1:])
-    assert after[0] == before[0] + STRANGE and model.predict(changed)[0] == -1
-    np.testing.assert_allclose(model.score(changed), model.score(X) + STRANGE / 60, rtol=1e-10)
+    assert after[0] == before[0] + OUTLIER and model.predict(changed)[0] == -1
+    np.testing.assert_allclose(model.score(changed), model.score(X) + OUTLIER / 60, rtol=1e-10)
     np.testing.assert_array_equal(model.transform(changed), model.transform(X))
 
 

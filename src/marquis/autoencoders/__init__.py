@@ -6,7 +6,6 @@ from marquis.autoencoders.architectures import build, for_data
 from marquis.autoencoders.base import BaseAutoencoder, UncertainAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder, UnitDropout
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
-from marquis.autoencoders.estimate import Estimate, Reconstruction
 from marquis.autoencoders.kinds import KINDS, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
@@ -16,6 +15,7 @@ from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
+from marquis.autoencoders.predictions import Estimate, Reconstruction
 from marquis.autoencoders.saving import load, save
 from marquis.autoencoders.training import fit
 from marquis.autoencoders.variational import VariationalAutoencoder

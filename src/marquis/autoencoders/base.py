@@ -1,4 +1,4 @@
-"""What all autoencoders share: the protocol `encode`, `decode`, `reconstruct`, and training under Lightning."""
+"""The base class of all autoencoders: the protocol `encode`, `decode`, `reconstruct`, and training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from marquis.autoencoders.estimate import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.autoencoders.network import beside_mask, parts_of
+from marquis.autoencoders.predictions import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.errors import DataError, NumericalError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
@@ -23,34 +23,34 @@ PLATEAU = 5
 """Number of epochs without improvement after which the next one halves the learning rate (LAE, appendix D)."""
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 Missing = bool | Literal["mask"]
-"""What NaN means to a model; see `BaseAutoencoder`."""
+"""How a model treats NaN; see `BaseAutoencoder`."""
 
 
 @runtime_checkable
 class UncertainAutoencoder(Protocol):
-    """What the tasks need of a model; any object with these three methods will do."""
+    """The protocol of an uncertain autoencoder: any object with these three methods works with the tasks."""
 
     def encode(
         self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
     ) -> Estimate:
-        """The code of `x [B, ...]`."""
+        """Return the code of `x [B, ...]`."""
         ...
 
     def decode(
         self, z: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
     ) -> Estimate:
-        """The data that belong to the code `z [B, K]`."""
+        """Return the data decoded from the codes `z [B, K]`."""
         ...
 
     def reconstruct(
         self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
     ) -> Reconstruction:
-        """`x` through encoder and decoder."""
+        """Return the reconstruction of `x`."""
         ...
 
 
 class BaseAutoencoder(LightningModule):
-    """Encoder and decoder under Lightning; a model says what one draw of it is and what it minimises.
+    """The base class of autoencoders: a model defines its samples (`draws`) and what it minimises (`objective`).
 
     Training: Adam, learning rate halved when the validation loss has not improved for five epochs
     (`ReduceLROnPlateau(0.5, 5)`; docs/method/autoencoders.md#baselines). Batches are `x`, or `(x, ...)` of which the
@@ -85,10 +85,10 @@ class BaseAutoencoder(LightningModule):
         self.missing: Missing = missing
         self._optimiser: torch.optim.Optimizer | None = None
 
-    # What a model says
+    # What a model defines
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """`samples` draws of the model, one after the other; a model without uncertainty has one."""
+        """Yield `samples` samples of the model one by one; a model without uncertainty has a single one."""
         raise NotImplementedError
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -112,28 +112,28 @@ class BaseAutoencoder(LightningModule):
         return self.objective(self.inputs(x, mask if seen is None else seen), x, mask)
 
     def output(self, f: Tensor) -> Output:
-        """What the decoder's outputs say about the data."""
-        said = self.likelihood.predictive(f, f.new_zeros(()).expand_as(f))  # a zero for all, not a tensor of zeros
-        if said.probs is None:
-            return Output(f, said.mean, said.noise_variance)
-        return Output(f, said.probs, said.probs * (1 - said.probs))
+        """Return mean and noise variance of the data for the decoder's outputs `f`."""
+        prediction = self.likelihood.predictive(f, f.new_zeros(()).expand_as(f))  # one zero, not a tensor of zeros
+        if prediction.probs is None:
+            return Output(f, prediction.mean, prediction.noise_variance)
+        return Output(f, prediction.probs, prediction.probs * (1 - prediction.probs))
 
     def mean_code(self, inputs: Tensor) -> Tensor | None:
-        """The mean code over all draws that there could be, where the model knows it; None: it takes draws."""
+        """Return the exact mean code over the posterior where the model knows it; None if it has to be estimated."""
         return None
 
     def mean_output(self, z: Tensor) -> Tensor | None:
-        """Likewise of the data that belong to codes, or to what `mean_code` says."""
+        """Return the exact mean of the data decoded from codes where the model knows it; None otherwise."""
         return None
 
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
-        """The networks at other weights, named `encoder.*` and `decoder.*`; what is not named keeps its value."""
-        own = {name: self.get_parameter(name) for name in params}
-        params = {name: laid_out_like(value.to(own[name]), own[name]) for name, value in params.items()}
-        codes, images = parts_of(params, self.encoder, self.decoder)
+        """Return the networks at other weights, named `encoder.*` and `decoder.*`; the others keep their values."""
+        present = {name: self.get_parameter(name) for name in params}
+        params = {name: laid_out_like(value.to(present[name]), present[name]) for name, value in params.items()}
+        encoder, decoder = parts_of(params, self.encoder, self.decoder)
         return Draw(
-            lambda x: call_module(self.encoder, codes, (x,)),
-            lambda z: self.output(call_module(self.decoder, images, (z,))),
+            lambda x: call_module(self.encoder, encoder, (x,)),
+            lambda z: self.output(call_module(self.decoder, decoder, (z,))),
         )
 
     # The protocol
@@ -142,63 +142,63 @@ class BaseAutoencoder(LightningModule):
     def encode(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
-        """The code of `x [B, ...]`: mean and variance over draws of the model.
+        """Return the code of `x [B, ...]`: mean and variance over samples of the model.
 
         Cost: `samples` encoder passes; memory of two codes however many samples, unless they are kept.
 
         Args:
             x: Inputs.
-            samples: How many draws.
-            generator: For the draws; the same seed gives the same networks for every batch.
-            keep: Also return the draws themselves.
+            samples: Number of samples.
+            generator: Source of the samples; the same seed gives the same networks for every batch.
+            keep: Also return the samples themselves.
         """
         inputs = self.inputs(*self._filled(x))
-        found = Moments(keep, self.mean_code(inputs))
+        moments = Moments(keep, self.mean_code(inputs))
         for draw in self._counted(samples, generator):
-            found.add(draw.encode(inputs))
-        return _estimate(found, None)
+            moments.add(draw.encode(inputs))
+        return _estimate(moments, None)
 
     @torch.no_grad()
     def decode(
         self, z: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
-        """The data that belong to the codes `z [B, K]`, likewise."""
+        """Return the data decoded from the codes `z [B, K]`: mean and variance over samples, as in `encode`."""
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
-        found, noise = Moments(keep, self.mean_output(z)), Average()
+        moments, noise = Moments(keep, self.mean_output(z)), Average()
         for draw in self._counted(samples, generator):
-            _add_output(found, noise, draw.decode(z))
-        return _estimate(found, noise)
+            _add_output(moments, noise, draw.decode(z))
+        return _estimate(moments, noise)
 
     @torch.no_grad()
     def reconstruct(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
-        """`x` through encoder and decoder of the same draw, likewise; with the code and the log-likelihood of `x`."""
+        """Return the reconstruction of `x`, as in `encode`, with the code and the log-likelihood of `x`."""
         x, mask = self._data(x)
         inputs = self.inputs(x, mask)
         code = self.mean_code(inputs)
         output = None if code is None else self.mean_output(code)
-        latent, found, noise = Moments(keep, code), Moments(keep, output), Average()
+        latent, moments, noise = Moments(keep, code), Moments(keep, output), Average()
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
             z, output = draw.reconstruct(inputs)
             latent.add(z)
-            _add_output(found, noise, output)
+            _add_output(moments, noise, output)
             density = self.likelihood.log_prob(output.f, x, mask)
             log_mean = density if number == 0 else torch.logaddexp(log_mean, density)
             expected = expected + density
         return Reconstruction(
-            **vars(_estimate(found, noise)),
+            **vars(_estimate(moments, noise)),
             latent=_estimate(latent, None),
-            log_prob=log_mean - math.log(found.count),
-            expected_log_prob=expected / found.count,
+            log_prob=log_mean - math.log(moments.count),
+            expected_log_prob=expected / moments.count,
         )
 
     def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
         if samples < 1:
-            raise DataError(f"samples={samples}: an estimate needs at least one draw.")
+            raise DataError(f"samples={samples}: at least one sample.")
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
             yield from self.draws(samples, generator)
 
@@ -216,7 +216,7 @@ class BaseAutoencoder(LightningModule):
         return beside_mask(x, torch.ones_like(x) if seen is None else seen)
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Inputs without holes, and the mask of what was observed."""
+        """Return inputs with zeros at missing entries, and the mask of observed entries (None if all were)."""
         self._check(x, "data")
         if x.isfinite().all():
             return x, None
@@ -229,7 +229,7 @@ class BaseAutoencoder(LightningModule):
         return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)), mask
 
     def _data(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Likewise, of data that the likelihood is going to judge."""
+        """Return `_filled(x)`, checked for the likelihood as well."""
         x, mask = self._filled(x)
         if isinstance(self.likelihood, Bernoulli) and not bool(((x >= 0) & (x <= 1)).all()):
             raise DataError(
@@ -244,9 +244,9 @@ class BaseAutoencoder(LightningModule):
             raise DataError(f"an autoencoder takes floating-point {what}, got {got}; scale it (for instance x / 255).")
         if x.ndim < 2 or len(x) == 0:
             raise DataError(f"{what} of shape {list(x.shape)}: the batch comes first, [B, ...], and is not empty.")
-        own = next((p.dtype for p in self.parameters()), x.dtype)
-        if x.dtype != own:
-            raise DataError(f"the {what} are {x.dtype}, the network {own}; write x.to({own}).")
+        dtype = next((p.dtype for p in self.parameters()), x.dtype)
+        if x.dtype != dtype:
+            raise DataError(f"the {what} are {x.dtype}, the network {dtype}; write x.to({dtype}).")
 
     # Training, by `fit_in_memory` or by Lightning
 
@@ -344,7 +344,7 @@ class BaseAutoencoder(LightningModule):
 
 
 def num_data_of(model: LightningModule) -> int:
-    """N, the rows of the data set behind the trainer's training loader.
+    """Return N, the number of rows behind the trainer's training loader.
 
     Raises:
         DataError: The loader has no data set with a length.
@@ -354,31 +354,31 @@ def num_data_of(model: LightningModule) -> int:
         return len(loader.dataset)  # type: ignore[union-attr]
     except (AttributeError, TypeError):
         raise DataError(
-            f"{type(model).__name__} weighs its prior against the number of training data, which cannot be read from a "
+            f"{type(model).__name__} needs the number of training samples, which cannot be read from a "
             f"{type(loader).__name__}; pass num_data=."
         ) from None
 
 
 def inputs_of(batch: Any) -> Tensor:
-    """The data of a batch; labels are ignored."""
+    """Return the data of a batch; labels are ignored."""
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
     if not isinstance(x, Tensor):
         raise DataError(f"a batch must be a tensor or begin with one, got {type(x).__name__}.")
     return x
 
 
-def _add_output(found: Moments, noise: Average, output: Output) -> None:
-    found.add(output.mean)
+def _add_output(moments: Moments, noise: Average, output: Output) -> None:
+    moments.add(output.mean)
     if output.noise_variance is not None:
         noise.add(output.noise_variance)
 
 
-def _estimate(found: Moments, noise: Average | None) -> Estimate:
+def _estimate(moments: Moments, noise: Average | None) -> Estimate:
     return Estimate(
-        mean=found.mean,
-        variance=found.variance,
-        draws=found.count,
+        mean=moments.mean,
+        variance=moments.variance,
+        draws=moments.count,
         noise_variance=None if noise is None else noise.mean,
-        samples=found.samples,
-        mean_known=found.mean_known,
+        samples=moments.samples,
+        mean_known=moments.mean_known,
     )

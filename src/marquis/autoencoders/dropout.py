@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout: a network thinned at random is a draw of the model."""
+"""Monte Carlo dropout: a network thinned at random is a sample of the model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing
-from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.noise import TrainingNoise
+from marquis.autoencoders.predictions import Draw, Output
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Likelihood
 
 
 class UnitDropout(nn.Module):
-    """Dropout that knows which thinned network it belongs to.
+    """Dropout with a seed that names the thinned network.
 
     In training, ordinary dropout: units fall out independently for every datum, drawn from `source` if there is one. In
     evaluation with a `seed`, the units that this seed names fall out, the same ones for all data: one network. In
@@ -38,7 +38,7 @@ class UnitDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Thinned `x [B, ...]`."""
+        """Return `x [B, ...]` with dropped units."""
         if self.training:
             if self.source is None:
                 return F.dropout(x, self.p, True)
@@ -47,7 +47,7 @@ class UnitDropout(nn.Module):
         return x if self.seed is None else x * (self.kept(x.shape[1:], self.seed).to(x) / (1 - self.p))
 
     def kept(self, shape: torch.Size, seed: int) -> Tensor:
-        """Which units of one datum stay, for this seed; the same on every device and in every precision."""
+        """Return which units of one sample stay, for this seed; the same on every device and in every precision."""
         return torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= self.p
 
     def extra_repr(self) -> str:
@@ -63,12 +63,12 @@ class DropoutAutoencoder(BaseAutoencoder):
     In *copies* of the networks a `UnitDropout` is put directly before every trainable layer (dense, convolutional:
     with a weight of at least two dimensions) except the first of each network: neither data nor code are thinned. The
     paper's "between all trainable layers" could include the code, of which a fifth of the time a coordinate would then
-    be missing from a picture of two; `on_code=True` does that. Networks that bring `UnitDropout` of their own keep
-    just those.
+    be missing of two; `on_code=True` does that. Networks that contain `UnitDropout` keep just
+    those.
 
     Args:
         encoder: `[B, ...] -> [B, K]`, an `nn.Sequential` (nested ones too).
-        decoder: `[B, K] -> [B, ...]`, likewise.
+        decoder: `[B, K] -> [B, ...]`, an `nn.Sequential` as well.
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
         p: Probability that a unit falls out.
         on_code: Whether the code too is thinned, before the decoder.
@@ -98,7 +98,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         return [module for module in self.modules() if isinstance(module, UnitDropout)]
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """Thinned networks; no unit of a network depends on the data, so all data meet the same networks."""
+        """Yield thinned networks, which do not depend on the data."""
         layers = self._dropouts
         device = "cpu" if generator is None else generator.device
         for _ in range(samples):
@@ -128,7 +128,7 @@ class DropoutAutoencoder(BaseAutoencoder):
 
 @contextmanager
 def _network(layers: list[UnitDropout], seeds: list[int]) -> Iterator[None]:
-    """The thinned network of these seeds for a while."""
+    """Use the thinned network of these seeds within this context."""
     for layer, seed in zip(layers, seeds, strict=True):
         layer.seed = seed
     try:
@@ -139,7 +139,7 @@ def _network(layers: list[UnitDropout], seeds: list[int]) -> Iterator[None]:
 
 
 def with_dropout(network: nn.Module, p: float) -> nn.Module:
-    """A copy with dropout before every trainable layer but the first.
+    """Return a copy with dropout before every trainable layer but the first.
 
     Raises:
         UnsupportedOperationError: Layers inside a module that is not `nn.Sequential`, whose order is not known.
@@ -150,7 +150,7 @@ def with_dropout(network: nn.Module, p: float) -> nn.Module:
 
 
 def _insert(module: nn.Module, p: float, seen: list[str]) -> nn.Module:
-    """`module` with dropout before its layers; `seen` remembers whether there was a layer before."""
+    """Return `module` with dropout before its layers; `seen` holds the layers before it."""
     if isinstance(module, nn.Sequential):
         return nn.Sequential(*(_insert(child, p, seen) for child in module))
     layers = [part for part in module.modules() if any(w.ndim >= 2 for w in part.parameters(recurse=False))]

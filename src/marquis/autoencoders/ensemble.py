@@ -1,4 +1,4 @@
-"""An ensemble: plain autoencoders that differ in where they started."""
+"""An ensemble of plain autoencoders with different initial weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing
-from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
+from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 
@@ -25,17 +25,17 @@ class EnsembleAutoencoder(BaseAutoencoder):
 
     Source: Lakshminarayanan et al. (2017); docs/method/autoencoders.md#baselines.
 
-    All members are trained together, on the same batches and with one learning rate: the loss is the sum of theirs, so
-    each gets the gradient it would get alone. Only the starts differ; members do not see data in orders of their own.
-    The first member is the networks that are given, the others are copies with weights of their own. Its draws are its
-    members, once each, however many samples are asked for.
+    All members are trained on the same batches and with one learning rate: the loss is the sum of theirs, so that each
+    has the gradient it would have alone. Only the initial weights differ, not the order of the data. The first member
+    consists of the networks passed, the others are copies with new weights. Its samples are its members, once each,
+    whatever number of samples is requested.
 
     Args:
         encoder: `[B, ...] -> [B, K]`.
         decoder: `[B, K] -> [B, ...]`.
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
-        members: How many.
-        seed: For the starts of the copies; None continues torch's global random stream.
+        members: Number of members.
+        seed: Seed of the copies' initial weights; None continues torch's global random stream.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
@@ -67,7 +67,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         lr: float = 1e-3,
         missing: Missing = False,
     ) -> EnsembleAutoencoder:
-        """An ensemble of networks that are there already, for instance autoencoders trained one by one."""
+        """Return an ensemble of existing networks, for instance of autoencoders trained one by one."""
         if not members:
             raise DataError("an ensemble has at least one member.")
         first, *others = members
@@ -77,17 +77,17 @@ class EnsembleAutoencoder(BaseAutoencoder):
 
     @property
     def members(self) -> list[EncoderDecoder]:
-        """All members, the first included."""
+        """Return all members, the first included."""
         others = [other for other in self.others if isinstance(other, EncoderDecoder)]
         return [EncoderDecoder(self.encoder, self.decoder), *others]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean of the members' outputs."""
+        """Return the mean of the members' outputs."""
         inputs = self.inputs(x, None)
         return torch.stack([member(inputs) for member in self.members]).mean(0)
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """The members."""
+        """Yield the members."""
         for member in self.members:
             yield Draw(member.encoder, lambda z, decoder=member.decoder: self.output(decoder(z)))
 

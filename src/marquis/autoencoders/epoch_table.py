@@ -1,4 +1,4 @@
-"""The course of a training as a table with one row per epoch."""
+"""The metrics of a training as a table with one row per epoch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EpochTable(Callback):
         self.rows: list[Row] = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a row."""
+        """Start a row."""
         self._started, self._losses = time.monotonic(), []
 
     def on_train_batch_end(
@@ -64,16 +64,16 @@ class EpochTable(Callback):
                 self.say(_line(row))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
+        """Return the rows so far."""
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Likewise."""
+        """Restore the rows."""
         self.rows = [_with_new_names(row) for row in state_dict["rows"]]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Rows as csv, atomically; numbers so that they are read back exactly."""
+    """Write rows as csv, atomically; numbers are read back exactly."""
     names = [name for name in FIRST if any(name in row for row in rows)]
     names += [*sorted({name for row in rows for name in row} - set(names) - {"seconds"}), "seconds"]
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What `write_rows` wrote."""
+    """Return what `write_rows` wrote."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
         return [_with_new_names({name: float(value) for name, value in row.items() if value}) for row in rows]

@@ -13,28 +13,28 @@ from lightning.pytorch import Callback
 
 
 class Interruption(Callback):
-    """Remembers Ctrl-C and raises `KeyboardInterrupt` at the end of the batch.
+    """Remember Ctrl-C and raise `KeyboardInterrupt` at the end of the batch.
 
     Raised anywhere, it may hit a thread's lock: TensorBoard's writer then never ends, and Lightning, which waits for
     it, has switched Ctrl-C off. A second Ctrl-C does not wait.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Stop here, if that was asked for."""
-        if self.asked:
+        """Stop here if Ctrl-C was pressed."""
+        if self.requested:
             raise KeyboardInterrupt
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Likewise."""
-        if self.asked:
+        """Stop here if Ctrl-C was pressed."""
+        if self.requested:
             raise KeyboardInterrupt
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While this lasts, Ctrl-C is remembered; afterwards it does what it did before."""
+        """Remember Ctrl-C within this context; afterwards it does what it did before."""
         before = signal.getsignal(signal.SIGINT)
         # Signals are the main thread's business; and a Ctrl-C that was switched off is meant for somebody else.
         if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
@@ -42,9 +42,9 @@ class Interruption(Callback):
             return
 
         def remember(number: int, frame: FrameType | None) -> None:
-            if self.asked and callable(before):
+            if self.requested and callable(before):
                 before(number, frame)
-            self.asked = True
+            self.requested = True
 
         signal.signal(signal.SIGINT, remember)
         try:

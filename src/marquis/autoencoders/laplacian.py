@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing, num_data_of
-from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
+from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.online.learner import OnlineLaplace
@@ -74,7 +74,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
 
     @property
     def online(self) -> OnlineLaplace | None:
-        """The learner; None before training.
+        """Return the learner; None before training.
 
         What a checkpoint holds is taken up when it is first wanted, and a model that was moved to another device takes
         its learner along: curvature and random streams have to be where the weights are, and Lightning loads first and
@@ -97,7 +97,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
 
     @property
     def likelihood(self) -> Likelihood:
-        """Of the data, with the noise precision learnt so far."""
+        """Return the likelihood with the noise precision learnt so far."""
         return self._likelihood if self.online is None else self.online.noisy_likelihood
 
     @likelihood.setter
@@ -134,7 +134,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         return self.effective_temperature
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """Networks with weights drawn from the posterior learnt so far."""
+        """Yield networks with weights sampled from the posterior learnt so far."""
         if self.online is None and self._trainer is not None and self.trainer.sanity_checking:
             yield self.draw_at({})  # Lightning tries out the validation before training has begun
             return

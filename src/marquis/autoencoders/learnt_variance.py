@@ -1,4 +1,4 @@
-"""The autoencoder whose noise is a function of the code: a second decoder predicts its logarithm."""
+"""The autoencoder with learnt variance: a second decoder predicts the logarithm of the noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing
-from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import reinitialised
+from marquis.autoencoders.predictions import Draw
 from marquis.likelihoods import Heteroscedastic
 
 MIN_LOG_SIGMA = -3.0
@@ -18,12 +18,12 @@ MIN_LOG_SIGMA = -3.0
 
 
 def soft_clip(t: Tensor, minimum: float) -> Tensor:
-    """`minimum + softplus(t - minimum)`: about `t` well above the minimum, never below it, and smooth."""
+    """Return `minimum + softplus(t - minimum)`: about `t` well above the minimum, never below it, and smooth."""
     return minimum + F.softplus(t - minimum)
 
 
 def mean_and_variance(mean: Tensor, log_sigma: Tensor, minimum: float) -> Tensor:
-    """`f = (mean, log σ²)` along dimension 1, as the heteroscedastic Gaussian takes it."""
+    """Return `f = (mean, log σ²)` along dimension 1, as the heteroscedastic Gaussian takes it."""
     return torch.cat([mean, 2 * soft_clip(log_sigma, minimum)], 1)
 
 
@@ -38,7 +38,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         encoder: `[B, ...] -> [B, K]`.
         decoder: `[B, K] -> [B, ...]`, the mean.
         variance_decoder: `[B, K] -> [B, ...]`, log σ before the clip; by default a copy of the decoder with
-            weights of its own.
+            new weights.
         min_log_sigma: Where log σ is softly clipped.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
@@ -59,7 +59,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         self.min_log_sigma = min_log_sigma
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """The network itself, once."""
+        """Yield the network itself, once."""
         yield Draw(self.encoder, lambda z: self.output(self._outputs(z)))
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:

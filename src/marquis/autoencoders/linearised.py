@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.estimate import Draw, Output
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
+from marquis.autoencoders.predictions import Draw, Output
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.linearise import Linearisation, Weights

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing, num_data_of
-from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.noise import TrainingNoise
+from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
@@ -23,7 +23,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
 
     Source: Blundell et al. (2015); docs/method/autoencoders.md#baselines.
 
-    Loss per datum: `-log p(x | w) + KL / N`, `w = μ + σ ε` drawn once per batch. The means and widths start as in the
+    Loss per datum: `-log p(x | w) + KL / N`, `w = μ + σ ε` sampled once per batch. The means and widths start as in the
     paper's baseline, μ ~ U(-0.2, 0.2) and ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), so only the *shape* of
     the given networks matters, and they stay as they are. The paper found it too brittle to report.
 
@@ -32,7 +32,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         decoder: `[B, K] -> [B, ...]`.
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
         num_data: N; by default the number of rows behind the trainer's training loader.
-        generator: For the start and for the seed of the draws in training; by default torch's global random stream.
+        generator: Source of initial values and random numbers in training; by default torch's global random stream.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
         **options: Of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
@@ -84,16 +84,16 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         return self.method.step(inputs, x, mask)
 
     def posterior(self) -> Posterior:
-        """The weights as a Gaussian posterior, which samples, predicts and saves."""
+        """Return the weights as a Gaussian posterior, which samples, predicts and saves."""
         return self.method.posterior()
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """Networks with weights drawn from the posterior."""
+        """Yield networks with weights sampled from the posterior."""
         posterior = self.posterior()
         for _ in range(samples):
             drawn = posterior.sample(1, generator)
             yield self.draw_at({name: value[0] for name, value in drawn.items()})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Means and widths, each with its learning rate."""
+        """Return means and widths, each with its learning rate."""
         return self.method.parameter_groups(self.lr)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.estimate import Draw
+from marquis.autoencoders.predictions import Draw
 
 
 class Autoencoder(BaseAutoencoder):
@@ -19,7 +19,7 @@ class Autoencoder(BaseAutoencoder):
     """
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """The network itself, once."""
+        """Yield the network itself, once."""
         yield Draw(self.encoder, lambda z: self.output(self.decoder(z)))
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:

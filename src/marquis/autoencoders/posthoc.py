@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing, inputs_of
-from marquis.autoencoders.estimate import Draw
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.plain import Autoencoder
+from marquis.autoencoders.predictions import Draw
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.laplace import Laplace
 from marquis.likelihoods import Likelihood
@@ -20,7 +20,7 @@ from marquis.posterior import Posterior
 
 
 class PosteriorAutoencoder(BaseAutoencoder):
-    """A trained autoencoder whose draws are networks with weights from a posterior; see `from_posterior`.
+    """A trained autoencoder with a posterior over its weights; see `from_posterior`.
 
     Attributes:
         posterior: Over the weights `encoder.*` and `decoder.*`, or some of them.
@@ -37,16 +37,16 @@ class PosteriorAutoencoder(BaseAutoencoder):
         laplace: Laplace | None = None,
         missing: Missing = False,
     ) -> None:
-        own = copy.deepcopy(EncoderDecoder(encoder, decoder)).eval()
-        _require_fit(own, posterior)
+        copied = copy.deepcopy(EncoderDecoder(encoder, decoder)).eval()
+        _require_fit(copied, posterior)
         with torch.no_grad():
             for name, value in posterior.mean.items():
-                own.get_parameter(name).copy_(value)
-        super().__init__(own.encoder, own.decoder, likelihood, missing=missing)
+                copied.get_parameter(name).copy_(value)
+        super().__init__(copied.encoder, copied.decoder, likelihood, missing=missing)
         self.posterior, self.laplace = posterior, laplace
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """Networks with weights drawn from the posterior, one at a time."""
+        """Yield networks with weights sampled from the posterior, one at a time."""
         for _ in range(samples):
             drawn = self.posterior.sample(1, generator)
             yield self.draw_at({name: value[0] for name, value in drawn.items()})
@@ -71,7 +71,7 @@ def from_posterior(
     *,
     missing: Missing = False,
 ) -> PosteriorAutoencoder:
-    """An uncertain autoencoder from trained networks and a posterior over their weights, of any structure.
+    """Return an uncertain autoencoder from trained networks and a posterior over their weights, of any structure.
 
     Args:
         encoder: `[B, ...] -> [B, K]`; copied.
@@ -86,8 +86,8 @@ def from_posterior(
     laplace = posterior if isinstance(posterior, Laplace) else None
     if likelihood is None:
         likelihood = "gaussian" if laplace is None else laplace.likelihood
-    found = posterior.posterior if isinstance(posterior, Laplace) else posterior
-    return PosteriorAutoencoder(encoder, decoder, found, likelihood, laplace=laplace, missing=missing)
+    gaussian = posterior.posterior if isinstance(posterior, Laplace) else posterior
+    return PosteriorAutoencoder(encoder, decoder, gaussian, likelihood, laplace=laplace, missing=missing)
 
 
 def fit_posthoc(
@@ -115,8 +115,8 @@ def fit_posthoc(
         estimator: "exact", "sketched", "approximate" or "mixed"; None: exact up to 64 outputs, else sketched.
         tune: Whether prior precision and, for the Gaussian, noise precision are chosen by the evidence; or the name of
             a method of `Laplace.tune`.
-        generator: For sketches.
-        progress: Show a bar.
+        generator: Source of the sketches.
+        progress: Whether to show a progress bar.
         prior: Prior of the weights, as in `Laplace`.
         temperature: Temperature of the likelihood, as in `Laplace`.
         posterior_temperature: Temperature of the whole posterior, as in `Laplace`.
@@ -149,7 +149,7 @@ def fit_posthoc(
 
 
 class _Reconstructing:
-    """A loader whose labels are its inputs."""
+    """Iterate over a loader with its inputs as labels."""
 
     def __init__(self, loader: Iterable[Any], autoencoder: BaseAutoencoder) -> None:
         self._loader, self._autoencoder = loader, autoencoder

@@ -1,4 +1,4 @@
-"""`fit`: an autoencoder trained with Lightning so that it can be stopped at any moment and goes on to the same end."""
+"""Train an autoencoder with Lightning, so that it can be stopped at any moment and resumes to the same result."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def fit(
 ) -> Trained:
     """Train an autoencoder; its best weights are restored at the end (docs/method/autoencoders.md#baselines).
 
-    Early stopping on `validation_loss` (ten draws of fixed seed), `metrics.csv` and TensorBoard logs, and a checkpoint
-    at the end of every epoch. A run that was stopped, by Ctrl-C or `kill -9` at any moment, goes on with `resume=True`
+    Early stopping on `validation_loss` (ten samples of fixed seed), `metrics.csv`, TensorBoard logs, a checkpoint at
+    the end of every epoch. A run that was stopped, by Ctrl-C or `kill -9` at any moment, goes on with `resume=True`
     from the last complete epoch to the same weights, curvature, noise, prior and random numbers, bit for bit on one
     CPU, as a run that was not: build the model with the same seed and pass the same data.
 
@@ -64,9 +64,9 @@ def fit(
         model: Any model of `marquis.autoencoders`. Trained in place.
         data_module: Training and validation loaders, whose order must be a function of the epoch: `mq.data.DataModule`.
         out: Folder for checkpoints and logs; made if it is not there.
-        max_epochs: When to stop at the latest.
-        patience: Epochs without a smaller validation loss after which training stops.
-        seed: Of torch's global random stream in training; the models draw from streams of their own.
+        max_epochs: Maximum number of epochs.
+        patience: Number of epochs without a smaller validation loss after which training stops.
+        seed: Seed of torch's global random stream in training; the models have their own streams.
         resume: Go on where an earlier call with this folder was stopped; from the start if it did not get far enough.
         progress: A progress bar on a terminal, one line per epoch elsewhere.
         precision: Lightning's: "32-true", "bf16-mixed", ... Curvature is always computed in full precision.
@@ -92,15 +92,15 @@ def fit(
     on_terminal = sys.stdout.isatty()
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
     interruption = Interruption()
-    own: list[Callback] = [RandomStream(seed), PlateauSteps(), table, kept, interruption]
+    ours: list[Callback] = [RandomStream(seed), PlateauSteps(), table, kept, interruption]
     if progress and on_terminal:
-        own.append(_Bar(leave=False))
+        ours.append(_Bar(leave=False))
     start = kept.last if kept.last.exists() else None
     lightning_deals = trainer_options.pop("use_distributed_sampler", False)
     with _quiet(), torch.random.fork_rng():
         trainer = Trainer(
             max_epochs=max_epochs,
-            callbacks=[*own, *callbacks],
+            callbacks=[*ours, *callbacks],
             logger=_tensorboard(out, tensorboard, start),
             plugins=[SafeCheckpointIO()],
             precision=precision,
@@ -121,7 +121,7 @@ def fit(
             except SystemExit:  # what newer versions of Lightning make of Ctrl-C
                 if not trainer.interrupted:
                     raise
-        if trainer.interrupted or interruption.asked:
+        if trainer.interrupted or interruption.requested:
             raise KeyboardInterrupt(
                 f"training was stopped after {len(table.rows)} complete epochs; what they came to is in {checkpoints}"
             )
@@ -145,7 +145,7 @@ def _check(max_epochs: int, seed: int, kept: EpochCheckpoints, resume: bool) -> 
 
 
 def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:
-    """TensorBoard's logger, which is told to forget what came after the checkpoint."""
+    """Return TensorBoard's logger, which drops what came after the checkpoint."""
     installed = importlib.util.find_spec("tensorboard") is not None
     if wanted and not installed:
         raise DataError("tensorboard=True, but TensorBoard is not installed: `pip install tensorboard`.")
@@ -158,7 +158,7 @@ def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:
 
 
 class _Bar(RichProgressBar):
-    """Lightning's bar without the number of the logger's folder."""
+    """Show Lightning's bar without the number of the logger's folder."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
@@ -166,7 +166,7 @@ class _Bar(RichProgressBar):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Lightning's tips, advertisements and advice about small data sets; its warnings about harm stay."""
+    """Silence Lightning's tips, advertisements and advice about small data sets; other warnings stay."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder, Missing
-from marquis.autoencoders.estimate import Draw, Estimate, Reconstruction
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.noise import TrainingNoise
+from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
 from marquis.variational.base import evaluation_mode
@@ -28,15 +28,15 @@ class VariationalAutoencoder(BaseAutoencoder):
     terms are sums over the entries of one datum, so `w = 1` is the evidence bound; the published code sets a sum
     against a mean, and its weights of 1e-4 and 1e-5 are about 4 and 0.4 on this scale (784 pixels, batches of 50).
 
-    What varies between its draws is the code, not a network. Codes have the exact mean μ and variance σ²; one draw of
-    `reconstruct` is one ε in `z = μ + σ ε`, the same ε for all data, so that answers do not depend on the batch. The
+    Its samples differ in the code, not in the network. Codes have the exact mean μ and variance σ²; one sample of
+    `reconstruct` is one ε in `z = μ + σ ε`, the same ε for all data, so that results do not depend on the batch. The
     `log_prob` of a reconstruction is conditional, with codes from `q(z|x)`: for `log p(x)` use `elbo` or
     `log_marginal`.
 
     Args:
         encoder: μ, `[B, ...] -> [B, K]`.
         decoder: Mean (or logits) of the data, `[B, K] -> [B, ...]`.
-        sigma_encoder: log σ of the code; by default a copy of the encoder with weights of its own.
+        sigma_encoder: log σ of the code; by default a copy of the encoder with new weights.
         variance_decoder: log s of the data before the soft clip, Gaussian only; by default such a copy of the decoder.
         likelihood: "gaussian" learns the variance. "bernoulli", or an object such as `Gaussian(100.0)` with fixed
             noise, has one decoder.
@@ -76,7 +76,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     # The bound
 
     def code(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and log σ of the code, `[B, K]` each; holes of `x` are filled already, `mask` says where there are none."""
+        """Return μ and log σ of the code, `[B, K]` each; `x` has zeros at missing entries, `mask` is 1 elsewhere."""
         return self._code(self.inputs(x, mask))
 
     def _code(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,9 +113,9 @@ class VariationalAutoencoder(BaseAutoencoder):
     def _weighed(
         self, x: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """`log p(x|z)`, `log p(z)`, `log q(z|x)` for codes drawn from q, each datum with noise of its own."""
+        """Yield `log p(x|z)`, `log p(z)`, `log q(z|x)` for codes sampled from q, with independent noise per row."""
         if samples < 1:
-            raise DataError(f"samples={samples}: an estimate needs at least one draw.")
+            raise DataError(f"samples={samples}: at least one sample.")
         mu, log_sigma = self.code(x, mask)
         for _ in range(samples):
             yield self.log_terms(x, mask, mu, log_sigma, _normal(mu.shape, mu, generator))
@@ -123,7 +123,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     def log_terms(
         self, x: Tensor, mask: Tensor | None, mu: Tensor, log_sigma: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`log p(x|z)`, `log p(z)`, `log q(z|x)` per datum at `z = μ + σ noise`."""
+        """Return `log p(x|z)`, `log p(z)`, `log q(z|x)` per row at `z = μ + σ noise`."""
         z = mu + log_sigma.exp() * noise
         constant = 0.5 * mu.shape[1] * math.log(2 * math.pi)
         prior = -0.5 * z.square().sum(1) - constant
@@ -133,7 +133,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     # The protocol
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """One ε each, the same for all data; the encoders run once per batch, not once per draw."""
+        """Yield samples with one ε each, the same for all data; the encoders run once per batch."""
         code = _remembered(self._code)
         seeds = torch.randint(2**62, (samples,), generator=generator, device=_device_of(generator)).tolist()
         for seed in seeds:
@@ -143,23 +143,23 @@ class VariationalAutoencoder(BaseAutoencoder):
     def encode(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
-        """The code of `x`: exactly μ and σ²; drawn only where the draws are to be kept."""
-        said = super().encode(x, samples if keep else 1, generator=generator, keep=keep)
-        return self._exact(said, x, samples)
+        """Return the code of `x`: exactly μ and σ²; sampled only where the samples are to be kept."""
+        estimate = super().encode(x, samples if keep else 1, generator=generator, keep=keep)
+        return self._exact(estimate, x, samples)
 
     def decode(
         self, z: Tensor, samples: int = 1, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
-        """The data that belong to the codes `z`: one pass, because given the code nothing else varies."""
+        """Return the data decoded from the codes `z`: one pass, because nothing else varies."""
         return super().decode(z, min(samples, 1), generator=generator, keep=keep)
 
     @torch.no_grad()
     def reconstruct(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
-        """As for every model, with the exact moments of the code."""
-        said = super().reconstruct(x, samples, generator=generator, keep=keep)
-        return replace(said, latent=self._exact(said.latent, x, samples))
+        """Return the reconstruction of `x`, with the exact moments of the code."""
+        estimate = super().reconstruct(x, samples, generator=generator, keep=keep)
+        return replace(estimate, latent=self._exact(estimate.latent, x, samples))
 
     def _exact(self, latent: Estimate, x: Tensor, samples: int) -> Estimate:
         with evaluation_mode(self):
@@ -170,16 +170,16 @@ class VariationalAutoencoder(BaseAutoencoder):
     def sample(
         self, n: int, generator: torch.Generator | None = None, *, latent: int | None = None, noise: bool = True
     ) -> Tensor:
-        """`n` new data: codes from the prior N(0, I), then data from `p(x|z)`.
+        """Sample `n` new rows: codes from the prior N(0, I), then data from `p(x|z)`.
 
         Args:
-            n: How many.
-            generator: For the draws.
+            n: Number of rows.
+            generator: Source of the samples.
             latent: K, where the encoder's last dense layer does not tell.
             noise: Whether to draw from `p(x|z)`; False gives its mean, which is what is usually shown.
         """
         if n < 1:
-            raise DataError(f"n={n}: ask for at least one sample.")
+            raise DataError(f"n={n}: at least one.")
         like = next(self.decoder.parameters())
         z = _normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
         with evaluation_mode(self):
@@ -198,7 +198,7 @@ def kl_to_prior(mu: Tensor, log_sigma: Tensor) -> Tensor:
 
 
 def _normal(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers, drawn where the generator lives."""
+    """Return standard normal numbers, made on the generator's device."""
     device = like.device if generator is None else generator.device
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
@@ -208,14 +208,14 @@ def _device_of(generator: torch.Generator | None) -> torch.device | str:
 
 
 def _moved(code: tuple[Tensor, Tensor], seed: int) -> Tensor:
-    """`μ + σ ε` with the one ε of this seed."""
+    """Return `μ + σ ε` with the one ε of this seed."""
     mu, log_sigma = code
     noise = _normal((1, *mu.shape[1:]), mu, torch.Generator().manual_seed(seed))
     return mu + log_sigma.exp() * noise
 
 
 def _remembered(code: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The same function, computed anew only when it is asked about another tensor."""
+    """Return the same function, which computes its result anew only for another tensor."""
     last: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
 
     def answer(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders.estimate import Estimate
+from marquis.autoencoders.predictions import Estimate
 from marquis.errors import DataError
 from marquis.report.canvas import BLUE, CLASSES, add_legend, label, legend_width, panels, use_log
 from marquis.tasks.batches import SameSeed, device_of, dtype_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders.estimate import Reconstruction
+from marquis.autoencoders.predictions import Reconstruction
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli
 from marquis.report.examples import Examples

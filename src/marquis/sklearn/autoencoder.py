@@ -19,7 +19,7 @@ from marquis.sklearn.autoencoder_training import train_autoencoder
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
 from marquis.sklearn.entry_predictions import masked_predictions, missing_std
-from marquis.sklearn.imputed_table import ImputedTable, answers, code_deviation, empty_answers, write_answers
+from marquis.sklearn.imputed_table import ImputedTable, code_std, impute_rows, unfilled, write_imputations
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.parameter_checks import whole
 
@@ -147,7 +147,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         return self
 
     def _describe(self, x: Tensor) -> float:
-        """What has to be known of the training rows later on, since they are not kept; the noise, standardised."""
+        """Keep statistics of the training rows, which are not kept themselves; return the noise, standardised."""
         likelihoods, codes, noise = [], [], torch.zeros(x.shape[1])
         for part in self._reconstructions(x):
             likelihoods.append(part.log_prob)
@@ -165,23 +165,23 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     # --- rows and codes ----------------------------------------------------------------------------------
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        """The columns that vary, standardised."""
+        """Return the columns that vary, standardised."""
         return torch.as_tensor(self._columns.standardised(X), dtype=torch.float64)
 
     def _validated(self, X: Any) -> np.ndarray:
-        """New rows, checked against those of `fit`, in their own units."""
+        """Return new rows, checked against those of `fit`, in their own units."""
         check_is_fitted(self, "model_")
         given = plain_table(X, exact=True)
         checked: Any = validate_data(self, given, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return checked
 
     def _draws(self) -> torch.Generator:
-        """The same networks for all rows, every time: a row's answer does not depend on its neighbours."""
+        """Return a new source of the same networks, so that a row's result does not depend on other rows."""
         return torch.Generator().manual_seed(self._seed)
 
     @property
     def _missing_std(self) -> Tensor:
-        """`missing_std_` of the columns that vary, standardised."""
+        """Return `missing_std_` of the columns that vary, standardised."""
         return torch.from_numpy(self._columns.without_units(self.missing_std_))
 
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
@@ -194,10 +194,10 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def transform(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def transform(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The codes `[N, n_components]`: the mean over the posterior; with `return_std` also the deviation.
+        """Return the codes `[N, n_components]`: the posterior mean; with `return_std` also the standard deviation.
 
-        Missing entries enter the encoder as their column's mean, marked as missing if it sees that (`mask_input`). What
-        else they may have been is part of the deviation.
+        Missing entries enter the encoder as their column's mean, marked as missing if it sees that (`mask_input`).
+        Their uncertainty is part of the standard deviation.
         """
         x = self._inputs(self._validated(X))
         found = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
@@ -206,7 +206,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             return mean
         std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
         for rows in holes.split(ROWS) if len(holes) else ():
-            std[rows] = code_deviation(self.model_, x[rows], self._missing_std, int(self.samples), self._seed)
+            std[rows] = code_std(self.model_, x[rows], self._missing_std, int(self.samples), self._seed)
         # Of a pair, scikit-learn makes a table of the first only.
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
@@ -217,7 +217,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def inverse_transform(self, Z: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def inverse_transform(self, Z: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The rows `[N, columns]` of codes `Z [N, n_components]`; the deviation is that of a row, noise included."""
+        """Return the rows `[N, columns]` of codes `Z`; the standard deviation includes the noise."""
         check_is_fitted(self, "model_")
         codes: Any = check_array(Z, dtype="float64")
         if codes.shape[1] != self._n_features_out:
@@ -245,21 +245,21 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         given = self._validated(X)
         x = self._inputs(given)
         likelihoods = torch.cat([part.log_prob for part in self._reconstructions(x)])
-        return self._scores(x, likelihoods) + self._columns.strangeness(given)
+        return self._scores(x, likelihoods) + self._columns.constant_penalty(given)
 
     def _scores(self, x: Tensor, log_prob: Tensor) -> np.ndarray:
         return (log_prob + self._entry_log_prob * x.isnan().sum(1, dtype=x.dtype)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """`score_samples - offset_`: negative for outliers, `[N]`."""
+        """Return `score_samples - offset_`, `[N]`: negative for outliers."""
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
-        """1 for inliers, -1 for outliers, `[N]`: those less likely than all but `contamination` of the training."""
+        """Return 1 for inliers and -1 for outliers, `[N]`."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log pseudo-likelihood per row, `sum_j log p(x_j | the other entries)` (Besag 1975), standardised.
+        """Return the mean log pseudo-likelihood of rows, `sum_j log p(x_j | the other entries)` (Besag 1975).
 
         For choosing `n_components` and the rest on held-out rows: every entry is predicted without having been seen, so
         that, unlike the likelihood of a reconstruction, it does not always prefer the longer code. Missing entries are
@@ -267,7 +267,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         `columns` copies of `X`. `y` is ignored.
         """
         given = self._validated(X)
-        x, total = self._inputs(given), float(self._columns.strangeness(given).sum())
+        x, total = self._inputs(given), float(self._columns.constant_penalty(given).sum())
         noise = self._missing_std[:, None, None]
         for truth, said in masked_predictions(self.model_, x, int(self.samples), self._seed):
             density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
@@ -290,33 +290,34 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
         Args:
             X: `[N, columns]` with NaN where entries are missing.
-            samples: How many draws.
-            rounds: How often the observed entries are put back and the answer is corrected; 1 in the paper.
-            random_state: Of the draws; None: the same every time.
+            samples: Number of samples.
+            rounds: Number of times the observed entries are put back and the rows are reconstructed again; 1 in the
+                paper.
+            random_state: Of the samples; None: the same every time.
         """
         given = self._validated(X)
         samples, rounds = whole("samples", samples), whole("rounds", rounds, 0)
-        x, found = self._inputs(given), empty_answers(given, samples)
+        x, found = self._inputs(given), unfilled(given, samples)
         rows = np.flatnonzero(found.missing.any(1))
         seed = self._seed if random_state is None else generator_from(random_state).initial_seed()
         noise = None
         for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
             if len(part):
                 networks = torch.Generator().manual_seed(seed)  # the same for all rows
-                drawn = answers(self.model_, x[part], samples, rounds, networks)
+                drawn = impute_rows(self.model_, x[part], samples, rounds, networks)
                 noise = networks if noise is None else noise  # goes on: no two rows have the same
-                write_answers(found, part, drawn, self._missing_std, self._columns, noise)
+                write_imputations(found, part, drawn, self._missing_std, self._columns, noise)
         return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:
-        """New rows `[n_samples, columns]`: codes from a Gaussian fitted to the training codes, decoded, with noise.
+        """Return new rows `[n_samples, columns]`: codes from a Gaussian fitted to the training codes, decoded.
 
         Several networks take turns. An autoencoder has no distribution of codes of its own; the Gaussian, fitted after
         training, is ours, and rows that fall into several groups are drawn between the groups, too.
 
         Args:
-            n_samples: How many rows.
-            random_state: Of the draws; None: the same every time.
+            n_samples: Number of rows.
+            random_state: Of the samples; None: the same every time.
         """
         check_is_fitted(self, "model_")
         count = whole("n_samples", n_samples)
@@ -343,7 +344,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
 
     def __sklearn_tags__(self) -> Tags:
-        """Missing values are fine."""
+        """Declare that missing values are allowed."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

@@ -24,7 +24,10 @@ TOLERANCE = 1e-3
 def train_autoencoder(
     estimator: LaplacianAutoencoder, x: Tensor, seed: int
 ) -> tuple[autoencoders.LaplacianAutoencoder, int, Tensor]:
-    """Train a Laplacian autoencoder on standardised rows.
+    """Train a Laplacian autoencoder on standardised rows, with the engine's exact diagonal.
+
+    A step of the engine takes 1.44 times as long as one with curvature written out for perceptrons (500 x 13; 1.25
+    times for 5,000 x 30; medians of 11 interleaved pairs), which is not worth a second implementation.
 
     Args:
         estimator: Has the parameters, which are checked first.

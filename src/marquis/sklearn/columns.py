@@ -1,4 +1,4 @@
-"""Columns of a table with holes: standardised for a network, and tables given back in the form they came in."""
+"""Columns of a table with missing values: standardised for a network, and returned in the form they came in."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ROUNDING = 64 * np.finfo(np.float64).eps
 SAME = float(np.finfo(np.float32).eps)
 """A new value that differs from a constant by this share of it at most is the constant, by way of single precision."""
 
-STRANGE = -50.0
-"""Log-likelihood of an entry that differs from its column's constant: that of one ten deviations away."""
+OUTLIER = -50.0
+"""Log-likelihood of an entry that differs from its column's constant: that of one ten standard deviations away."""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Columns in their own units, and standardised; a network gets those that vary.
+    """Convert columns between their own units and standardised ones; a network gets those that vary.
 
     A constant column has no unit: nothing tells by how much it might differ. So its missing entries are the constant,
-    for certain, and one that differs after all is equally strange by however much it does (`STRANGE`).
+    for certain, and one that differs has the same log-likelihood whatever the difference (`OUTLIER`).
 
     Attributes:
         scaler: Mean and deviation of every column; the constant itself and 1 where a column is constant.
@@ -47,42 +47,42 @@ class Columns:
         return scale
 
     def standardised(self, X: np.ndarray) -> np.ndarray:
-        """The columns that vary, `[N, varying]`, in deviations from their mean."""
+        """Return the columns that vary, `[N, varying]`, standardised."""
         scaled: Any = self.scaler.transform(X)
         return np.ascontiguousarray(scaled[:, self.varies])
 
     def rows(self, z: np.ndarray) -> np.ndarray:
-        """`z [..., varying]` as rows `[..., d]` in their own units, with the constants."""
+        """Return `z [..., varying]` as rows `[..., d]` in their own units, with the constants."""
         found = np.broadcast_to(self._mean, (*z.shape[:-1], self.varies.size)).copy()
         found[..., self.varies] = z * self._scale[self.varies] + self._mean[self.varies]
         return found
 
     def deviations(self, std: np.ndarray) -> np.ndarray:
-        """Standardised deviations `[..., varying]` as `[..., d]` in their own units: 0 for constants."""
+        """Return standard deviations `[..., varying]` as `[..., d]` in the columns' units: 0 for constants."""
         found = np.zeros((*std.shape[:-1], self.varies.size))
         found[..., self.varies] = std * self._scale[self.varies]
         return found
 
     def without_units(self, std: np.ndarray) -> np.ndarray:
-        """Deviations `[..., d]` of all columns as standardised ones `[..., varying]`."""
+        """Return standard deviations `[..., d]` of all columns as standardised ones `[..., varying]`."""
         return (std / self._scale)[..., self.varies]
 
-    def strangeness(self, X: np.ndarray) -> np.ndarray:
-        """What the constant columns add to the log-likelihood of rows, `[N]`: `STRANGE` for each that differs."""
+    def constant_penalty(self, X: np.ndarray) -> np.ndarray:
+        """Return what constant columns add to the log-likelihood of rows, `[N]`: `OUTLIER` for each that differs."""
         constant = self._mean[~self.varies]
         away = np.abs(X[:, ~self.varies] - constant) > SAME * np.abs(constant)  # False for NaN, which may be it
-        return STRANGE * away.sum(1)
+        return OUTLIER * away.sum(1)
 
 
 def labels_of(estimator: Any) -> np.ndarray:
-    """What errors call the columns of an estimator that has seen a table: 'name', or number 3."""
+    """Return the names of columns for error messages: 'name', or number 3."""
     names = getattr(estimator, "feature_names_in_", None)
     called = map("number {}".format, range(estimator.n_features_in_)) if names is None else map(repr, map(str, names))
     return np.array(list(called), dtype=object)
 
 
 def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
-    """What brings each column to mean 0 and deviation 1 by its observed entries.
+    """Return what standardises each column by its observed entries.
 
     Args:
         X: `[N, d]`; NaN marks missing entries.
@@ -114,7 +114,7 @@ def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
 
 
 def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np.ndarray]:
-    """Mean and deviation of every column, as `Columns` has them, and which ones vary.
+    """Return a scaler with mean and standard deviation of every column, and which columns vary.
 
     Args:
         X: `[N, d]`, each column with a value; NaN marks missing entries.
@@ -145,7 +145,7 @@ def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np
 
 
 def like_table(X: Any, values: np.ndarray) -> Any:
-    """`values` as a pandas table with the index and columns of `X`, if `X` is one; else as they are."""
+    """Return `values` as a pandas table with the index and columns of `X`, if `X` is one; else as they are."""
     pandas = sys.modules.get("pandas")  # nobody has a table of it who has not imported it
     if pandas is not None and isinstance(X, pandas.DataFrame):
         return pandas.DataFrame(values, index=X.index, columns=X.columns)

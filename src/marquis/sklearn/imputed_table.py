@@ -1,4 +1,4 @@
-"""What may have stood at the missing entries of a table."""
+"""Tables with imputed values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ImputedTable:
-    """A table with its holes filled, and how sure that is; observed entries are exactly as they were.
+    """A table with imputed values and their uncertainty; observed entries are exactly as they were.
 
     Attributes:
         mean: `[rows, columns]`; a pandas table if `X` was one.
         std: Standard deviation of the missing value, from not knowing the network and from the noise; 0 where an entry
             was observed. In the form of `mean`.
-        samples: `[samples, rows, columns]`: complete tables, each a draw of the missing values with its noise.
+        samples: `[samples, rows, columns]`: complete tables, each a sample of the missing values with its noise.
         missing: `[rows, columns]`, True where an entry was missing.
     """
 
@@ -32,20 +32,22 @@ class ImputedTable:
     missing: np.ndarray
 
 
-def empty_answers(given: np.ndarray, samples: int) -> ImputedTable:
-    """A table with its holes still there, to be written into."""
-    return ImputedTable(given.copy(), np.zeros_like(given), np.repeat(given[None], samples, 0), np.isnan(given))
+def unfilled(X: np.ndarray, samples: int) -> ImputedTable:
+    """Return a table whose missing values are still missing, to be written into."""
+    return ImputedTable(X.copy(), np.zeros_like(X), np.repeat(X[None], samples, 0), np.isnan(X))
 
 
-def answers(model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, generator: torch.Generator) -> Tensor:
-    """What networks say about rows with holes, `[samples, rows, columns]`; each corrected `rounds` times by another.
+def impute_rows(
+    model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, generator: torch.Generator
+) -> Tensor:
+    """Return imputations of rows by sampled networks, `[samples, rows, columns]`; each repeated `rounds` times.
 
     Args:
         model: Of standardised rows.
         x: `[rows, columns]`, standardised; NaN where entries are missing.
-        samples: How many networks.
-        rounds: How often the observed entries are put back.
-        generator: Of the networks.
+        samples: Number of networks.
+        rounds: Number of times the observed entries are put back.
+        generator: Source of the networks.
     """
     from marquis.tasks.imputation import impute
 
@@ -62,7 +64,7 @@ def answers(model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, g
     ).samples
 
 
-def write_answers(
+def write_imputations(
     into: ImputedTable,
     rows: np.ndarray,
     drawn: Tensor,
@@ -70,15 +72,15 @@ def write_answers(
     columns: Columns,
     generator: torch.Generator,
 ) -> None:
-    """Put what networks said at the holes of some rows: its mean, its deviation with the noise, and noisy draws.
+    """Write imputations of some rows: mean, standard deviation with the noise, and samples with noise.
 
     Args:
         into: The whole table, in its own units.
         rows: Numbers of the rows.
-        drawn: What the networks say of the columns that vary, `[samples, rows, varying]`, standardised.
-        deviation: Of a missing entry around that, `[varying]`, standardised.
-        columns: What standardised them.
-        generator: Of the noise.
+        drawn: Imputations of the columns that vary, `[samples, rows, varying]`, standardised.
+        deviation: Standard deviation of a missing entry around that, `[varying]`, standardised.
+        columns: Standardised them.
+        generator: Source of the noise.
     """
     missing = into.missing[rows]
     noise = torch.randn(drawn.shape, dtype=drawn.dtype, generator=generator) * deviation
@@ -89,18 +91,18 @@ def write_answers(
     into.samples[:, rows] = np.where(missing, columns.rows((drawn + noise).numpy()), into.samples[:, rows])
 
 
-def code_deviation(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:
-    """Standard deviation `[rows, K]` of the codes of incomplete rows (docs/method/likelihoods.md#missing-entries).
+def code_std(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:
+    """Return the standard deviation `[rows, K]` of the codes of rows with missing values.
 
-    Each network draws the missing entries from its own imputation, then encodes the completed row. The noise of a draw
-    is the same for all rows, so that a row's answer does not depend on its neighbours. Cost: two passes per network.
+    Each network samples the missing entries from its own imputation, then encodes the completed row. The noise of a
+    sample is the same for all rows, so that a row's result does not depend on other rows. Cost: two passes per network.
 
     Args:
         model: Of standardised rows.
         x: `[rows, columns]`, standardised; NaN where entries are missing.
-        deviation: Of a missing entry around what a network says, `[columns]`, standardised.
-        samples: How many networks.
-        seed: Of the networks and the noise.
+        deviation: Standard deviation of a missing entry around a network's prediction, `[columns]`, standardised.
+        samples: Number of networks.
+        seed: Seed of networks and noise.
     """
     first, again = (torch.Generator().manual_seed(seed) for _ in range(2))
     drawn = model.reconstruct(x, samples, generator=first, keep=True).samples

@@ -1,4 +1,4 @@
-"""`LaplacianImputer`: missing values filled by a Laplacian autoencoder, as scikit-learn's imputers do it."""
+"""`LaplacianImputer`: missing values imputed by a Laplacian autoencoder, with the conventions of scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ KEPT = (np.float64, np.float32)
 
 
 class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Fills the holes of a table with the mean of what may have been there; `sample` gives several complete tables.
+    """Imputes missing values by their mean; `sample` returns several complete tables (multiple imputation).
 
     A `LaplacianAutoencoder` is trained on the observed entries (Miani et al. 2022, A.3; docs/method/tasks.md). Observed
     entries stay exactly as they are, and a row's answer does not depend on the other rows. Cost: see there.
 
     Args:
         estimator: The `LaplacianAutoencoder` to use, which is cloned; None: one of default settings, but with a code of
-            half as many numbers as there are columns (at least 2, at most 10), as holes need more of it than pictures.
+            half as many numbers as there are columns (at least 2, at most 10), as imputation needs more than maps do.
         missing_values: What marks a missing entry: NaN (or pandas' NA, of nullable columns), or a number.
-        samples: Draws of which the mean is filled in.
-        rounds: How often a draw is corrected by another network; see `LaplacianAutoencoder.impute`.
+        samples: Number of samples of which the mean is filled in.
+        rounds: Number of repeated reconstructions; see `LaplacianAutoencoder.impute`.
         add_indicator: Whether to append a column of 0 and 1 for each column that had missing entries in `fit`.
         keep_empty_features: Whether columns without any value in `fit` are filled with 0, or dropped.
-        random_state: Of training and draws; None: that of the `estimator`.
+        random_state: Of training and samples; None: that of the `estimator`.
         verbose: 1 prints the training.
 
     Attributes:
-        estimator_: the trained autoencoder, of the columns that have values; its `impute` also gives deviations.
+        estimator_: the trained autoencoder, of the columns that have values; its `impute` has standard deviations.
         indicator_: the `MissingIndicator` of `add_indicator`, or None.
         n_features_in_: number of columns.
         feature_names_in_: their names, if `fit` was given a table with names.
@@ -133,8 +133,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
         Args:
             X: `[N, columns]` with missing entries.
-            n_samples: How many tables.
-            random_state: Of the draws; None: the same every time.
+            n_samples: Number of tables.
+            random_state: Of the samples; None: the same every time.
         """
         check_is_fitted(self, "estimator_")
         count = whole("n_samples", n_samples)

@@ -1,4 +1,4 @@
-"""What a user gives as a table, made plain before scikit-learn takes all of it for numbers."""
+"""Checks of tables that users pass, before scikit-learn converts them to numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXACT = 2**53
 
 
 def plain_table(X: Any, *, exact: bool = False) -> Any:
-    """`X` as it is, but with NaN at the masked entries of a `numpy.ma` array.
+    """Return `X` as it is, but with NaN at the masked entries of a `numpy.ma` array.
 
     Args:
         X: Whatever an estimator is given; what is no table of two dimensions is left to scikit-learn.
@@ -34,7 +34,7 @@ def plain_table(X: Any, *, exact: bool = False) -> Any:
 
 
 def plain_labels(y: Any) -> Any:
-    """`y` as it is, a `numpy.ma` array without masked entries as a plain one.
+    """Return `y` as it is, a `numpy.ma` array without masked entries as a plain one.
 
     Raises:
         DataError: Labels are masked.
@@ -48,7 +48,7 @@ def plain_labels(y: Any) -> Any:
 
 
 def plain_targets(y: Any) -> Any:
-    """Likewise of targets, which are numbers.
+    """Return targets, which are numbers, as they are; a `numpy.ma` array as a plain one.
 
     Raises:
         DataError: They are masked, or dates or durations.
@@ -91,7 +91,7 @@ def _columns(X: Any) -> Iterator[tuple[str, Any]]:
 
 def _largest(column: Any) -> int:
     """The largest absolute value of the integers of a column that are not missing; 0 if there are none."""
-    # pandas makes floats of integers with holes, so the holes go first
+    # pandas makes floats of integers with missing values, so these go first
     known: Any = column.compressed() if isinstance(column, np.ma.MaskedArray) else column
     values = np.asarray(known.dropna() if hasattr(column, "dropna") else known)
     if values.dtype.kind in "iu":

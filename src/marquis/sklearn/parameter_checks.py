@@ -1,4 +1,4 @@
-"""Options of an estimator, refused by name if they are no numbers of the kind that is asked for."""
+"""Checks of the parameters of an estimator, with errors that name them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from marquis.errors import DataError
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether this is a whole number, at least `least`; 2.0 is one, as searches over numpy ranges give it."""
+    """Return whether this is a whole number, at least `least`; 2.0 is one, as searches over numpy ranges give it."""
     return is_number(value) and int(value) == value and value >= least
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite real number."""
+    """Return whether this is a finite real number."""
     return isinstance(value, Real) and math.isfinite(value)
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:
-    """A count, as an int.
+    """Return a count as an int.
 
     Raises:
         DataError: It is none, or smaller than `least`.
@@ -32,7 +32,7 @@ def whole(name: str, value: Any, least: int = 1) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """A positive finite number, as a float.
+    """Return a positive finite number as a float.
 
     Raises:
         DataError: It is none.
@@ -54,12 +54,12 @@ def fraction(name: str, value: Any) -> float:
 
 
 def layer_sizes(name: str, sizes: Any) -> list[int]:
-    """Sizes of hidden layers; one number for one layer.
+    """Return sizes of hidden layers; one number for one layer.
 
     Raises:
         DataError: One of them is no whole number from 1 on.
     """
-    found = list(sizes) if isinstance(sizes, Iterable) else [sizes]
-    if not all(is_whole(size, 1) for size in found):
+    listed = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+    if not all(is_whole(size, 1) for size in listed):
         raise DataError(f"{name}={sizes!r}: sizes are whole numbers from 1 on.")
-    return [int(size) for size in found]
+    return [int(size) for size in listed]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.autoencoders import LaplacianAutoencoder
-from marquis.autoencoders.estimate import Moments
+from marquis.autoencoders.predictions import Moments
 from marquis.tasks.ranking import auroc
 
 SCALES = (0.1, 10.0)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from marquis.autoencoders import PosteriorAutoencoder, from_posterior
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.estimate import Moments
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
+from marquis.autoencoders.predictions import Moments
 from marquis.likelihoods import Gaussian
 from marquis.priors import BoundPrior
 from marquis.report.canvas import png

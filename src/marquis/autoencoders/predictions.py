@@ -1,4 +1,4 @@
-"""What an uncertain autoencoder answers: mean and variance over its draws, computed in constant memory."""
+"""Predictions of an uncertain autoencoder: mean and variance over its samples, computed in constant memory."""
 
 from __future__ import annotations
 
