@@ -122,9 +122,9 @@ def test_hidden_entries_are_a_share_that_differs_between_rows():
 def test_the_encoder_sees_zeros_and_on_demand_where_they_are():
     x, seen = rows(50, 6) + 3, torch.rand(50, 6, generator=torch.Generator().manual_seed(1)) < 0.7
     plain, both = (Autoencoder(nn.Identity(), nn.Identity(), missing=missing) for missing in (True, "mask"))
-    inputs = plain.inputs(x, seen)
-    assert torch.equal(inputs, seen * x) and torch.equal(plain.inputs(x, None), x)
-    assert torch.equal(both.inputs(x, seen), torch.cat([inputs, seen.to(x.dtype)], 1))
+    inputs = plain._visible(x, None, seen)
+    assert torch.equal(inputs, seen * x) and torch.equal(plain._visible(x, seen, None), x)
+    assert torch.equal(both._visible(x, None, seen), torch.cat([inputs, seen.to(x.dtype)], 1))
     assert torch.equal(both.inputs(x, None), torch.cat([x, torch.ones_like(x)], 1))
 
 

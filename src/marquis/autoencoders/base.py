@@ -109,7 +109,7 @@ class BaseAutoencoder(LightningModule):
             mask: 1 where an entry was observed; None if all were.
             seen: 1 where the encoder sees an entry; by default where it was observed.
         """
-        return self.objective(self.inputs(x, mask if seen is None else seen), x, mask)
+        return self.objective(self._visible(x, mask, seen), x, mask)
 
     def output(self, f: Tensor) -> Output:
         """Return mean and noise variance of the data for the decoder's outputs `f`."""
@@ -203,17 +203,19 @@ class BaseAutoencoder(LightningModule):
             yield from self.draws(samples, generator)
 
     def inputs(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        """Return what the encoder takes: the entries it sees, zeros elsewhere, and with `missing="mask"` also `seen`.
+        """Return what the encoder takes: the data, and with `missing="mask"` beside them which entries it sees.
 
         Args:
-            x: Data.
+            x: Data, with zeros at entries that the encoder does not see.
             seen: 1 where the encoder sees an entry; None for all of them.
         """
-        if seen is not None:
-            x = torch.where(seen.bool(), x, 0)
         if self.missing != "mask":
             return x
         return beside_mask(x, torch.ones_like(x) if seen is None else seen)
+
+    def _visible(self, x: Tensor, mask: Tensor | None, seen: Tensor | None) -> Tensor:
+        """Return what the encoder takes of entries that it sees; by default those that were observed."""
+        return self.inputs(x, mask) if seen is None else self.inputs(torch.where(seen, x, 0), seen)
 
     def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return inputs with zeros at missing entries, and the mask of observed entries (None if all were)."""
@@ -305,7 +307,7 @@ class BaseAutoencoder(LightningModule):
         """
         x, mask = self._data(inputs_of(batch))
         generator = torch.Generator(device=x.device).manual_seed(VALIDATION_SEED)
-        inputs = self.inputs(x, mask if seen is None else seen)
+        inputs = self._visible(x, mask, seen)
         log_prob, mean = x.new_zeros(len(x)), Average()
         for draw in self._counted(VALIDATION_SAMPLES, generator):
             output = draw.reconstruct(inputs)[1]
