@@ -40,22 +40,22 @@ def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, f
         warnings.filterwarnings("ignore", "\\[IterativeImputer\\] Early stopping")
         middle, half = IMPUTERS[method](table.holes, seed)
     hidden = np.isnan(table.holes)
-    away = (table.truth - middle)[hidden]
-    scores = {"rmse": float(np.sqrt((away**2).mean()))}
-    return scores if half is None else scores | interval_scores(away, half[hidden])
+    errors = (table.truth - middle)[hidden]
+    scores = {"rmse": float(np.sqrt((errors**2).mean()))}
+    return scores if half is None else scores | interval_scores(errors, half[hidden])
 
 
-def interval_scores(away: np.ndarray, half: np.ndarray) -> dict[str, float]:
+def interval_scores(errors: np.ndarray, half: np.ndarray) -> dict[str, float]:
     """Compute coverage, mean width and interval score (Gneiting and Raftery 2007, 6.2).
 
     The score is the width plus `2 / 0.1` times the distance by which the interval misses: least, in expectation, for
     the interval between the true 5 % and 95 % quantiles.
 
     Args:
-        away: Truth minus the interval's centre.
+        errors: Truth minus the interval's centre.
         half: Half the interval's width.
     """
-    missed = np.maximum(np.abs(away) - half, 0)
+    missed = np.maximum(np.abs(errors) - half, 0)
     return {
         "coverage": float((missed == 0).mean()),
         "width": float(2 * half.mean()),

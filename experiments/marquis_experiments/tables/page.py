@@ -62,7 +62,10 @@ def unique(rows: list[Row], *keys: str) -> list[Any]:
     """Return the different values of a key in their order, or of several keys as dictionaries."""
     if len(keys) == 1:
         return list(dict.fromkeys(row[keys[0]] for row in rows))
-    return [dict(zip(keys, found, strict=True)) for found in dict.fromkeys(tuple(row[k] for k in keys) for row in rows)]
+    return [
+        dict(zip(keys, combination, strict=True))
+        for combination in dict.fromkeys(tuple(row[k] for k in keys) for row in rows)
+    ]
 
 
 def compared(ours: list[float], theirs: list[float], larger_is_better: bool) -> int:
@@ -84,17 +87,22 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     for score in ("rmse", "interval_score"):
         methods = unique([row for row in missing if score in row], "method")
         means[score] = {method: mean(numbers(missing, score, method=method)) for method in methods}
-    best = {score: (max if SCORES[score][1] else min)(own, key=own.__getitem__) for score, own in means.items()}
+    best = {
+        score: (max if SCORES[score][1] else min)(by_method, key=by_method.__getitem__)
+        for score, by_method in means.items()
+    }
     ours = {"auroc": OURS, "rmse": IMPUTER, "interval_score": IMPUTER}
     body = []
-    for score, own in means.items():
+    for score, by_method in means.items():
         rows, keys = (outliers, ("table", "strange")) if score == "auroc" else (missing, ("table", "pattern"))
         places = unique(rows, *keys)
-        for method in sorted(own, key=own.__getitem__, reverse=SCORES[score][1]):
+        for method in sorted(by_method, key=by_method.__getitem__, reverse=SCORES[score][1]):
             tally = "–" if method == ours[score] else counts(rows, score, ours[score], method, places)
-            body.append([SCORES[score][0], named(method), f"{own[method]:.3f}", tally])
+            body.append([SCORES[score][0], named(method), f"{by_method[method]:.3f}", tally])
     intervals = [row for row in missing if "coverage" in row]
-    away = {m: mean(abs(x - 0.9) for x in numbers(intervals, "coverage", method=m)) for m in means["interval_score"]}
+    distances = {
+        m: mean(abs(x - 0.9) for x in numbers(intervals, "coverage", method=m)) for m in means["interval_score"]
+    }
     return {
         "splits": splits,
         "tasks": len(unique(outliers, "table", "strange")),
@@ -107,7 +115,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "table": table(["task and score", "method", "mean", "ours better / worse / undecided"], body),
         "outliers_table": outlier_table(outliers),
         "missing_table": missing_table(missing),
-        "away": away,
+        "away": distances,
         "patterns": "; ".join(f"*{name}*: {PATTERNS[name]}" for name in unique(missing, "pattern")),
     }
 
@@ -157,10 +165,10 @@ def draw_outliers(path: Path, rows: list[Row]) -> None:
     figure = Figure(1, 1, width=8.0, height=1.3 + 0.55 * len(places))
     (axis,) = figure.axes
     for i, method in enumerate(methods):
-        found = [numbers(rows, "auroc", method=method, **place) for place in places]
+        areas = [numbers(rows, "auroc", method=method, **place) for place in places]
         y = [-k + 0.13 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
         style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": named(method), "ms": 5, "lw": 1.2}
-        axis.errorbar([mean(v) for v in found], y, xerr=[standard_error(v) for v in found], **style)
+        axis.errorbar([mean(v) for v in areas], y, xerr=[standard_error(v) for v in areas], **style)
     labels = [task(next(r for r in rows if all(r[k] == v for k, v in place.items()))) for place in places]
     axis.set_yticks([-k for k in range(len(places))], labels)
     axis.set_xlabel("AUROC")

@@ -82,7 +82,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         kind: [difference(width, f"{kind}, {at}", f"plain, {at}") for at in (narrow, wide)]
         for kind in ("default", "paper-code")
     }
-    grows = all(found[1][0] > found[0][0] for found in gains.values())
+    grows = all(pair[1][0] > pair[0][0] for pair in gains.values())
     one, many, cheap = sample_labels(settings)
     more, equal = (difference(samples, label, one) for label in (many, cheap))
     enough = equal[0] < 0

@@ -89,7 +89,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "training": training(settings["recipe"]),
         "rows": f"{settings['first']:,} to {last:,}",
         "gaps": {name: points(*gap, sign=True) for name, gap in gaps.items()},
-        "holds": {name: yes(found) for name, found in holds.items()},
+        "holds": {name: yes(better) for name, better in holds.items()},
         "pixels": points(*rows.mean_difference(rows.few, DEFAULT, "pixels"), sign=True),
         "ensemble": points(*rows.mean_difference(rows.few, DEFAULT, "ensemble"), sign=True),
         "verdict": verdict(*holds.values()),
@@ -143,13 +143,13 @@ def widths_table(rows: Rows) -> str:
 
 def chosen_width(rows: Rows, name: str) -> float:
     """Return the median width that was chosen with 4 to 20 labels per class."""
-    found = []
+    widths = []
     for row in rows.by_name[name].values():
         way = row["ways"]["widths"]
         for number, factors in zip(rows.per_class, way["chosen"], strict=True):
             if 4 <= number <= FEW:
-                found += [way["widths"][f"{factor:g}"] for factor in factors]
-    return median(found) if found else float("nan")
+                widths += [way["widths"][f"{factor:g}"] for factor in factors]
+    return median(widths) if widths else float("nan")
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
@@ -176,8 +176,8 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     figure.save(folder / "few-labels.png", dpi=110)
 
 
-def curve(axis: Any, x: list[int], found: tuple[np.ndarray, np.ndarray], colour: str, style: str, text: str) -> None:
+def curve(axis: Any, x: list[int], scores: tuple[np.ndarray, np.ndarray], colour: str, style: str, text: str) -> None:
     """Draw a line with a band of two standard errors."""
-    mean, error = 100 * found[0], 100 * np.nan_to_num(found[1])
+    mean, error = 100 * scores[0], 100 * np.nan_to_num(scores[1])
     axis.fill_between(x, mean - 2 * error, mean + 2 * error, color=colour, alpha=0.15, lw=0)
     axis.plot(x, mean, color=colour, ls=style, lw=1.5, marker="o", ms=3, label=text)

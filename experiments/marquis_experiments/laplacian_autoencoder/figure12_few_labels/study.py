@@ -121,8 +121,8 @@ def one_row(
         outcome = model(place.shared, key, seed, settings.recipe, images, say)
         if outcome.model is None:
             return {"failed": outcome.failed}
-        found = measured(*codes_of_row(name, outcome.model, held.x, settings.copies, seed), held, settings, seed)
-        return {"failed": None, **found, "cpu_seconds": time.process_time() - before}
+        scores = measured(*codes_of_row(name, outcome.model, held.x, settings.copies, seed), held, settings, seed)
+        return {"failed": None, **scores, "cpu_seconds": time.process_time() - before}
 
     row = cell(place.folder, *_row_cell(settings, name, seed), compute)
     if row["failed"] or name not in WIDENED:
@@ -138,8 +138,8 @@ def one_row(
         widths = {f"{key:g}": width(*codes) for key, codes in scaled.items()}
         return {**chosen, "widths": widths, "cpu_seconds": time.process_time() - before}
 
-    found = cell(place.folder, *_widths_cell(settings, name, seed), compute_widths)
-    return {**row, "ways": row["ways"] | {"widths": {key: found[key] for key in ("accuracy", "chosen", "widths")}}}
+    by_width = cell(place.folder, *_widths_cell(settings, name, seed), compute_widths)
+    return {**row, "ways": row["ways"] | {"widths": {key: by_width[key] for key in ("accuracy", "chosen", "widths")}}}
 
 
 def is_there(folder: Path, settings: Settings, name: str, seed: int) -> bool:
@@ -162,8 +162,8 @@ def _widths_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[st
 
 def line(row: dict[str, Any]) -> str:
     """Return a row as a line of progress."""
-    found = row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels"
-    return f"{row['name']}, seed {row['seed']}: {found}"
+    text = row["failed"] or f"{accuracies(row)[0].mean():.3f} with fewest labels"
+    return f"{row['name']}, seed {row['seed']}: {text}"
 
 
 def _row_in_process(place: Place, settings: Settings, name: str, seed: int) -> str:
@@ -194,8 +194,8 @@ def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings
     def accuracy(codes: Tensor, count: Any) -> dict[str, Any]:
         source = torch.Generator().manual_seed(LABELS_SEED + seed)
         options = {"means": means, "repetitions": settings.repetitions, "count": count, "generator": source}
-        found = evaluate_codes(codes, labels, settings.per_class, **options)
-        return {"accuracy": found.accuracy.tolist(), "neighbours": found.neighbours.tolist()}
+        result = evaluate_codes(codes, labels, settings.per_class, **options)
+        return {"accuracy": result.accuracy.tolist(), "neighbours": result.neighbours.tolist()}
 
     ways = {"mean": accuracy(means[None], "codes")}
     if len(codes) > 1:

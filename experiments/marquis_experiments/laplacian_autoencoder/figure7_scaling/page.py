@@ -33,16 +33,19 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     rows = {row["method"]: row["rows"] for row in results["rows"]}
     longest = max(rows.values(), key=len)
     sizes = [row["size"] for row in longest]
-    exponents = {method: {"seconds": slope(own, "seconds"), "mb": slope(own, "mb")} for method, own in rows.items()}
+    exponents = {
+        method: {"seconds": slope(measured, "seconds"), "mb": slope(measured, "mb")}
+        for method, measured in rows.items()
+    }
     linear = exponents["approximate"]["seconds"] < LINEAR
     poor = [exponents[method]["seconds"] >= LINEAR for method in ("exact", "kronecker")]
     main = [
-        [method, *cells(own, sizes, "ratio"), *(shown(exponents[method][key], ".2f") for key in ("seconds", "mb"))]
-        for method, own in rows.items()
+        [method, *cells(measured, sizes, "ratio"), *(shown(exponents[method][key], ".2f") for key in ("seconds", "mb"))]
+        for method, measured in rows.items()
     ]
     return {
         "exponents": {method: shown(one["seconds"], ".2f") for method, one in exponents.items()},
-        "last": {method: own[-1] for method, own in rows.items()},
+        "last": {method: measured[-1] for method, measured in rows.items()},
         "verdict": verdict(linear, *poor),
         "holds": {"linear": yes(linear), "exact": yes(poor[0]), "kronecker": yes(poor[1])},
         "table": table(["edge of the image", *map(str, sizes), "exponent, time", "memory"], main),
@@ -65,7 +68,7 @@ def cells(rows: list[Row], sizes: list[int], key: str) -> list[str]:
 def with_plain(rows: Mapping[str, list[Row]], longest: list[Row], sizes: list[int], key: str) -> str:
     """Return a table of all methods below the plain pass."""
     lines = [["plain forward + backward", *cells(longest, sizes, f"plain_{key}")]]
-    lines += [[method, *cells(own, sizes, key)] for method, own in rows.items()]
+    lines += [[method, *cells(measured, sizes, key)] for method, measured in rows.items()]
     return table(["edge of the image", *map(str, sizes)], lines)
 
 

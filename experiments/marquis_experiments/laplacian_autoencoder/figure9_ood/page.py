@@ -106,15 +106,15 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "paper": " ".join(f"{goals[score]:.2f}" for score in CLAIMED),
         "reached": sum(reached),
         "rivals": bool(rivals),
-        "holds": {score: yes(found) for score, found in ahead.items()},
+        "holds": {score: yes(better) for score, better in ahead.items()},
         "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
         "table": auroc_table(singles, PAPER if comparable else {}),
         "image_error": standard_error_of_auroc(0.96, sizes["rows"]),
         "name": pair_name(first, outside),
         "ensembles": auroc_table(ensembles, {}) if ensembles else "",
         "others": "\n\n".join(
-            f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n{auroc_table(own, {})}"
-            for one, other, own in others
+            f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n{auroc_table(each, {})}"
+            for one, other, each in others
         ),
         "ablation": small_table(finished, "ablation", lambda row: label(row["key"])),
         "networks": small_table(finished, "network", lambda row: f"`{row['architecture']}`, width {row['width']:g}"),
@@ -137,8 +137,8 @@ def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) 
         goals: dict[str, float | None] = dict(zip(CLAIMED, paper.get(key, ()), strict=False))
         cells = []
         for score in SCORES:
-            found, goal = numbers(rows, key, score), goals.get(score)
-            cells.append((with_error(found) if found else "–") + ("" if goal is None else f" ({goal:.2f})"))
+            areas, goal = numbers(rows, key, score), goals.get(score)
+            cells.append((with_error(areas) if areas else "–") + ("" if goal is None else f" ({goal:.2f})"))
         mine = [row for row in rows if row["key"] == key]
         cost = mean(row["train_seconds"] for row in mine)
         body.append([label(key), *cells, f"{mean(row['error'] for row in mine):.1f}", f"{cost:.0f}"])
@@ -147,9 +147,9 @@ def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) 
 
 def small_table(rows: list[Row], part: str, named: Any) -> str:
     """Return the AUROCs of one part, one training each; empty if there is none."""
-    own = [row for row in rows if row["part"] == part]
+    chosen = [row for row in rows if row["part"] == part]
     body = []
-    for row in own:
+    for row in chosen:
         cells = [f"{row['table'][score]['auroc']:.3f}" if score in row["table"] else "–" for score in CLAIMED]
         body.append([named(row), *cells, f"{row['error']:.1f}"])
     return table(["", *(SCORES[score] for score in CLAIMED), "error in-distribution"], body) if body else ""
@@ -195,9 +195,9 @@ def draw_histograms(path: Path, rows: list[Row]) -> None:
     figure = Figure(2 * max(1, len(rows)), max(1, len(rows)), 2.5, 2.2)
     for column, row in enumerate(rows):
         for axis, (score, title) in zip(figure.axes[column :: len(rows)], PANELS.items(), strict=True):
-            found = row["histograms"][score]
+            counts = row["histograms"][score]
             for part, colour, text in (("inside", BLUE, "in-distribution"), ("outside", ORANGE, "OOD")):
-                axis.stairs(found[part], found["edges"], fill=True, color=colour, alpha=0.5, label=text)
+                axis.stairs(counts[part], counts["edges"], fill=True, color=colour, alpha=0.5, label=text)
             axis.set_xlabel(f"log10 of the {title}", fontsize=8)
             axis.set_title(label(row["key"]), fontsize=8)
     if rows:

@@ -76,8 +76,8 @@ def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:
         autoencoder = with_unit_noise(outcome.model) if name.endswith(UNIT) else outcome.model
         before = time.process_time()
         test, train = images.test[: settings.test].x, images.train[: settings.noise].x
-        found = scores(autoencoder, test, train, settings.samples, seed)
-        return {**trained, **found, "evaluation_seconds": time.process_time() - before}
+        scored = scores(autoencoder, test, train, settings.samples, seed)
+        return {**trained, **scored, "evaluation_seconds": time.process_time() - before}
 
     described = {"name": name, "seed": seed, **settings.without("seeds", "main_seeds", "shown")}
     return run.cell(f"{name}-s{seed}", described, compute)

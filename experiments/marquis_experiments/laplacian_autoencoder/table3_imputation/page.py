@@ -71,7 +71,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     keys = [key for key in settings["keys"] if of(rows, key)]
     ours = {way: {score: average(rows, MAIN, way, score) for score in SCORES} for way in WAYS}
     plain = {way: {score: average(rows, "ae", way, score) for score in SCORES} for way in WAYS}
-    targets = {way: [reached(score, value) for score, value in found.items()] for way, found in ours.items()}
+    targets = {way: [reached(score, value) for score, value in one.items()] for way, one in ours.items()}
     rivals = [key for key in RIVALS if key in keys]
     calibrated = all(ours["published"]["ece"] < average(rows, key, "published", "ece") for key in rivals)
     wide = [row["weighted"]["put_back"] for row in of(rows, MAIN)]
@@ -80,7 +80,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "training": training(settings["recipe"]),
         "ours": ours,
         "plain": plain,
-        "reached": {way: sum(found) for way, found in targets.items()},
+        "reached": {way: sum(one) for way, one in targets.items()},
         "plain_reached": sum(reached(score, value) for score, value in plain["weighted"].items()),
         "calibrated": yes(calibrated),
         "verdict": verdict(*targets["published"], calibrated),
@@ -141,7 +141,7 @@ def details_table(results: dict[str, Any], keys: list[str]) -> str:
 
 def reference_table(references: Mapping[str, Row]) -> str:
     """Return the scores of methods without an autoencoder."""
-    body = [[name, *(f"{found[score]:.3f}" for score in SCORES)] for name, found in references.items()]
+    body = [[name, *(f"{one[score]:.3f}" for score in SCORES)] for name, one in references.items()]
     return table(["without an autoencoder", *SCORES.values()], body)
 
 

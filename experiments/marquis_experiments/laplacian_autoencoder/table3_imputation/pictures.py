@@ -18,20 +18,20 @@ VERSIONS = 5
 """Imputations of one image in a picture."""
 
 
-def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation], put_back: bool) -> None:
+def draw_versions(path: Path, originals: Tensor, imputations: Mapping[str, Imputation], put_back: bool) -> None:
     """Draw per model and image: original, observed half, mean, standard deviation, and some imputations.
 
     Args:
         path: Path of the PNG.
         originals: Images `[m, 1, H, W]`.
-        found: Imputations of each model.
+        imputations: Imputations of each model.
         put_back: Show imputations with the observed pixels as they were; otherwise as they were reconstructed.
     """
     head = ["original", "observed", "mean", "std", *[""] * VERSIONS]
     head[4 + VERSIONS // 2] = "imputations"
     columns = len(originals) * len(head) + len(originals) - 1
-    grid = _grid(len(found), columns)
-    for row, (key, imputed) in enumerate(found.items()):
+    grid = _grid(len(imputations), columns)
+    for row, (key, imputed) in enumerate(imputations.items()):
         versions = imputed.samples if put_back else imputed.reconstructions
         std = versions.std(0) if len(versions) > 1 else torch.zeros_like(versions[0])
         for image, original in enumerate(originals):
@@ -39,8 +39,8 @@ def draw_versions(path: Path, originals: Tensor, found: Mapping[str, Imputation]
             if row == 0:
                 for axis, title in zip(axes, head, strict=True):
                     axis.set_title(title, fontsize=8)
-            given = original.masked_fill(imputed.missing[image], 0.5)
-            shown = [original, given, versions[:, image].mean(0), std[image], *versions[:VERSIONS, image]]
+            observed = original.masked_fill(imputed.missing[image], 0.5)
+            shown = [original, observed, versions[:, image].mean(0), std[image], *versions[:VERSIONS, image]]
             for axis, picture, title in zip(axes, shown, head, strict=False):
                 top = max(float(picture.max()), 1e-12) if title == "std" else 1.0
                 axis.imshow(picture[0].clamp(0, top).numpy(), cmap="gray", vmin=0, vmax=top)
@@ -101,14 +101,14 @@ def draw_reliability(path: Path, panels: Mapping[str, Mapping[str, Sequence[dict
 def pooled(seeds: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], list[float]]:
     """Compute confidence, accuracy and share of the images of every bin that has any, pooled over seeds."""
     total = sum(sum(bins["count"]) for bins in seeds)
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    bins_of_all: tuple[list[float], list[float], list[float]] = ([], [], [])
     for place in range(len(seeds[0]["count"])):
         count = sum(bins["count"][place] for bins in seeds)
         if count:
-            for values, name in zip(found, ("confidence", "accuracy"), strict=False):
+            for values, name in zip(bins_of_all, ("confidence", "accuracy"), strict=False):
                 values.append(sum(bins["count"][place] * (bins[name][place] or 0) for bins in seeds) / count)
-            found[2].append(count / total)
-    return found
+            bins_of_all[2].append(count / total)
+    return bins_of_all
 
 
 def _grid(rows: int, columns: int) -> Any:

@@ -19,17 +19,17 @@ LEAST = 1e-12
 """Probabilities below this count as this in the negative log-likelihood of the class: 27.6 nats."""
 
 
-def scores(found: Imputation, original: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
+def scores(imputed: Imputation, original: Tensor, labels: Tensor, classifier: nn.Module) -> dict[str, Any]:
     """Compute classification scores, errors against the original, and how far imputations differ.
 
     `several_classes` is the share of images whose imputations (observed pixels put back) are not all of one class.
     """
     return {
-        "reconstructions": classified(found.reconstructions, labels, classifier),
-        "put_back": classified(found.samples, labels, classifier),
-        "errors": errors(found, original).summary(),
-        **_spread_and_coverage(found, original),
-        "versions": len(found.samples),
+        "reconstructions": classified(imputed.reconstructions, labels, classifier),
+        "put_back": classified(imputed.samples, labels, classifier),
+        "errors": errors(imputed, original).summary(),
+        **_spread_and_coverage(imputed, original),
+        "versions": len(imputed.samples),
     }
 
 
@@ -46,21 +46,21 @@ def probabilities(versions: Tensor, classifier: nn.Module) -> Tensor:
 def scores_of(each: Tensor, labels: Tensor) -> dict[str, Any]:
     """Score the mean over imputations of class probabilities `[S1, B, C]`."""
     probs = each.mean(0)
-    found = reliability(probs, labels)
+    diagram = reliability(probs, labels)
     chosen = each.argmax(2)
     of_truth = probs.double().gather(1, labels.unsqueeze(1)).clamp_min(LEAST)
     return {
         "accuracy": float((probs.argmax(1) == labels).double().mean()),
         "confidence": float(probs.amax(1).double().mean()),
-        "ece": found.ece,
-        "mce": found.mce,
-        "rmsce": found.rmsce,
+        "ece": diagram.ece,
+        "mce": diagram.mce,
+        "rmsce": diagram.rmsce,
         "nll": -float(of_truth.log().mean()),
         "several_classes": float((chosen != chosen[0]).any(0).double().mean()),
         "bins": {
-            "count": found.count.tolist(),
-            "confidence": [None if value != value else value for value in found.confidence.tolist()],
-            "accuracy": [None if value != value else value for value in found.accuracy.tolist()],
+            "count": diagram.count.tolist(),
+            "confidence": [None if value != value else value for value in diagram.confidence.tolist()],
+            "accuracy": [None if value != value else value for value in diagram.accuracy.tolist()],
         },
     }
 
@@ -74,9 +74,9 @@ def scores_in_parts(
     """
     each, others = [], []
     for x in data.x.split(part):
-        found = filled_in(autoencoder, x, judge.missing, how, judge.training, torch.Generator().manual_seed(seed))
-        each.append(probabilities(found.samples, judge.classifier))
-        others.append((len(x), {**errors(found, x).summary(), **_spread_and_coverage(found, x)}))
+        imputed = filled_in(autoencoder, x, judge.missing, how, judge.training, torch.Generator().manual_seed(seed))
+        each.append(probabilities(imputed.samples, judge.classifier))
+        others.append((len(x), {**errors(imputed, x).summary(), **_spread_and_coverage(imputed, x)}))
     total = sum(count for count, _ in others)
     averaged = {name: sum(count * one[name] for count, one in others) / total for name in others[0][1]}
     return {
@@ -89,11 +89,11 @@ def scores_in_parts(
     }
 
 
-def _spread_and_coverage(found: Imputation, original: Tensor) -> dict[str, float]:
+def _spread_and_coverage(imputed: Imputation, original: Tensor) -> dict[str, float]:
     """Compute the mean standard deviation of missing pixels and the coverage of their 90 % intervals."""
-    hidden = found.missing
-    levels = coverage(found.mean[hidden], found.total_variance[hidden], original[hidden], levels=(0.9,))
-    return {"spread": float(found.std[hidden].mean()), "coverage": levels[0.9]}
+    hidden = imputed.missing
+    levels = coverage(imputed.mean[hidden], imputed.total_variance[hidden], original[hidden], levels=(0.9,))
+    return {"spread": float(imputed.std[hidden].mean()), "coverage": levels[0.9]}
 
 
 def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[str, Any]]:
@@ -108,7 +108,7 @@ def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[s
     nearest = nearest_by_observed(x, judge.training, missing, neighbours)
     copied = torch.where(missing, judge.training[nearest.T], x)
     plain = judge.classifier
-    found = {
+    scored = {
         "classifier, complete image": classified(x.unsqueeze(0), y, plain),
         "classifier, upper half noise": classified(noisy.unsqueeze(0), y, plain),
         "classifier, upper half of the mean image": classified(averaged.unsqueeze(0), y, plain),
@@ -117,8 +117,8 @@ def references(judge: Judge, neighbours: int, seed: int = 0) -> dict[str, dict[s
         f"{neighbours} nearest training images": classified(copied, y, plain),
     }
     squared = (copied.mean(0) - x).square()
-    found[f"{neighbours} nearest training images"]["missing_of_mean"] = float(squared.flatten(1).sum(1).mean())
-    return found
+    scored[f"{neighbours} nearest training images"]["missing_of_mean"] = float(squared.flatten(1).sum(1).mean())
+    return scored
 
 
 def nearest_by_observed(x: Tensor, training: Tensor, missing: Tensor, count: int) -> Tensor:

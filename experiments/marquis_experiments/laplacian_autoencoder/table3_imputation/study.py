@@ -84,9 +84,9 @@ def measure(run: Run) -> dict[str, Any]:
         "rows": [],
     }
     for key in settings["keys"]:
-        found = bench.on_validation(key)
-        results["validation"].append(found)
-        results["chosen"][key] = {way: chosen(found, settings.options, way) for way in WAYS}
+        validation = bench.on_validation(key)
+        results["validation"].append(validation)
+        results["chosen"][key] = {way: chosen(validation, settings.options, way) for way in WAYS}
     for seed in range(settings.seeds):
         for key in settings["keys"]:
             row = bench.on_test(key, seed, results["chosen"][key])
@@ -112,9 +112,9 @@ def labelled(data: Data) -> Labelled:
     return Labelled(data.x, data.y)
 
 
-def chosen(found: dict[str, Any], options: Sequence[Procedure], way: str) -> str | None:
+def chosen(validation: dict[str, Any], options: Sequence[Procedure], way: str) -> str | None:
     """Return the name of the procedure under which the true classes of validation images are most likely."""
-    tried = found.get("procedures") or {}
+    tried = validation.get("procedures") or {}
     names = [option.name for option in options if option.weighted == WAYS[way] and option.name in tried]
     return min(names, key=lambda name: tried[name]["put_back"]["nll"]) if names else None
 
@@ -152,7 +152,7 @@ class Bench:
 
     def on_validation(self, key: str) -> dict[str, Any]:
         """Score every procedure with the first trained model of this key, one cell each."""
-        found: dict[str, Any] = {"key": key, "procedures": {}}
+        validation: dict[str, Any] = {"key": key, "procedures": {}}
         loaded: list[BaseAutoencoder | None] = []
 
         def compute(how: Procedure) -> dict[str, Any]:
@@ -168,10 +168,10 @@ class Bench:
             name += f"-{how.exponent:g}" * how.weighted
             scored = self.run.cell(name, described, lambda how=how: compute(how))["scores"]
             if scored is not None:
-                found["procedures"][how.name] = without_bins(scored)
-        text = "; ".join(str(chosen(found, self.run.settings.options, way)) for way in WAYS)
+                validation["procedures"][how.name] = without_bins(scored)
+        text = "; ".join(str(chosen(validation, self.run.settings.options, way)) for way in WAYS)
         self.run.say(f"{key}: chosen on validation images: {text}")
-        return found
+        return validation
 
     def on_test(self, key: str, seed: int, procedures: dict[str, str | None]) -> dict[str, Any]:
         """Score the published procedure, the chosen ones, complete images and generation, with one trained model."""
@@ -207,31 +207,31 @@ class Bench:
         row = self.run.cell(f"test-{name}", common | made | {"own_procedure": procedures["own"]}, in_two_stages)
         more = {"images": len(images), "generated": settings.generated}
         more |= {"procedure": None if weighted is None else weighted.described()}
-        found = self.run.cell(f"weighted-{name}", common | more, by_weight)
-        failed = row["failed"] or found["failed"]
+        weighted_row = self.run.cell(f"weighted-{name}", common | more, by_weight)
+        failed = row["failed"] or weighted_row["failed"]
         if failed:
             return {**row, "failed": failed}
         return {
             **row,
-            "weighted": found["scores"],
-            "generated": row["generated"] | {WEIGHTED: found["generated"]},
+            "weighted": weighted_row["scores"],
+            "generated": row["generated"] | {WEIGHTED: weighted_row["generated"]},
         }
 
     def draw(self, procedures: dict[str, dict[str, str | None]]) -> None:
         """Draw imputations of the first model of every key, by the published procedure and by importance weights."""
         test, training, missing = self.judge.test, self.judge.training, self.judge.missing
         settings = self.run.settings
-        models = {key: found for key in settings["keys"] if (found := self._model(key, 0)) is not None}
+        models = {key: trained for key in settings["keys"] if (trained := self._model(key, 0)) is not None}
         rows = torch.tensor([int((test.y == digit).nonzero()[0]) for digit in (7, 5)])
         x = test.x[rows]
         by_name = {option.name: option for option in settings.options}
         weighted = {key: by_name[procedures[key]["weighted"] or PUBLISHED.name] for key in models}
         for name, put_back in (("imputation", False), ("imputation-own", True)):
-            found = {}
+            imputations = {}
             for key, autoencoder in models.items():
                 how = weighted[key] if put_back else PUBLISHED
-                found[key] = filled_in(autoencoder, x, missing, how, training, torch.Generator().manual_seed(1))
-            draw_versions(self.run.folder / f"{name}.png", x, found, put_back=put_back)
+                imputations[key] = filled_in(autoencoder, x, missing, how, training, torch.Generator().manual_seed(1))
+            draw_versions(self.run.folder / f"{name}.png", x, imputations, put_back=put_back)
         made = {
             key: [self._made(autoencoder, 2, how, 0) for how in (*settings.rounds, weighted[key])]
             for key, autoencoder in models.items()
@@ -249,8 +249,8 @@ class Bench:
         if how.weighted:
             return scores_in_parts(autoencoder, data, how, self.judge, seed, len(data))
         generator = torch.Generator().manual_seed(seed)
-        found = filled_in(autoencoder, data.x, self.judge.missing, how, self.judge.training, generator)
-        return scores(found, data.x, data.y, self.judge.classifier)
+        imputed = filled_in(autoencoder, data.x, self.judge.missing, how, self.judge.training, generator)
+        return scores(imputed, data.x, data.y, self.judge.classifier)
 
     def _complete(self, autoencoder: BaseAutoencoder, x: Tensor, seed: int) -> dict[str, Any]:
         """Score mean reconstructions of complete images: the ceiling."""

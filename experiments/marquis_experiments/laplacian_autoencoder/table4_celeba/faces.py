@@ -63,11 +63,11 @@ def averaged_groups(images: Images, count: int, size: int, people: bool) -> dict
     names, y = images.train.target_names or (), images.train.y
     assert y is not None
     wanted = [name for name in GROUPS if name in names] or list(names)
-    found = {name: (y[:, names.index(name)] == 1).nonzero().squeeze(1)[:size] for name in wanted[:count]}
-    short = [name for name, rows in found.items() if len(rows) < size]
+    groups = {name: (y[:, names.index(name)] == 1).nonzero().squeeze(1)[:size] for name in wanted[:count]}
+    short = [name for name, rows in groups.items() if len(rows) < size]
     if short and people:
         raise DataError(f"fewer than {size} images have the attribute {short[0]}: choose another for the picture.")
-    return {name: rows for name, rows in found.items() if len(rows)}
+    return {name: rows for name, rows in groups.items() if len(rows)}
 
 
 def random_codes(codes: Tensor, count: int, generator: torch.Generator) -> Tensor:

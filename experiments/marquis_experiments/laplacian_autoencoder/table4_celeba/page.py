@@ -42,11 +42,11 @@ class Faces:
 
     def values(self, name: str, what: str, way: str = "codes") -> dict[int, np.ndarray]:
         """Return accuracies of "overall", "balanced" or an attribute, `[1, repetitions]` by seed."""
-        found = {}
+        by_seed = {}
         for seed, row in self.by_name[name].items():
             scores = row["ways"].get(way, row["ways"]["mean"])
-            found[seed] = np.array([scores[what] if what in scores else scores["attributes"][what]])
-        return found
+            by_seed[seed] = np.array([scores[what] if what in scores else scores["attributes"][what]])
+        return by_seed
 
     def score(self, name: str, what: str, way: str = "codes") -> tuple[float, float]:
         """Compute mean and standard error of an accuracy."""

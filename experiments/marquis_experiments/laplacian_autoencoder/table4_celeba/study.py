@@ -72,14 +72,14 @@ def load_images(settings: Settings, data_dir: str | Path | None) -> Images:
         every = patches(recipe.images + settings.test)
         return Images(every[: recipe.images], None, every[recipe.images :])
     wanted = {"train": recipe.images, "validation": recipe.validation, "test": settings.test}
-    found = {split: load_data(recipe.data, split, data_dir, limit=n) for split, n in wanted.items() if n}
-    short = [split for split, data in found.items() if len(data) < wanted[split]]
+    loaded = {split: load_data(recipe.data, split, data_dir, limit=n) for split, n in wanted.items() if n}
+    short = [split for split, data in loaded.items() if len(data) < wanted[split]]
     if short:
         raise DataError(
-            f"{recipe.data} has {len(found[short[0]])} images for {short[0]}, this size wants {wanted[short[0]]}: the "
+            f"{recipe.data} has {len(loaded[short[0]])} images for {short[0]}, this size wants {wanted[short[0]]}: the "
             "full size needs the official folder."
         )
-    return Images(found["train"], found.get("validation"), found["test"])
+    return Images(loaded["train"], loaded.get("validation"), loaded["test"])
 
 
 def patches(count: int) -> Data:
@@ -115,9 +115,9 @@ def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:
         if outcome.model is None:
             return {"failed": outcome.failed}
         error = squared_error(outcome.model, test.x[:200])
-        found = measured(*codes_of(outcome.model, test.x, settings.copies, seed, BATCH), test, settings, seed)
+        scores = measured(*codes_of(outcome.model, test.x, settings.copies, seed, BATCH), test, settings, seed)
         cost = {"train_seconds": outcome.cpu_seconds, "cpu_seconds": time.process_time() - before}
-        return {"failed": None, **found, "squared_error": error, **cost}
+        return {"failed": None, **scores, "squared_error": error, **cost}
 
     described = {"name": name, "seed": seed, **settings.without("seeds", "faces", "averaged", "models")}
     return run.cell(f"{name}-s{seed}", described, compute)
@@ -149,33 +149,33 @@ def most_common(test: Data, settings: Settings, seed: int) -> MultiLabelResult:
     """Guess every attribute's more common value among the labelled images, without a code; a tie means no."""
     truth, labels = attributes(test), torch.Generator().manual_seed(LABELS_SEED + seed)
     sets = [permutation(len(truth), labels)[: settings.labelled] for _ in range(settings.repetitions)]
-    found = []
+    scores = []
     for chosen in sets:
         rest = torch.ones(len(truth), dtype=torch.bool)
         rest[chosen] = False
         answer = (truth[chosen].double().mean(0) > 0.5).long()
         share = truth[rest].double().mean(0)
-        found.append((torch.where(answer == 1, share, 1 - share), torch.maximum(share, 1 - share)))
-    accuracy, majority = (torch.stack(column) for column in zip(*found, strict=True))
+        scores.append((torch.where(answer == 1, share, 1 - share), torch.maximum(share, 1 - share)))
+    accuracy, majority = (torch.stack(column) for column in zip(*scores, strict=True))
     half = torch.full_like(accuracy, 0.5)
     names = test.target_names or ()
     return MultiLabelResult(tuple(names), accuracy, half, majority, (settings.labelled,), settings.labelled, 1)
 
 
-def summary(found: MultiLabelResult, test: Data) -> dict[str, Any]:
+def summary(result: MultiLabelResult, test: Data) -> dict[str, Any]:
     """Return what the page needs: by repetition overall and for the shown attributes, means of all; rounded."""
-    names = list(test.target_names or found.names)
+    names = list(test.target_names or result.names)
 
     def rounded(values: Tensor) -> list[float]:
         return [round(value, 6) for value in values.tolist()]
 
     return {
-        "overall": rounded(found.accuracy.mean(1)),
-        "balanced": rounded(found.balanced.nanmean(1)),
-        "majority": dict(zip(names, rounded(found.majority.mean(0)), strict=True)),
-        "means": dict(zip(names, rounded(found.accuracy.mean(0)), strict=True)),
-        "attributes": {name: rounded(found.accuracy[:, names.index(name)]) for name in shown(test)},
-        "neighbours": list(found.neighbours),
+        "overall": rounded(result.accuracy.mean(1)),
+        "balanced": rounded(result.balanced.nanmean(1)),
+        "majority": dict(zip(names, rounded(result.majority.mean(0)), strict=True)),
+        "means": dict(zip(names, rounded(result.accuracy.mean(0)), strict=True)),
+        "attributes": {name: rounded(result.accuracy[:, names.index(name)]) for name in shown(test)},
+        "neighbours": list(result.neighbours),
     }
 
 
