@@ -20,7 +20,7 @@ from marquis.errors import DataError
 from marquis.tasks.embedding import label_sets, others
 from marquis.tasks.neighbours import CANDIDATES, FOLDS, cross_validated, flat, grouped_folds, predict
 from marquis.tasks.semi_supervised import embed
-from marquis.variational.base import evaluating
+from marquis.variational.base import evaluation_mode
 
 FACTORS = (1.0, 10.0, 100.0, 1000.0)
 """Factors on the covariance."""
@@ -30,7 +30,7 @@ ROUND = (0.008, 0.025, 0.08, 0.25)
 
 def mean_codes(autoencoder: BaseAutoencoder, x: Tensor) -> Tensor:
     """Compute codes `[n, K]` of the network at its mean weights."""
-    with torch.no_grad(), evaluating(autoencoder):
+    with torch.no_grad(), evaluation_mode(autoencoder):
         return autoencoder.encoder(autoencoder.inputs(x, None))
 
 

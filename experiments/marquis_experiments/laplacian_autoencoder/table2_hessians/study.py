@@ -24,7 +24,7 @@ from marquis.likelihoods import Gaussian
 from marquis.priors import BoundPrior
 from marquis.report.canvas import png
 from marquis.report.examples import Examples, choose, image_figure
-from marquis.variational.base import evaluating
+from marquis.variational.base import evaluation_mode
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.models import ESTIMATORS, PRESETS, RECIPES, Images, model
 from marquis_experiments.laplacian_autoencoder.table2_hessians.page import values
@@ -110,7 +110,7 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
     moments = Moments()
     errors: list[Tensor] = []
     train_errors: list[Tensor] = []
-    with evaluating(autoencoder):
+    with evaluation_mode(autoencoder):
         for sample in autoencoder.draws(samples, generator):
             outputs = sample.decode(sample.encode(test)).mean
             moments.add(outputs)
