@@ -18,6 +18,7 @@ PACKAGE = Path(marquis.__file__).parent
 
 LAYERS = [
     "errors",
+    "arguments",
     "choices",
     "options",
     "lazy",

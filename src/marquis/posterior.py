@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError
 from marquis.io.tensors import save_tensors, split_prefix
 from marquis.structures import Layout, Structure, from_state_dict
@@ -103,6 +104,7 @@ class Posterior:
         """Return the weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""
         return {name: self.mean[name] + d for name, d in self.deviations_from(z).items()}
 
+    @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`."""
         return self.sample_from(self.noise(n, generator))
@@ -157,6 +159,7 @@ class Posterior:
         precision = from_state_dict(split_prefix(state, "precision."))
         return cls(Layout.of(mean), mean, precision, state.get("index"))
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, atomically; `marquis.load` reads it."""
         save_tensors(path, "posterior", {}, self.state_dict())

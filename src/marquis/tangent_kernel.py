@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.functional.call import Model
-from marquis.functional.checks import batch_size, check_inputs
+from marquis.functional.checks import batch_size, check_inputs, naming_inputs
 from marquis.functional.jacobian import jacobian_chunks
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
@@ -28,6 +29,7 @@ from marquis.structures import Diagonal, Layout
 from marquis.structures.linalg import cholesky
 
 
+@checked
 def kernel(
     model: Model,
     prior: Prior | BoundPrior | float | None = None,
@@ -64,6 +66,7 @@ class TangentKernel:
     function: PosteriorFunction
     memory_limit: int | None = None
 
+    @checked
     def __call__(self, x: Any, other: Any = None, *, diagonal: bool = False) -> Tensor:
         """Return `[B O, B' O]`: covariance of all outputs at `x` with all outputs at `other` (default: `x` itself).
 
@@ -86,7 +89,8 @@ class TangentKernel:
     def _halves(self, x: Any) -> Any:
         """Return `J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
         check_inputs(x)
-        outputs = self.function.at_point(x)[0].numel()
+        with naming_inputs(self.function.model, x, lambda: self.function.at_point(x)):
+            outputs = self.function.at_point(x)[0].numel()
         root = self.function.posterior.precision.diagonal().rsqrt()
         for _, _, jacobian in jacobian_chunks(self.function, x, outputs, True, self.memory_limit):
             yield jacobian * root

@@ -6,6 +6,7 @@ it); 2 wrong usage or any other `MarquisError`, printed in one line; 130 stopped
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -66,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always; its code is described at the top of this module.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8, and messages repeat them
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, prog_name="marquis")
     except MarquisError as error:

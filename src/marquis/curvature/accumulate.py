@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from marquis.arguments import checked
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, ggn
 from marquis.curvature.over_processes import sum_over_processes
@@ -30,6 +31,7 @@ Observer = Callable[[Tensor, Batch], None]
 """Receives outputs and the batch that they belong to."""
 
 
+@checked
 def accumulate(
     model: Model,
     loader: Iterable[Any],
@@ -40,7 +42,7 @@ def accumulate(
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
     probes: int = 1,
-    width_limit: int = 512,
+    width_limit: float = 512,
     generator: torch.Generator | None = None,
     weight_sharing: str = "expand",
     memory_limit: int | None = None,

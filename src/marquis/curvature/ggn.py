@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.backward.accumulators import make_accumulator
 from marquis.curvature.backward.output_roots import (
@@ -39,6 +40,7 @@ MakeRoot = Callable[[Likelihood, Tensor, "tuple[int, ...] | None"], SquareRoot]
 """Makes the square root at the output from the likelihood, the outputs, and the shape of the image that they are."""
 
 
+@checked
 @torch.inference_mode(False)
 def ggn(
     model: Model,
@@ -50,7 +52,7 @@ def ggn(
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
     probes: int = 1,
-    width_limit: int = 512,
+    width_limit: float = 512,
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
     weight_sharing: str = "expand",
@@ -126,6 +128,7 @@ def outputs_and_ggn(
     return call.outputs_and_factored(*call.output_root(estimator, probes, generator), call.all_params)
 
 
+@checked
 @torch.inference_mode(False)
 def fisher(
     model: Model,
@@ -153,6 +156,7 @@ def fisher(
     return call.factored(lambda p, f, _: fisher_root(p, f, mask, samples, generator), samples)
 
 
+@checked
 @torch.inference_mode(False)
 def empirical_fisher(
     model: Model,
@@ -283,7 +287,7 @@ class _Call:
         return Diagonal(self.layout, vector)
 
     @torch.no_grad()
-    def mixed(self, width_limit: int) -> Structure:
+    def mixed(self, width_limit: float) -> Structure:
         """Run the mixed pass."""
         network, values = self.start(self.detached)
         shapes: dict[int, tuple[int, ...]] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.curvature.linop.linear_operator import DENSE_LIMIT
 from marquis.curvature.linop.products import batch_product
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
+@checked
 @torch.inference_mode(False)
 def hessian(
     model: Model,
     x: Any,
     y: Any,
-    likelihood: str | Likelihood,
+    likelihood: str | Likelihood | Any,
     structure: str = "diagonal",
     *,
     params: Mapping[str, Tensor] | None = None,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature import accumulate
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
@@ -88,10 +89,11 @@ def number_of_updates(epochs: int, burn_in: int, every: int) -> int:
     return max(epochs // every - (max(burn_in, 1) - 1) // every, 0)
 
 
+@checked
 def train(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: str | Likelihood,
+    likelihood: str | Likelihood | Any,
     *,
     prior: Prior | None = None,
     structure: str = "kronecker",

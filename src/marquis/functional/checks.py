@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
 
 
@@ -50,10 +52,21 @@ def all_finite(t: Tensor) -> bool:
 
 
 def check_finite(x: Any, name: str = "x") -> None:
-    """Raise `DataError` naming the leaf if a floating tensor in the pytree `x` holds a NaN or an infinity."""
+    """Raise `DataError` naming the leaf if the pytree `x` holds what nothing can be computed from.
+
+    That is NaN or infinity in a floating tensor, complex numbers, a sparse tensor, one without entries (meta), or a
+    NumPy array.
+    """
     for path, leaf in pytree.tree_flatten_with_path(x)[0]:
-        numbers = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-        if numbers and not all_finite(leaf):
+        if isinstance(leaf, np.ndarray):
+            raise DataError(f"{name}{pytree.keystr(path)} is a NumPy array; pass torch.as_tensor of it.")
+        if not isinstance(leaf, Tensor):
+            continue
+        unusable = "sparse" if leaf.layout != torch.strided else "without entries (meta)" if leaf.is_meta else ""
+        unusable = unusable or ("complex" if leaf.is_complex() else "quantised" if leaf.is_quantized else "")
+        if unusable:
+            raise DataError(f"{name}{pytree.keystr(path)} is {unusable}; pass an ordinary real tensor.")
+        if leaf.is_floating_point() and not all_finite(leaf):
             raise DataError(
                 f"{name}{pytree.keystr(path)} holds {int((~torch.isfinite(leaf)).sum())} NaN or infinite value(s) of "
                 f"{leaf.numel()}; impute or mask them before computing curvature."
@@ -64,6 +77,44 @@ def check_inputs(x: Any) -> int:
     """Return the size of a batch after refusing NaN, infinity and an empty batch."""
     check_finite(x)
     return batch_size(x)
+
+
+@contextmanager
+def naming_inputs(model: Any, x: Any, run: Callable[[], Any], what: str = "x") -> Iterator[None]:
+    """Say which inputs a network does not take, where something within the context fails because of that.
+
+    Args:
+        model: The network, for the message.
+        x: Its inputs.
+        run: One plain forward pass; where it fails too the inputs are to blame, otherwise the error is passed on.
+        what: Name of the inputs, for the message.
+
+    Raises:
+        DataError: The network itself cannot take `x`; names shapes, types and its first layer.
+    """
+    try:
+        yield
+    except (MarquisError, MemoryError):
+        raise
+    except Exception:
+        try:
+            with torch.no_grad():
+                run()
+        except Exception as error:
+            raise DataError(does_not_take(model, x, what, error)) from error
+        raise
+
+
+def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
+    """Return the message for inputs on which a network's own forward pass failed."""
+    leaves = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+    shapes = ", ".join(f"{list(leaf.shape)} ({str(leaf.dtype).removeprefix('torch.')})" for leaf in leaves)
+    described = f"of shape {shapes}" if leaves else f"of type {type(x).__name__}"
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    first = next((part for part in parts if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))), None)
+    hint = "" if first is None else f" Its first layer is {first}, in {str(first.weight.dtype).removeprefix('torch.')}."
+    return f"{type(model).__name__} cannot take {what} {described}: {reason}.{hint}"
 
 
 def refuse_training_mode(model: Model) -> None:

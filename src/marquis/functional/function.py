@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import (
     Model,
     buffers_of,
@@ -20,7 +20,7 @@ from marquis.functional.call import (
     plain_attention,
     without_inference,
 )
-from marquis.functional.checks import all_finite, batch_size, refuse_training_mode
+from marquis.functional.checks import all_finite, batch_size, does_not_take, refuse_training_mode
 from marquis.functional.selection import Selection, parameters_of, select
 
 
@@ -119,7 +119,13 @@ class NetworkFunction:
     @torch.no_grad()
     def at_point(self, x: Any) -> Tensor:
         """Return the outputs at the point, after checking that they are finite and have the batch first."""
-        return self.checked(self(self.point, x), x)
+        try:
+            output = self(self.point, x)
+        except (MarquisError, MemoryError):
+            raise
+        except Exception as error:
+            raise DataError(does_not_take(self.model, x, "x", error)) from error
+        return self.checked(output, x)
 
     def checked(self, output: Tensor, x: Any) -> Tensor:
         """Return the output if it is finite and has the batch as dimension 0."""

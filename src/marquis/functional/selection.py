@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from marquis.arguments import describe_value
 from marquis.errors import MarquisError
 from marquis.functional.call import Model, describe
 
@@ -75,11 +77,11 @@ def select(
     elif isinstance(parameters, str):
         chosen = {name: t for name, t in trainable.items() if fnmatch.fnmatchcase(name, parameters)}
         described = f"the pattern {parameters!r}"
-    elif callable(parameters):
+    elif callable(parameters) and not isinstance(parameters, type):
         chosen = {name: t for name, t in trainable.items() if parameters(name, t)}
         described = "the given predicate"
     else:
-        names = list(parameters)
+        names = _names(parameters)
         unknown = [name for name in names if name not in tensors]
         if unknown:
             raise SelectionError(f"the model has no parameter named {_with_matches(unknown, tensors)}.")
@@ -95,6 +97,20 @@ def select(
     elif tensors and not trainable:
         hint = "; all of them are frozen (requires_grad=False)"
     raise SelectionError(f"{described} selects none of the model's {len(tensors)} parameters{hint}.")
+
+
+def _names(parameters: Any) -> list[str]:
+    """Return an iterable of names as a list, or refuse what is none."""
+    try:
+        names: list[Any] = list(parameters)
+    except TypeError:
+        names = [None]
+    if not all(isinstance(name, str) for name in names):
+        raise SelectionError(
+            f"parameters is {describe_value(parameters)}; give a name pattern, a list of names, or a function "
+            "(name, tensor) -> bool."
+        )
+    return names
 
 
 def _with_matches(names: list[str], known: Iterable[str]) -> str:

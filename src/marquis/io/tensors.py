@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from marquis.errors import DataError, StorageError
-from marquis.io.atomic import replacing
+from marquis.io.atomic import replacing, storage_errors
 from marquis.io.previous import replacing_twice
 
 VERSION = 1
@@ -62,8 +62,9 @@ def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[st
         DataError: there is no such file, it is truncated or corrupt, or it is not one of ours.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"there is no file {path} to load.")
+    with storage_errors(path, "read"):
+        if not path.is_file():
+            raise DataError(f"there is no file {path} to load.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.planning.choices import ESTIMATORS
@@ -56,6 +57,7 @@ class Laplace:
         params: Parameter values, required for a function.
     """
 
+    @checked
     def __init__(
         self,
         model: Model,
@@ -95,13 +97,14 @@ class Laplace:
 
     # --- fitting -----------------------------------------------------------------------------------------
 
+    @checked
     def fit(
         self,
         loader: Iterable[Any],
         *,
         mask_of: MaskOf | None = None,
         probes: int = 1,
-        width_limit: int = 512,
+        width_limit: float = 512,
         weight_sharing: str = "expand",
         memory_limit: int | None = None,
         dtype: torch.dtype | None = None,
@@ -193,6 +196,7 @@ class Laplace:
 
     # --- prediction --------------------------------------------------------------------------------------
 
+    @checked
     def predict(
         self,
         x: Any,
@@ -237,6 +241,7 @@ class Laplace:
             memory_limit,
         )
 
+    @checked
     def predict_loader(
         self,
         loader: Iterable[Any],
@@ -284,6 +289,7 @@ class Laplace:
             progress=progress,
         )
 
+    @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`."""
         return self.posterior.sample(n, generator)
@@ -322,6 +328,7 @@ class Laplace:
 
         return log_evidence(self.problem())
 
+    @checked
     def effective_parameters(self, per_group: bool = False) -> Tensor:
         """Return how many parameters the data determine: one number, or one per prior group."""
         from marquis.evidence import effective_parameters
@@ -329,6 +336,7 @@ class Laplace:
         gamma = effective_parameters(self.problem())
         return gamma if per_group else gamma.sum()
 
+    @checked
     def tune(
         self,
         method: str = "evidence",
@@ -339,12 +347,14 @@ class Laplace:
         max_iterations: int | None = None,
         learning_rate: float | None = None,
         steps: int | None = None,
+        log_prior: Callable[[Tensor], Tensor] | None = None,
         values: Sequence[float] | None = None,
         relative: bool | None = None,
         score: Score | None = None,
         samples: int | None = None,
         iterations: int | None = None,
         g_prior: bool | None = None,
+        at: str | None = None,
         simplified: bool | None = None,
         hessian_at: str | None = None,
         estimator: str | None = None,
@@ -366,12 +376,14 @@ class Laplace:
             max_iterations: Most updates ("evidence", "adapted").
             learning_rate: Step size of Adam ("gradient").
             steps: Number of steps of Adam ("gradient").
+            log_prior: Log density of the logarithms of the prior precisions, added to the evidence ("gradient").
             values: Prior precisions to try ("grid").
             relative: Whether `values` multiply the present precisions ("grid").
             score: Function `(prior, likelihood) -> log density` to maximise; by default of `loader` ("grid").
             samples: Number of posterior samples ("sampled").
             iterations: Most expectation-maximisation steps ("sampled").
             g_prior: Whether to scale the prior by the Jacobian's columns ("sampled").
+            at: Whose weights the evidence is of, "optimum" (of the linear model) or "network" ("sampled").
             simplified: Whether to leave out the linear model's offset ("adapted", "sampled").
             hessian_at: "linearisation" or "theta_star" ("adapted").
             estimator: Estimator of the curvature at theta-star ("adapted").
@@ -466,6 +478,7 @@ class Laplace:
             raise DataError(f"{what} passes over the training data; pass {what}(loader).")
         return data
 
+    @checked
     def check(self, loader: Iterable[Any] | None = None, generator: torch.Generator | None = None) -> CheckReport:
         """Check whether the posterior can be trusted: mode, linearisation, weights at the prior, noise.
 
@@ -504,6 +517,7 @@ class Laplace:
         made._fitted, made._noise_tuned = fitted, noise_tuned
         return made
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, atomically; `marquis.load(path, model)` reads it."""
         header, tensors = pack_fitted(self.fitted)

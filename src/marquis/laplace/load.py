@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
 from marquis.io.tensors import load_tensors
@@ -19,6 +20,7 @@ from marquis.posterior import Posterior
 from marquis.predictive.function import require_fit
 
 
+@checked
 def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = None) -> Any:
     """Read what `Laplace.save` or `Posterior.save` wrote; runs no code from the file.
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.functional.checks import all_finite
 from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
@@ -71,6 +72,7 @@ class Likelihood:
 
     # What a likelihood has to say
 
+    @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the normalised log p(y|f), summed over outputs.
 
@@ -85,14 +87,17 @@ class Likelihood:
         """
         raise self._missing("log_prob")
 
+    @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Sample labels from p(.|f); no gradient flows to `f`."""
         raise self._missing("sample")
 
+    @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the prediction for Gaussian outputs with this mean and marginal variance, both shaped like `f`."""
         raise self._missing("predictive")
 
+    @checked
     def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.
 
@@ -183,6 +188,7 @@ class Likelihood:
 
     # Checks
 
+    @checked
     def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:
         """Refuse outputs, labels and masks that cannot be meant.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -24,11 +25,13 @@ class Bernoulli(PointwiseLikelihood):
     coupling = None
     label_independent = True
 
+    @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_outputs(f)
         uniform = torch.rand(f.shape, generator=generator, dtype=f.dtype, device=f.device)
         return (uniform < f.detach().sigmoid()).to(f.dtype)
 
+    @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the logits' moments and `probs = sigmoid(m / sqrt(1 + pi v / 8))` (MacKay 1992).
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -27,6 +28,7 @@ class Categorical(PointwiseLikelihood):
     kind = "categorical"
     label_independent = True
 
+    @checked
     def __init__(self, dim: int = 1) -> None:
         if dim == 0:
             raise UnsupportedOperationError("Categorical(dim=0) would be the batch; class dimensions start at 1.")
@@ -62,11 +64,13 @@ class Categorical(PointwiseLikelihood):
         shape[self._dim] -= 1
         return torch.Size(shape[1:])
 
+    @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         probs = f.detach().movedim(self._class_dim(f), -1).softmax(-1)
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.reshape(probs.shape[:-1])
 
+    @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the logits' moments and `probs = softmax(m_c / sqrt(1 + pi v_c / 8))`.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods.base import Predictive
@@ -37,6 +38,7 @@ class Gaussian(PointwiseLikelihood):
     constant_hessian = True
     label_independent = True
 
+    @checked
     def __init__(
         self,
         noise_precision: float | Tensor | str = 1.0,
@@ -95,6 +97,7 @@ class Gaussian(PointwiseLikelihood):
         new._learnt = self._learnt
         return new
 
+    @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_outputs(f)
         return f.detach() + self._noise.inverse_root_transposed(_normal_like(f, generator)).detach()
@@ -106,6 +109,7 @@ class Gaussian(PointwiseLikelihood):
         self._check_outputs(f)
         return -self._masked(self._noise.root(_normal_like(f, generator)), f, mask)
 
+    @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         precision = self.noise_precision
         if mask is not None or precision is None or precision.ndim:
@@ -117,6 +121,7 @@ class Gaussian(PointwiseLikelihood):
         constant = 0.5 * error.shape[1] * (precision.log() - math.log(2 * math.pi))
         return constant - 0.5 * precision * torch.linalg.vecdot(error, error)
 
+    @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return mean and variance unchanged, and the noise variance (exact)."""
         self._check_moments(mean, variance)
@@ -191,6 +196,8 @@ class _EntrywiseNoise:
         # float64 for numbers: a float32 copy would already be wrong in the eighth digit for float64 networks.
         values = precision.clone() if isinstance(precision, Tensor) else torch.tensor(precision, dtype=torch.float64)
         self.precision = values if values.is_floating_point() else values.double()
+        if self.precision.is_meta:
+            raise DataError("noise precision is a tensor without entries (meta); pass its value.")
         if not bool((self.precision.isfinite() & (self.precision > 0)).all()):
             raise DataError(f"noise precision must be positive and finite (1 / variance), got {precision}.")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -32,6 +33,7 @@ class Heteroscedastic(PointwiseLikelihood):
     kind = "heteroscedastic"
     coupling = None
 
+    @checked
     def __init__(self, dim: int = 1) -> None:
         if dim == 0:
             raise UnsupportedOperationError("Heteroscedastic(dim=0) would split the batch; dim counts the batch as 0.")
@@ -47,6 +49,7 @@ class Heteroscedastic(PointwiseLikelihood):
         shape[self._dim] //= 2
         return torch.Size(shape)
 
+    @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         mean, log_variance = self._split(f.detach())
         noise = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
@@ -61,6 +64,7 @@ class Heteroscedastic(PointwiseLikelihood):
         column = self._join(f, -noise * (-0.5 * log_variance).exp(), 0.5 * (1 - noise.square()))
         return self._masked(column, f, mask)
 
+    @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the mean half's moments; noise `E[e^s] = exp(E s + Var s / 2)`, exact for Gaussian `s`."""
         self._check_moments(mean, variance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.likelihoods.base import Likelihood
 from marquis.likelihoods.tools import as_mask, sum_outputs
 
@@ -14,6 +15,7 @@ class PointwiseLikelihood(Likelihood):
     Subclasses write the four methods with a leading underscore for complete data; masks are dealt with here, once.
     """
 
+    @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         self._check_target_shape(f, y)
         if mask is None:

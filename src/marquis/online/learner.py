@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
 from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
@@ -72,10 +73,11 @@ class OnlineLaplace:
         **options: Fields of `OnlineSettings`; None keeps the preset's value.
     """
 
+    @checked
     def __init__(
         self,
         model: Model,
-        likelihood: str | Likelihood = "gaussian",
+        likelihood: str | Likelihood | Any = "gaussian",
         structure: str | None = None,
         estimator: str | None = None,
         *,
@@ -117,6 +119,7 @@ class OnlineLaplace:
 
     # Training
 
+    @checked
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
         """Return the loss of one batch per sample, at sampled weights; `backward` fills the gradients of the means.
 
@@ -154,6 +157,11 @@ class OnlineLaplace:
             outputs, curvature = self._forward(x, theta, mask, at_sample)
             self.likelihood.validate(outputs.detach(), y, mask)
             log_likelihood = self.noisy_likelihood.log_prob(outputs, y, mask).mean()
+            if not bool(log_likelihood.detach().isfinite()):
+                raise DataError(
+                    "the log-likelihood of this batch is not finite: labels far from the outputs, or weights that "
+                    "diverged; check their scale, or lower the learning rate."
+                )
             result.losses.append(penalty - log_likelihood)
             if curvature is not None:
                 result.curvatures.append(curvature())
@@ -245,6 +253,7 @@ class OnlineLaplace:
             after = after.with_prior(squared, settings.factor)
         self.state = after
 
+    @checked
     def predict(
         self,
         x: Any,
@@ -291,6 +300,7 @@ class OnlineLaplace:
         like = self.means()[self.names[0]]
         return torch.empty(self.layout.total, dtype=like.dtype, device=like.device)
 
+    @checked
     @torch.no_grad()
     def draw(self, generator: torch.Generator, out: Tensor | None = None) -> dict[str, Tensor]:
         """Return one sample of the weights from the present posterior, by name.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from marquis.arguments import checked_fields
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.options import option, rename_options
@@ -40,6 +41,7 @@ def _number_or(name: str, value: Any, words: tuple[str, ...], zero: bool) -> Any
     return value
 
 
+@checked_fields
 @dataclass(frozen=True)
 class OnlineSettings:
     """Hold all options of the online learner; immutable.

@@ -12,7 +12,7 @@ from torch import Tensor
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
-from marquis.functional.checks import check_inputs
+from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
@@ -77,24 +77,25 @@ def predict(
     function = PosteriorFunction(model, posterior, at)
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)
     link = check_link(link, known)
-    if method == "sampled":
-        if joint or diagonal is False or link in ("probit", "bridge"):
-            raise UnsupportedOperationError(
-                "method='sampled' averages over networks: it has no joint= or diagonal=False covariance and no "
-                "link; use method='linearised', or prediction.sample(n)."
-            )
-        runner = WeightSamples(function, x, False, memory_limit)
-        summary = summarise_networks(runner, known, samples, generator)
-        predictive = Predictive(summary.mean, summary.variance, summary.noise_variance, summary.probs)
-        return _finish(predictive, None, f"sampled ({samples} networks)", known, runner, summary.expected_entropy)
-    runner = WeightSamples(function, x, True, memory_limit)
-    if method == "linearised":
-        moments = closed_form(function, x, joint=joint, diagonal=diagonal, limit=memory_limit)
-        if moments is not None:
-            return _from_moments(moments, known, link, samples, runner, generator)
-    elif joint or diagonal is False:
-        raise UnsupportedOperationError("covariances are in closed form: use method='linearised', or sample(n).")
-    return _from_samples(known, link, samples, runner, generator)
+    with naming_inputs(model, x, lambda: function.at_point(x)):
+        if method == "sampled":
+            if joint or diagonal is False or link in ("probit", "bridge"):
+                raise UnsupportedOperationError(
+                    "method='sampled' averages over networks: it has no joint= or diagonal=False covariance and no "
+                    "link; use method='linearised', or prediction.sample(n)."
+                )
+            runner = WeightSamples(function, x, False, memory_limit)
+            summary = summarise_networks(runner, known, samples, generator)
+            predictive = Predictive(summary.mean, summary.variance, summary.noise_variance, summary.probs)
+            return _finish(predictive, None, f"sampled ({samples} networks)", known, runner, summary.expected_entropy)
+        runner = WeightSamples(function, x, True, memory_limit)
+        if method == "linearised":
+            moments = closed_form(function, x, joint=joint, diagonal=diagonal, limit=memory_limit)
+            if moments is not None:
+                return _from_moments(moments, known, link, samples, runner, generator)
+        elif joint or diagonal is False:
+            raise UnsupportedOperationError("covariances are in closed form: use method='linearised', or sample(n).")
+        return _from_samples(known, link, samples, runner, generator)
 
 
 def _from_moments(

@@ -10,12 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.predictive.links import label_entropy, point
 
 Draw = Callable[[int, "torch.Generator | None"], Tensor]
 
+LARGEST_COUNT = 10**6
+"""Largest number of samples of one call: more are a slip of the pen, and would not end."""
 INFORMATION_SAMPLES = 200
 """Draws from which the mutual information of a closed-form prediction is computed."""
 
@@ -56,6 +60,7 @@ class Prediction:
         """Return the square root of `total_variance`."""
         return self.total_variance.sqrt()
 
+    @checked
     def sample(self, n: int, generator: torch.Generator | None = None, *, labels: bool = False) -> Tensor:
         """Return `n` samples of the outputs `[n, B, *rest]`: functions, the same weights at every input.
 
@@ -66,6 +71,8 @@ class Prediction:
 
         Cost: one forward-mode pass per draw, or one forward pass for method="sampled".
         """
+        if not 1 <= n <= LARGEST_COUNT:
+            raise DataError(f"n={n}: from 1 to {LARGEST_COUNT} samples can be drawn at a time.")
         if self._draw is None:
             raise UnsupportedOperationError(
                 "this prediction has kept nothing to draw from, as it comes from a loader or from function space; call "
@@ -79,6 +86,7 @@ class Prediction:
         flat = self.likelihood.sample(outputs.flatten(0, 1), generator)
         return flat.unflatten(0, outputs.shape[:2])
 
+    @checked
     def interval(self, level: float = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
         """Return the central interval that holds a share `level` of the probability, per entry: (lower, upper).
 
@@ -102,11 +110,15 @@ class Prediction:
         spread = width * self.variance.sqrt()
         return (self.mean - spread).sigmoid(), (self.mean + spread).sigmoid()
 
+    @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log predictive density of labels per sample, `[B]`: the sum of the marginals' logarithms.
 
         Gaussian noise: `N(mean, total_variance)` per output. Classes: the logarithm of `probs`.
         """
+        check_finite(y, "y")
+        if self.likelihood is not None and y.shape != (wanted := self.likelihood.target_shape(self.mean)):
+            raise DataError(f"labels have shape {list(y.shape)}, the prediction is about {list(wanted)}.")
         if isinstance(self.likelihood, Categorical) and self.probs is not None:
             dim = self.likelihood.dim % self.probs.dim()
             each = self.probs.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
@@ -117,8 +129,8 @@ class Prediction:
             each = -0.5 * ((y.to(self.mean.dtype) - self.mean).square() / variance + (2 * math.pi * variance).log())
         else:
             raise UnsupportedOperationError(f"the predictive density of labels is not known for {self.likelihood}.")
-        if y.shape != each.shape:
-            raise DataError(f"labels have shape {list(y.shape)}, the prediction is about {list(each.shape)}.")
+        if not all_finite(each):
+            raise DataError(f"the density of these labels is 0 in {each.dtype}: they are too far from the prediction.")
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     @cached_property

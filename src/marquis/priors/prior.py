@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_fields
 from marquis.choices import choose
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
@@ -32,6 +33,7 @@ Weights = Tensor | Mapping[str, Tensor]
 """Weights as one flat vector `[P]` or by name."""
 
 
+@checked_fields
 @dataclass(frozen=True, eq=False)
 class Prior:
     """`theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights.

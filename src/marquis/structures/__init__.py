@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, MarquisError
 from marquis.lazy import lazy_names
 from marquis.structures.base import Structure
@@ -22,6 +23,7 @@ STRUCTURES: dict[str, type[Structure]] = {cls.kind: cls for cls in (Diagonal, Kr
 """Structure by the name that users write."""
 
 
+@checked
 def from_state_dict(state: Mapping[str, Tensor]) -> Structure:
     """Return the structure that `Structure.state_dict` described.
 

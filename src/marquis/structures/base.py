@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
 from marquis.structures.linalg import as_number, check_factor, convert
@@ -130,6 +131,7 @@ class Structure(ABC):
         """Return the sum of the diagonal."""
         return self.diagonal().sum()
 
+    @checked
     def matvec(self, v: Tensor) -> Tensor:
         """Return A v for `v [..., P]`; also written `structure @ v`."""
         return self._map(lambda operator, piece: operator.matvec(piece), self._prepared(v, "vector"))
@@ -141,6 +143,7 @@ class Structure(ABC):
         terms = [operator.logdet() for _, operator in self._parts]
         return torch.stack(terms).sum() if terms else self._like.new_zeros(())
 
+    @checked
     def solve(self, v: Tensor) -> Tensor:
         """Return A^-1 v for `v [..., P]`."""
         return self._map(lambda operator, piece: operator.solve(piece), self._prepared(v, "vector"))
@@ -158,12 +161,14 @@ class Structure(ABC):
         pieces = iter(torch.split(z, [operator.noise_dim for _, operator in self._parts], dim=-1))
         return self._assemble(lambda operator: operator.sample_from(next(pieces)), z.shape[:-1])
 
+    @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
         device = self.device if generator is None else generator.device
         z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
         return self.sample_from(z.to(self.device))
 
+    @checked
     def quadratic(self, jacobian: Tensor, diagonal_only: bool = False) -> Tensor:
         """Return J A^-1 J^T `[..., O, O]` for `J [..., O, P]`; only its diagonal `[..., O]` on request.
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError
 
 Scalar: TypeAlias = float | Tensor
@@ -119,6 +120,8 @@ class Layout:
 
     def check_finite(self, tensor: Tensor, what: str, axis: int = -1) -> None:
         """Raise, naming the parameter, if anything along the flat axis is NaN or infinite."""
+        if tensor.is_meta:
+            raise DataError(f"{what} is a tensor without entries (meta); nothing can be computed from it")
         # A finite sum proves finite entries without a temporary; only a suspicious one is looked into.
         if bool(torch.isfinite(tensor.detach().sum())):
             return
@@ -131,6 +134,7 @@ class Layout:
                 f" {self.locate(first)!r}; look for overflow or a diverged network there"
             )
 
+    @checked
     def spread(self, diagonal: DiagonalLike, like: Tensor) -> dict[str, Tensor]:
         """Return a diagonal as one tensor per parameter: without axes where it is a constant, else flat `[size]`.
 
@@ -142,6 +146,8 @@ class Layout:
             self._check_names(diagonal)
             spread = {name: self._one(name, diagonal[name], like) for name in self.names}
         else:
+            if isinstance(diagonal, Tensor) and diagonal.is_meta:
+                raise DataError("the diagonal is a tensor without entries (meta); nothing can be computed from it")
             tensor = torch.as_tensor(diagonal, dtype=like.dtype, device=like.device)
             if tensor.dim() == 0:
                 spread = {name: tensor for name in self.names}

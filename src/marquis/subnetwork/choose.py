@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_fields
 from marquis.choices import choose as read_choice
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
@@ -35,6 +36,7 @@ AT_PRIOR, MOST = 0.05, 0.9
 """A weight is at the prior if the data narrow its variance by less than this share; from how many on to warn."""
 
 
+@checked_fields
 @dataclass(frozen=True, eq=False)
 class Subnetwork:
     """The `size` weights that matter most, as an index set inside the parameters.

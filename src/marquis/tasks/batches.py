@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.progress import ProgressBar
 
+LARGEST_COUNT = 10**6
+"""Largest number of samples, bins or repetitions: more are a slip of the pen, and would not end."""
 Data = Tensor | Iterable[Any]
 """A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
 
@@ -156,8 +158,8 @@ def at_least_one(**counts: int) -> None:
 
 def at_least(least: int, name: str, count: int) -> None:
     """Refuse a count below `least`, and what is no whole number."""
-    if not isinstance(count, Integral) or count < least:
-        raise DataError(f"{name}={count!r} must be a whole number, at least {least}.")
+    if not isinstance(count, Integral) or not least <= count <= LARGEST_COUNT:
+        raise DataError(f"{name}={count!r} must be a whole number, at least {least} and at most {LARGEST_COUNT}.")
 
 
 def device_of(model: Any) -> torch.device | None:

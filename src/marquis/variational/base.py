@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.selection import parameters_of
@@ -54,10 +55,11 @@ class Method(nn.Module):
     last_terms: Terms | None = None
     """The terms of the last step's objective."""
 
+    @checked
     def __init__(
         self,
         model: Model,
-        likelihood: str | Likelihood,
+        likelihood: str | Likelihood | Any,
         *,
         num_data: int,
         tempering: float = 1.0,
@@ -137,6 +139,7 @@ class Method(nn.Module):
         """Return outputs of the mean network."""
         return run(self.network, x)
 
+    @checked
     @torch.no_grad()
     def predict(self, x: Any, samples: int = 0) -> Predictive:
         """Predict in evaluation mode: by the mean network, or averaged over sampled weights.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
@@ -40,10 +41,11 @@ class GaussianMethod(Method):
         generator: For every random draw; by default torch's global generator.
     """
 
+    @checked
     def __init__(
         self,
         model: Model,
-        likelihood: str | Likelihood,
+        likelihood: str | Likelihood | Any,
         *,
         num_data: int,
         tempering: float = 1.0,

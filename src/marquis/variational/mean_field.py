@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.functional.call import Model, buffers_of, call
 from marquis.likelihoods import Likelihood
@@ -44,10 +45,11 @@ class MeanFieldVI(GaussianMethod):
         generator: For every random draw; by default torch's global generator.
     """
 
+    @checked
     def __init__(
         self,
         model: Model,
-        likelihood: str | Likelihood,
+        likelihood: str | Likelihood | Any,
         *,
         num_data: int,
         tempering: float = 1.0,
@@ -79,7 +81,7 @@ class MeanFieldVI(GaussianMethod):
     def bayes_by_backprop(
         cls,
         model: Model,
-        likelihood: str | Likelihood,
+        likelihood: str | Likelihood | Any,
         *,
         num_data: int,
         generator: torch.Generator | None = None,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
@@ -53,10 +54,11 @@ class VariationalLaplace(GaussianMethod):
         generator: For every random draw; by default torch's global generator.
     """
 
+    @checked
     def __init__(
         self,
         model: Model,
-        likelihood: str | Likelihood,
+        likelihood: str | Likelihood | Any,
         *,
         num_data: int,
         tempering: float = 1.0,

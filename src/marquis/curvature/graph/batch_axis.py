@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.errors import UnsupportedOperationError
+from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import batch_size
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ def _axes_by_gradient(
         leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
         values = network.bind(leaves, x)
         output = network.forward(values)
+        if output.dim() == 0 or output.shape[0] != size:
+            raise DataError(
+                f"the model gives shape {list(output.shape)} for a batch of {size}; dimension 0 of inputs and outputs "
+                "has to be the batch."
+            )
         targets = [n for n in numbers if isinstance(values[n], Tensor) and values[n].requires_grad]
         generator = torch.Generator(device=output.device).manual_seed(0)
         weights = torch.randn(output[1].shape, dtype=output.dtype, device=output.device, generator=generator)

@@ -20,8 +20,8 @@ from marquis.curvature.graph.capture import capture
 from marquis.curvature.graph.fingerprint import Description, Fingerprint
 from marquis.curvature.graph.network import Network
 from marquis.curvature.graph.verify import check_separation
-from marquis.functional.call import Model
-from marquis.functional.checks import batch_size
+from marquis.functional.call import Model, call, copied_buffers
+from marquis.functional.checks import batch_size, naming_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,11 @@ _KEPT = 8
 
 def network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     """Return the captured network, from memory if nothing has changed."""
+    with naming_inputs(model, x, lambda: call(model, params, copied_buffers(model), x)):
+        return _network_of(model, params, x)
+
+
+def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     try:
         captures = _CAPTURES.setdefault(model, [])
     except TypeError:  # the function cannot be referred to weakly

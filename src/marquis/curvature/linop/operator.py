@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
+@checked
 def operator(
     model: Model,
     loader: Iterable[Any],
-    likelihood: str | Likelihood,
+    likelihood: str | Likelihood | Any,
     kind: str = "ggn",
     *,
     params: Mapping[str, Tensor] | None = None,

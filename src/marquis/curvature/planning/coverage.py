@@ -84,7 +84,7 @@ def squared_layers(backward: BackwardSteps, layout: Layout) -> tuple[LayerPlan, 
 
 
 def mixed_layers(
-    backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, width_limit: int, samples: int
+    backward: BackwardSteps, layout: Layout, rehearsed: Rehearsal, width_limit: float, samples: int
 ) -> tuple[LayerPlan, ...]:
     """Return how the mixed pass treats each parameter: exactly behind narrow tensors, by squares behind wide ones.
 
@@ -93,7 +93,7 @@ def mixed_layers(
     """
     live, data = live_and_data(backward.network, backward.selected)
 
-    def width(step: Step) -> int:
+    def width(step: Step) -> float:
         return prod(rehearsed.shapes.get(step.value, (samples * (width_limit + 1),))) // samples
 
     for step in backward.steps:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from marquis.arguments import checked
 from marquis.curvature.backward.accumulators import make_accumulator, modules_of
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES
 from marquis.curvature.backward.steps import BackwardSteps
@@ -108,6 +109,7 @@ class Plan:
         return plan_text.render(self)
 
 
+@checked
 def plan(
     model: Model,
     x: Any,
@@ -118,7 +120,7 @@ def plan(
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
     probes: int = 1,
-    width_limit: int = 512,
+    width_limit: float = 512,
     memory_limit: int | None = None,
 ) -> Plan:
     """Return what `ggn` with the same arguments will do and cost: columns, bottlenecks, bytes, each parameter's rule.
@@ -175,7 +177,7 @@ class _Planner:
         self.backward = BackwardSteps.of(self.network, self.layout.names)
         self.item = self.like.element_size()
 
-    def make(self, estimator: str, probes: int, width_limit: int) -> Plan:
+    def make(self, estimator: str, probes: int, width_limit: float) -> Plan:
         if estimator == "approximate":
             names = [name for name in self.layout.names if name in self.network.parameters]
             rehearsed = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
@@ -262,7 +264,7 @@ class _Planner:
         rows = min(self.size, max(1, limit // max(1, entries * self.item)))
         return rows * entries * self.item
 
-    def _mixed_bytes(self, rehearsed: Rehearsal, width_limit: int) -> int:
+    def _mixed_bytes(self, rehearsed: Rehearsal, width_limit: float) -> int:
         """Return the bytes of a root at the widest narrow tensor, and of a chunk of columns at the widest of all."""
         widths = [prod(rehearsed.shapes.get(value, (0,))) // self.size for value in rehearsed.visited]
         narrow = max((width for width in widths if width <= width_limit), default=0)

@@ -47,7 +47,7 @@ class _Mixed:
     backward: BackwardSteps
     context: Context
     accumulator: Accumulator
-    width_limit: int
+    width_limit: float
 
     def __post_init__(self) -> None:
         network = self.context.network
@@ -163,7 +163,7 @@ def mixed_pass(
     likelihood: Likelihood,
     mask: Tensor | None,
     accumulator: Accumulator,
-    width_limit: int,
+    width_limit: float,
 ) -> dict[str, Tensor]:
     """Run the pass; exact contributions go to the accumulator, those of squared rules are returned by parameter name.
 

@@ -1,0 +1,132 @@
+"""Checks the arguments of public functions against their annotations, so that a wrong one is named where it enters."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from marquis.errors import DataError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class")
+Check = Callable[[Any], bool]
+
+_CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
+
+
+def checked(function: Function) -> Function:
+    """Refuse arguments that are not what the annotations say, before the function runs.
+
+    Only what can be seen at a glance: the kind of a value, not the entries of a list. Names from a fixed set
+    (`Literal`) are left to the function, which has a better message. Costs a few microseconds a call.
+
+    Raises:
+        DataError: An argument is of another kind; names it, what it is, and what was expected.
+    """
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def checks() -> dict[str, tuple[Check, str]]:
+        # later than the definition: annotations may name what is only imported for type checkers
+        found = {}
+        for name, parameter in signature.parameters.items():
+            variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if variadic or parameter.annotation is parameter.empty:
+                continue
+            check = _check_of(_resolved(parameter.annotation, function))
+            if check is not None:
+                found[name] = (check, str(parameter.annotation))
+        return found
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        try:
+            bound = signature.bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise DataError(f"{function.__qualname__}: {error}.") from None
+        places = {_device(value) for value in bound.values()} - {None}
+        if "meta" in places and len(places) > 1:
+            raise DataError(f"{function.__qualname__}: some tensors have no entries (device meta) and others have.")
+        for name, (check, expected) in checks().items():
+            if name in bound and not check(bound[name]):
+                hint = ""
+                if "Iterable" in expected and not isinstance(bound[name], collections.abc.Iterable):
+                    hint = " It cannot be iterated; give a DataLoader or a list of batches."
+                value = describe_value(bound[name])
+                raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{hint}")
+        return function(*arguments, **named)
+
+    return typing.cast(Function, wrapper)
+
+
+def _device(value: Any) -> str | None:
+    """Return the kind of device of a tensor; None for anything else."""
+    return getattr(getattr(value, "device", None), "type", None)
+
+
+def checked_fields(cls: type[Class]) -> type[Class]:
+    """Check the arguments with which a dataclass is made, as `checked` does for a function."""
+    cls.__init__ = checked(cls.__init__)
+    return cls
+
+
+def describe_value(value: Any) -> str:
+    """Describe a value in a few words for a message: its type, and its shape or contents where they are short."""
+    kind = type(value).__name__ if not isinstance(value, type) else f"the class {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        sparse = "" if str(getattr(value, "layout", "torch.strided")) == "torch.strided" else "sparse "
+        return f"a {sparse}{kind} of shape {list(shape)} ({getattr(value, 'dtype', '')})"
+    if isinstance(value, (str, bytes, int, float, complex)):
+        text = repr(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
+    return kind if isinstance(value, type) or value is None else f"a {kind}"
+
+
+def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+    """Return the annotation as an object; `Any` where it names something that is not there at run time."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))  # our own source, not a user's
+    except (NameError, TypeError, SyntaxError):
+        return Any
+
+
+def _check_of(annotation: Any) -> Check | None:
+    """Return a check of the kind, or None where anything goes."""
+    origin = typing.get_origin(annotation)
+    if annotation is Any or annotation is object:
+        return None
+    if origin in (typing.Union, types.UnionType):
+        parts = [_check_of(part) for part in typing.get_args(annotation)]
+        known = [part for part in parts if part is not None]
+        return None if len(known) < len(parts) else lambda value: any(part(value) for part in known)
+    if annotation is None or annotation is type(None):
+        return lambda value: value is None
+    if annotation is bool:
+        return lambda value: type(value).__name__ in ("bool", "bool_")  # NumPy's too, without importing it
+    if annotation is int:
+        return lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if annotation is float:
+        return lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if origin is typing.Literal:
+        return lambda value: isinstance(value, str) or value in typing.get_args(annotation)
+    if origin is collections.abc.Callable:
+        return lambda value: callable(value) and not isinstance(value, type)
+    if annotation is os.PathLike or origin is os.PathLike:
+        return lambda value: isinstance(value, os.PathLike)
+    concrete = origin or annotation
+    if getattr(concrete, "__name__", "") == "Tensor":
+        return lambda value: isinstance(value, concrete) and str(value.layout) == "torch.strided"
+    ordinary = isinstance(concrete, type) and not getattr(concrete, "_is_protocol", False)
+    if not ordinary and concrete not in _CONTAINERS:
+        return None
+    return lambda value: isinstance(value, concrete) and not isinstance(value, type)

@@ -1,0 +1,255 @@
+"""Every public call with arguments that work: what the fuzzer spoils one or two at a time."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import marquis as mq
+from marquis import tasks
+
+
+@dataclass(frozen=True)
+class Door:
+    """One public call.
+
+    Attributes:
+        name: For reports.
+        call: The function; called with keyword arguments.
+        arguments: Makes arguments with which it works, new ones each time.
+        overflows: Whether -infinity is right: the logarithm of a density that is 0 in every float.
+        foreign: Errors of others that are part of the contract here (scikit-learn's `ValueError` and `TypeError`).
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: Callable[[], dict[str, Any]]
+    foreign: tuple[type[BaseException], ...] = ()
+    overflows: bool = False
+
+
+MODEL = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
+X, Y, LABELS = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+
+
+def _loader(x: torch.Tensor = X, y: torch.Tensor = Y) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(x[:2], y[:2]), (x[2:], y[2:])]
+
+
+def _curvature() -> Iterator[Door]:
+    one = {"model": MODEL, "x": X, "likelihood": "gaussian", "structure": "diagonal"}
+    extra = {"parameters": None, "params": None, "mask": None, "generator": None, "memory_limit": None}
+    sketched = {**one, "estimator": "sketched", "probes": 1, "width_limit": 512, "weight_sharing": "expand", **extra}
+    yield Door("curvature.ggn", mq.curvature.ggn, lambda: dict(sketched))
+    yield Door("curvature.ggn exact", mq.curvature.ggn, lambda: {**one, "structure": "kronecker", "estimator": "exact"})
+    yield Door("curvature.fisher", mq.curvature.fisher, lambda: {**one, "samples": 1, **extra})
+    empirical = {key: value for key, value in extra.items() if key != "generator"}
+    yield Door("curvature.empirical_fisher", mq.curvature.empirical_fisher, lambda: {**one, "y": Y, **empirical})
+    yield Door("curvature.hessian", mq.curvature.hessian, lambda: {**one, "y": Y, "vectors_per_pass": 4})
+    yield Door("curvature.plan", mq.curvature.plan, lambda: {**one, "probes": 1, "memory_limit": None})
+    many = {"model": MODEL, "loader": _loader(), "likelihood": "gaussian"}
+    summed = {"structure": "diagonal", "estimator": "exact", "parameters": None, "memory_limit": None}
+    yield Door("curvature.accumulate", mq.curvature.accumulate, lambda: {**many, **summed, "progress": False})
+
+    def product(vector: Any, **arguments: Any) -> Any:
+        return mq.curvature.operator(**arguments) @ vector
+
+    operator = {**many, "kind": "ggn", "vector": torch.ones(26), "parameters": None, "vectors_per_pass": 1}
+    yield Door("curvature.operator @", product, lambda: dict(operator))
+
+
+def _fitted(likelihood: str = "gaussian") -> Any:
+    targets = Y if likelihood == "gaussian" else LABELS
+    return mq.Laplace(MODEL, likelihood, structure="kronecker").fit(_loader(X, targets), progress=False)
+
+
+def _laplace() -> Iterator[Door]:
+    def fit(loader: Any, **options: Any) -> Any:
+        laplace = mq.Laplace(**options)
+        return laplace.fit(loader, progress=False).log_evidence()
+
+    start = {"model": MODEL, "likelihood": "gaussian", "structure": "diagonal", "parameters": "all", "prior": 1.0}
+    yield Door("Laplace.fit", fit, lambda: {**start, "loader": _loader(), "temperature": 1.0})
+    yield Door(
+        "Laplace.fit categorical", fit, lambda: {**start, "likelihood": "categorical", "loader": _loader(X, LABELS)}
+    )
+    yield Door(
+        "Laplace.fit bernoulli",
+        fit,
+        lambda: {**start, "likelihood": "bernoulli", "loader": _loader(X, (Y > 0).float())},
+    )
+    fitted, classes = _fitted(), _fitted("categorical")
+    yield Door("Laplace.predict", fitted.predict, lambda: {"x": X, "method": "linearised"})
+    yield Door("Laplace.predict sampled", fitted.predict, lambda: {"x": X, "method": "sampled", "samples": 3})
+    yield Door("Laplace.predict classes", classes.predict, lambda: {"x": X, "method": "linearised", "link": "probit"})
+    yield Door("Laplace.sample", fitted.sample, lambda: {"n": 2, "generator": None})
+    yield Door("Laplace.tune", lambda **a: _fitted().tune(**a), lambda: {"method": "evidence", "loader": None})
+    yield Door("Laplace.check", fitted.check, lambda: {"loader": _loader(), "generator": None})
+    yield Door("Laplace.effective_parameters", fitted.effective_parameters, lambda: {"per_group": False})
+    yield Door("Laplace.predict_loader", fitted.predict_loader, lambda: {"loader": _loader(), "progress": False})
+    folder = Path(tempfile.mkdtemp())
+    fitted.save(folder / "posterior.safetensors")
+    yield Door("Laplace.save", fitted.save, lambda: {"path": folder / "again.safetensors"})
+    yield Door("load", mq.load, lambda: {"path": folder / "posterior.safetensors", "model": MODEL, "likelihood": None})
+
+    def prediction(x: Any, level: Any, n: Any, y: Any) -> Any:
+        answer = fitted.predict(x)
+        return answer.interval(level), answer.sample(n), answer.log_prob(y)
+
+    yield Door("Prediction", prediction, lambda: {"x": X, "level": 0.9, "n": 2, "y": Y})
+
+    def kernel(model: Any, prior: Any, parameters: Any, x: Any) -> Any:
+        return mq.kernel(model, prior, parameters=parameters)(x, x)
+
+    yield Door("kernel", kernel, lambda: {"model": MODEL, "prior": 1.0, "parameters": None, "x": X})
+
+    def subnetwork(size: Any, by: Any, structure: Any) -> Any:
+        chosen = mq.Subnetwork(size, by=by, structure=structure)
+        return mq.Laplace(MODEL, "gaussian", "full", parameters=chosen).fit(_loader(), progress=False).log_evidence()
+
+    yield Door("Subnetwork", subnetwork, lambda: {"size": 5, "by": "magnitude", "structure": "full"})
+
+    def prior(precision: Any, groups: Any, mean: Any) -> Any:
+        return mq.Laplace(MODEL, "gaussian", prior=mq.Prior(precision, groups, mean)).fit(_loader(), progress=False)
+
+    yield Door("Prior", prior, lambda: {"precision": 1.0, "groups": "layer", "mean": None})
+
+
+def _training() -> Iterator[Door]:
+    def online(x: Any, y: Any, mask: Any, learning_rate: Any, **options: Any) -> Any:
+        learner = mq.OnlineLaplace(**options)
+        return learner.step(x, y, mask, learning_rate=learning_rate)
+
+    start = {"model": MODEL, "likelihood": "gaussian", "num_data": 4}
+    step = {"x": X, "y": Y, "mask": None}
+    switches = {"structure": "diagonal", "estimator": "sketched", "preset": None, "samples": 1, "every": 1}
+    yield Door("OnlineLaplace", online, lambda: {**start, **switches, **step, "learning_rate": None})
+    learner = mq.OnlineLaplace(MODEL, "gaussian", num_data=4)
+    learner.step(X, Y)
+    yield Door("OnlineLaplace.step", learner.step, lambda: {**step, "learning_rate": 0.1})
+    yield Door("OnlineLaplace.draw", learner.draw, lambda: {"generator": torch.Generator().manual_seed(0)})
+    for method in (mq.variational.VariationalLaplace, mq.variational.MeanFieldVI, mq.variational.MAP):
+
+        def trained(x: Any, y: Any, mask: Any, method: Any = method, **options: Any) -> Any:
+            return method(**options).step(x, y, mask)
+
+        keys = {**start, "tempering": 1.0, "prior_scale": None, "generator": None, **step}
+        yield Door(f"variational.{method.__name__}", trained, lambda keys=keys: dict(keys))
+
+    def evidence(**options: Any) -> Any:
+        torch.manual_seed(0)
+        return mq.evidence.train(**options).log_evidence
+
+    short = {"epochs": 1, "burn_in": 0, "every": 1, "learning_rate": 1e-3, "temperature": 1.0}
+    fresh = lambda: nn.Sequential(nn.Linear(3, 2))  # noqa: E731
+    yield Door(
+        "evidence.train",
+        evidence,
+        lambda: {"model": fresh(), "loader": _loader(), "likelihood": "gaussian", "structure": "diagonal", **short},
+    )
+
+
+def _likelihoods() -> Iterator[Door]:
+    counts = {"gaussian": Y, "bernoulli": (Y > 0).float(), "categorical": LABELS, "heteroscedastic": Y[:, :1]}
+    for name, y in counts.items():
+        likelihood = mq.likelihoods.as_likelihood(name).resolve(Y)
+        arguments = lambda y=y: {"f": Y, "y": y, "mask": None}  # noqa: E731
+        yield Door(f"{name}.log_prob", likelihood.log_prob, arguments, overflows=True)
+        yield Door(f"{name}.hessian_sqrt", likelihood.hessian_sqrt, lambda: {"f": Y, "mask": None})
+        yield Door(f"{name}.sample", likelihood.sample, lambda: {"f": Y, "generator": None})
+        yield Door(f"{name}.predictive", likelihood.predictive, lambda: {"mean": Y, "variance": Y.square() + 1})
+    yield Door("Gaussian", mq.Gaussian, lambda: {"noise_precision": 2.0, "precision_matrix": None})
+    yield Door("Categorical", mq.Categorical, lambda: {"dim": 1})
+    yield Door("as_likelihood", mq.likelihoods.as_likelihood, lambda: {"spec": "gaussian"})
+
+
+def _structures() -> Iterator[Door]:
+    structure = mq.curvature.ggn(MODEL, X, "gaussian", "full").add_diagonal(1.0)
+    yield Door("structure.solve", structure.solve, lambda: {"v": torch.ones(26)})
+    yield Door("structure.matvec", structure.matvec, lambda: {"v": torch.ones(26)})
+    yield Door("structure.sample", structure.sample, lambda: {"n": 2, "generator": None})
+    yield Door("structure.quadratic", structure.quadratic, lambda: {"jacobian": torch.ones(4, 2, 26)})
+    yield Door("structure.add_diagonal", structure.add_diagonal, lambda: {"diagonal": 1.0})
+    yield Door("from_state_dict", mq.structures.from_state_dict, lambda: {"state": structure.state_dict()})
+
+
+def _autoencoders() -> Iterator[Door]:
+    encoder, decoder = nn.Linear(3, 2), nn.Linear(2, 3)
+    learnt = mq.autoencoders.LaplacianAutoencoder(encoder, decoder, num_data=4)
+    learnt.train()
+    learnt.training_step((X,), 0)
+    learnt.eval()
+    yield Door("autoencoder.encode", learnt.encode, lambda: {"x": X, "samples": 3})
+    yield Door("autoencoder.decode", learnt.decode, lambda: {"z": X[:, :2], "samples": 3})
+    yield Door("autoencoder.reconstruct", learnt.reconstruct, lambda: {"x": X, "samples": 3})
+    yield from _tasks(learnt)
+
+
+def _tasks(model: Any) -> Iterator[Door]:
+    probs = torch.tensor([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [0.9, 0.1]])
+    for module in (tasks.ood, tasks.imputation, tasks.semi_supervised, tasks.calibration, tasks.generation):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if name.startswith("_") or function.__module__.rpartition(".")[0] != "marquis.tasks":
+                continue
+            good = _task_arguments(function, model, probs)
+            if name in ("auroc", "average_precision", "fpr_at_tpr", "roc_curve") and good is not None:
+                good |= {"inside": X[:, 0], "outside": X[:, 1]}
+            if name == "evaluate_codes" and good is not None:
+                good |= {"codes": torch.randn(2, 4, 2), "means": X[:, :2]}
+            if good is not None:
+                short = module.__name__.rpartition(".")[2]
+                yield Door(f"tasks.{short}.{name}", function, lambda good=good: dict(good))
+
+
+def _task_arguments(function: Callable[..., Any], model: Any, probs: torch.Tensor) -> dict[str, Any] | None:
+    """Arguments by their names; None where an argument has no default and is not known here."""
+    known = {
+        **{"model": model, "x": X, "x_in": X, "x_out": X + 3, "inside": X, "outside": X + 3, "data": X, "samples": 3},
+        **{"probs": probs, "labels": LABELS, "y": Y, "bins": 5, "mask": torch.ones(4, 3).bool(), "count": 3, "n": 3},
+        **{"codes": X[:, :2], "z": X[:, :2], "generator": None, "seed": 0, "per_class": [1], "repeats": 2},
+    }
+    chosen: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in known:
+            chosen[name] = known[name]
+        elif parameter.default is parameter.empty:
+            return None
+    return chosen
+
+
+def _estimators() -> Iterator[Door]:
+    from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
+
+    rows = np.random.default_rng(0).normal(size=(30, 3))
+    wrong = (ValueError, TypeError)  # what scikit-learn's own validation raises, and its users catch
+    for estimator, y in ((LaplaceRegressor, rows[:, 0]), (LaplaceClassifier, (rows[:, 0] > 0).astype(int))):
+        fitted = estimator(max_iter=3).fit(rows, y)
+        yield Door(
+            f"{estimator.__name__}.fit",
+            lambda X, y, e=estimator, **o: e(**o).fit(X, y).predict(rows),
+            lambda y=y: {"X": rows, "y": y, "max_iter": 3},
+            wrong,
+        )
+        yield Door(f"{estimator.__name__}.predict", fitted.predict, lambda: {"X": rows}, wrong)
+    autoencoder = LaplacianAutoencoder(max_iter=2).fit(rows)
+    yield Door("LaplacianAutoencoder.score_samples", autoencoder.score_samples, lambda: {"X": rows}, wrong)
+    yield Door("LaplacianAutoencoder.transform", autoencoder.transform, lambda: {"X": rows, "return_std": True}, wrong)
+    imputer = LaplacianImputer(max_iter=2).fit(rows)
+    yield Door("LaplacianImputer.transform", imputer.transform, lambda: {"X": rows}, wrong)
+
+
+def all_doors() -> list[Door]:
+    """Every door, in a fixed order."""
+    torch.manual_seed(0)
+    groups = (_curvature, _laplace, _training, _likelihoods, _structures)
+    return [door for group in groups for door in group()]

@@ -1,0 +1,110 @@
+"""Arguments are checked against their annotations, and named where they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from marquis.arguments import checked, checked_fields, describe_value
+from marquis.errors import DataError
+
+
+@checked
+def door(
+    count: int = 1,
+    rate: float = 1.0,
+    flag: bool = False,
+    name: str | None = None,
+    path: str | Path = "",
+    tensor: torch.Tensor | None = None,
+    numbers: Sequence[float] | Mapping[str, float] = (),
+    loader: Iterable[Any] = (),
+    function: Callable[[int], int] | None = None,
+    word: Literal["a", "b"] = "a",
+    anything: Any = None,
+    unknown: NotThere = None,  # noqa: F821 (only type checkers would know it)
+    unannotated=None,
+    **options: int,
+) -> str:
+    """Do nothing."""
+    return "done"
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"count": np.int64(3)},
+        {"rate": 2},
+        {"rate": np.float32(0.5)},
+        {"flag": np.bool_(True)},
+        {"name": None},
+        {"path": Path("x")},
+        {"tensor": torch.ones(2)},
+        {"numbers": [1.0]},
+        {"numbers": {"a": 1.0}},
+        {"loader": iter([])},
+        {"function": abs},
+        {"word": "c"},  # refused by the function itself, which knows what was meant
+        {"anything": object()},
+        {"unknown": 5},
+        {"unannotated": object()},
+        {"more": "than that"},
+    ],
+)
+def test_what_fits_passes(good):
+    assert door(**good) == "done"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"count": 2.5}, r"count is 2\.5 \(float\), but has to be int"),
+        ({"count": True}, "count is True"),
+        ({"count": torch.tensor(3)}, r"count is a Tensor of shape \[\]"),
+        ({"rate": "fast"}, r"rate is 'fast' \(str\)"),
+        ({"flag": 1}, "flag is 1"),
+        ({"name": 3}, "name is 3"),
+        ({"path": 3}, "path is 3"),
+        ({"tensor": np.ones(3)}, r"tensor is a ndarray of shape \[3\] \(float64\)"),
+        ({"tensor": torch.ones(2).to_sparse()}, "tensor is a sparse Tensor"),
+        ({"numbers": 3.0}, "numbers is 3.0"),
+        ({"loader": None}, "loader is None.*cannot be iterated; give a DataLoader"),
+        ({"function": int}, "function is the class int"),
+        ({"word": 3}, "word is 3"),
+    ],
+)
+def test_what_does_not_fit_is_named(bad, message):
+    with pytest.raises(DataError, match=f"door: .*{message}"):
+        door(**bad)
+
+
+def test_calls_that_do_not_bind_are_ours_too():
+    @checked
+    def other(x: int) -> int:
+        return x
+
+    with pytest.raises(DataError, match=r"other: missing a required argument: 'x'"):
+        other()
+    with pytest.raises(DataError, match="unexpected keyword argument 'y'"):
+        other(1, y=2)
+
+
+def test_dataclasses():
+    @checked_fields
+    @dataclass(frozen=True)
+    class Value:
+        count: int
+
+    assert Value(3).count == 3
+    with pytest.raises(DataError, match="count is 'x'"):
+        Value("x")
+
+
+def test_long_values_are_cut():
+    assert len(describe_value("x" * 5000)) < 80
