@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import prod
 
@@ -93,8 +94,9 @@ def mixed_layers(
     """
     live, data = live_and_data(backward.network, backward.selected)
 
-    def width(step: Step) -> float:
-        return prod(rehearsed.shapes.get(step.value, (samples * (width_limit + 1),))) // samples
+    def width(step: Step) -> int:
+        shape = rehearsed.shapes.get(step.value)
+        return sys.maxsize if shape is None else prod(shape) // samples  # not seen: as wide as can be
 
     for step in backward.steps:
         if step.value in rehearsed.visited and width(step) > width_limit:
