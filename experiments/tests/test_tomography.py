@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
+import pytest
 import torch
 
 from marquis_experiments.tomography.data import rectangles
@@ -11,22 +14,25 @@ from marquis_experiments.tomography.problems import NAMES, problem
 from marquis_experiments.tomography.study import STUDY, collect, jobs_of
 from marquis_experiments.tomography.tables import values
 
+DATA = Path(os.environ.get("MARQUIS_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
+
+@pytest.mark.skipif(not (DATA / "kmnist").is_dir(), reason="needs KMNIST: set MARQUIS_DATA")
 def test_a_small_run_writes_its_page_and_resumes(tmp_path):
     small = {"steps": 15, "channels": 4}
     lines = []
-    page = STUDY.run("quick", tmp_path, None, lines.append, settings=small)
+    page = STUDY.run("quick", tmp_path, DATA, lines.append, settings=small)
     text = page.read_text()
     assert "evidence per block, TV-PredCP" in text and "constant noise" in text
     assert (page.parent / "tomography.png").is_file() and (page.parent / "tomography-complexity.png").is_file()
-    run = STUDY.start("quick", tmp_path, None, settings=small)
+    run = STUDY.start("quick", tmp_path, DATA, settings=small)
     results = {"size": "quick", **collect(run)}
     row = results["linearised"][0]
     assert set(row["rows"]) == {"block", "predcp", "tangent", "constant_tuned", "constant_1"}
     assert math.isfinite(row["rows"]["predcp"]["log_density"])
     assert values(results)["images"] == 1
     times = [path.stat().st_mtime_ns for path in run.cells.glob("*.json")]
-    STUDY.run("quick", tmp_path, None, lines.append, settings=small)
+    STUDY.run("quick", tmp_path, DATA, lines.append, settings=small)
     assert times == [path.stat().st_mtime_ns for path in run.cells.glob("*.json")]
 
 
