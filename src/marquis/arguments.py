@@ -18,6 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class")
 Check = Callable[[Any], bool]
 
+LARGEST_COUNT = 10**6
+"""Largest number of samples, bins or repetitions: more are a slip of the pen, and would not end."""
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
 

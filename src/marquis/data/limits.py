@@ -30,11 +30,6 @@ def allowing(max_bytes: int | None) -> Iterator[None]:
         _allowed.reset(token)
 
 
-def allow(max_bytes: int | None) -> None:
-    """Set the budget for the rest of this context, as the command line does."""
-    _allowed.set(max_bytes)
-
-
 def budget() -> int:
     """Return the bytes that data may take: the caller's limit, or a share of what is free."""
     from marquis.curvature.planning.memory import available_bytes  # heavy, and reading data is to stay light

@@ -111,10 +111,15 @@ def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
     shapes = ", ".join(f"{list(leaf.shape)} ({str(leaf.dtype).removeprefix('torch.')})" for leaf in leaves)
     described = f"of shape {shapes}" if leaves else f"of type {type(x).__name__}"
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    first = next((part for part in parts if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))), None)
+    first = first_layer(model)
     hint = "" if first is None else f" Its first layer is {first}, in {str(first.weight.dtype).removeprefix('torch.')}."
     return f"{type(model).__name__} cannot take {what} {described}: {reason}.{hint}"
+
+
+def first_layer(model: Any) -> nn.Linear | nn.modules.conv._ConvNd | None:
+    """Return the first dense or convolutional layer of a module, which says what inputs it takes; None without one."""
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    return next((part for part in parts if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))), None)
 
 
 def refuse_training_mode(model: Model) -> None:

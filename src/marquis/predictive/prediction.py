@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import LARGEST_COUNT, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
@@ -18,8 +18,6 @@ from marquis.predictive.links import label_entropy, point
 
 Draw = Callable[[int, "torch.Generator | None"], Tensor]
 
-LARGEST_COUNT = 10**6
-"""Largest number of samples of one call: more are a slip of the pen, and would not end."""
 INFORMATION_SAMPLES = 200
 """Draws from which the mutual information of a closed-form prediction is computed."""
 

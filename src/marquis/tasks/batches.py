@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import LARGEST_COUNT
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.functional.checks import first_layer
 from marquis.progress import ProgressBar
 
-LARGEST_COUNT = 10**6
-"""Largest number of samples, bins or repetitions: more are a slip of the pen, and would not end."""
 Data = Tensor | Iterable[Any]
 """A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
 
@@ -127,8 +127,7 @@ def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        parts = model.modules() if isinstance(model, nn.Module) else ()
-        first = next((p for p in parts if isinstance(p, (nn.Linear, nn.modules.conv._ConvNd))), None)
+        first = first_layer(model)
         hint = "" if first is None else f" Its first layer is {first}."
         raise DataError(
             f"{what}: {type(model).__name__} cannot take data of shape {list(x.shape[1:])} each: {reason}.{hint}"
