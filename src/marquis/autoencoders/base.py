@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from marquis.autoencoders.network import beside_mask, parts_of
 from marquis.autoencoders.predictions import Average, Draw, Estimate, Moments, Output, Reconstruction
-from marquis.errors import DataError, NumericalError
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
+from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.variational.base import evaluation_mode
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
@@ -195,6 +196,22 @@ class BaseAutoencoder(LightningModule):
             log_prob=log_mean - math.log(moments.count),
             expected_log_prob=expected / moments.count,
         )
+
+    @torch.no_grad()
+    def entry_log_probs(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return the log-likelihood of each entry of `x` under each sample, `[S, *x.shape]`; 0 for missing entries.
+
+        Summed over entries and averaged over samples as probabilities, it is `log_prob` of `reconstruct`.
+
+        Raises:
+            UnsupportedOperationError: The likelihood is not a product over entries.
+        """
+        if not isinstance(self.likelihood, PointwiseLikelihood):
+            raise UnsupportedOperationError(f"{self.likelihood} has no likelihood of single entries.")
+        x, mask = self._data(x)
+        inputs, likelihood = self.inputs(x, mask), self.likelihood
+        outputs = (draw.reconstruct(inputs)[1] for draw in self._counted(samples, generator))
+        return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
     def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
         if samples < 1:

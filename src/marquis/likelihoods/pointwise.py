@@ -17,13 +17,18 @@ class PointwiseLikelihood(Likelihood):
 
     @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
+        return sum_outputs(self.entry_log_prob(f, y, mask))
+
+    @checked
+    def entry_log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the summands of `log_prob`, shaped like the labels; 0 where the mask is."""
         self._check_target_shape(f, y)
         if mask is None:
-            return sum_outputs(self._log_density(f, y))
+            return self._log_density(f, y)
         seen = as_mask(mask, y.shape)
         # Both arguments are replaced *before* any arithmetic: 0 * NaN is NaN, in the value and in the gradient.
         f = f.masked_fill(~self._spread_mask(f, seen), 0)
-        return sum_outputs(self._log_density(f, y.masked_fill(~seen, 0)).masked_fill(~seen, 0))
+        return self._log_density(f, y.masked_fill(~seen, 0)).masked_fill(~seen, 0)
 
     def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         self._check_target_shape(f, y)

@@ -1,7 +1,8 @@
-"""Tasks for uncertain autoencoders: outliers, missing data, generation, few labels, calibration.
+"""Tasks for uncertain autoencoders: outliers, missing data, generation, few labels, calibration, geometry.
 
-`ood`, `imputation`, `generation`, `semi_supervised`, `calibration` and `ranking` are modules of functions on anything
-with `encode`, `decode` and `reconstruct` (`marquis.autoencoders`), so that every model is compared by the same code.
+`ood`, `imputation`, `generation`, `geometry`, `semi_supervised`, `calibration` and `ranking` are modules of functions
+on anything with `encode`, `decode` and `reconstruct` (`marquis.autoencoders`), so that every model is compared by the
+same code.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marquis.tasks import calibration, generation, imputation, ood, ranking, semi_supervised
+    from marquis.tasks import calibration, generation, geometry, imputation, ood, ranking, semi_supervised
 
-__all__ = ["calibration", "generation", "imputation", "ood", "ranking", "semi_supervised"]
+__all__ = ["calibration", "generation", "geometry", "imputation", "ood", "ranking", "semi_supervised"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,8 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.options import renamed_arguments, warn_renamed
 from marquis.tasks.batches import Data, SameSeed, as_tensor, at_least_one, batches, naming_shape, require
+from marquis.tasks.contributions import contributions as contributions
+from marquis.tasks.contributions import entries_of
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
 
 if TYPE_CHECKING:
@@ -307,7 +309,7 @@ def _scores(
             result = model.reconstruct(x, samples, generator=same.generator())
         if result.mean.shape != x.shape:
             raise DataError(f"{what}: the model reconstructs {list(x.shape)} as {list(result.mean.shape)}.")
-        parts.append({name: score.detach().cpu() for name, score in _of_batch(result, x).items()})
+        parts.append({name: score.detach().cpu() for name, score in of_reconstruction(result, x).items()})
         shape, networks = x.shape[1:], result.draws
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     for name, score in joined.items():
@@ -318,21 +320,14 @@ def _scores(
     return joined, shape, networks
 
 
-def _of_batch(result: Reconstruction, x: Tensor) -> Scores:
-    error = (result.mean - x).square()
-    # The networks' mean squared error = that of the mean + biased variance (docs/method/autoencoders.md): none is kept.
-    # Around a mean that is known (and so the expected error's) the variance is the mean square already.
-    spread = (
-        result.variance
-        if getattr(result, "mean_known", False)
-        else result.variance * ((result.draws - 1) / result.draws)
-    )
+def of_reconstruction(result: Reconstruction, x: Tensor) -> Scores:
+    """Return the scores `[B]` of a batch from its reconstruction, as `scores` does."""
+    sums = {name: entries.flatten(1).sum(1) for name, entries in entries_of(result, x).items()}
+    latent = result.latent
     return {
-        "error": torch.where(x.isnan(), 0, error + spread).flatten(1).sum(1),
+        "error": sums["error"],
         "nll": -result.log_prob,
-        "output_variance": result.variance.flatten(1).sum(1),
-        "output_std": result.std.flatten(1).sum(1),
-        "total_variance": result.total_variance.flatten(1).sum(1),
-        "latent_variance": result.latent.variance.flatten(1).sum(1),
-        "latent_std": result.latent.std.flatten(1).sum(1),
+        **{name: sums[name] for name in ("output_variance", "output_std", "total_variance")},
+        "latent_variance": latent.variance.flatten(1).sum(1),
+        "latent_std": latent.std.flatten(1).sum(1),
     }
