@@ -39,6 +39,16 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
     return [report for _, report in everyone]
 
 
+def own_or_first(value: Any | None) -> Any | None:
+    """Return this process's value, or that of the first process that has one; None if none has."""
+    there = [rank for rank, has in enumerate(exchange(value is not None)) if has]
+    if not there or len(there) == dist.get_world_size():
+        return value
+    sent = [value if dist.get_rank() == there[0] else None]
+    dist.broadcast_object_list(sent, src=there[0])
+    return sent[0] if value is None else value
+
+
 def sum_tensor(tensor: Tensor) -> Tensor:
     """Return the sum of all processes' tensors, which have to be of one shape and type."""
     total = _sendable(tensor)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from marquis.distributed import own_or_first
 from marquis.errors import DataError, MarquisError
 from marquis.functional.checks import batch_size
 
@@ -127,12 +128,14 @@ class OpenedLoader:
 
     Args:
         loader: Any iterable of batches.
+        shared: Whether it is one process's share of the data, and all processes of the group open theirs now. An empty
+            share then has another process's first batch as `first`, and yields nothing.
 
     Raises:
         DataError: It cannot be iterated, or yields no batches.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], shared: bool = False) -> None:
         self._loader = loader
         try:
             self._rest: Iterator[Any] | None = iter(loader)
@@ -141,14 +144,15 @@ class OpenedLoader:
                 f"the loader is a {type(loader).__name__}, which cannot be iterated ({error}); pass a DataLoader or a "
                 "list of batches (x, y)."
             ) from error
-        try:
-            self.first = next(self._rest)
-        except StopIteration:
-            raise DataError("the loader yields no batches; there is no curvature without data.") from None
+        own = next(self._rest, None)
+        self.first = own_or_first(own) if shared else own
+        self._before = [] if own is None else [own]
+        if self.first is None:
+            raise DataError("the loader yields no batches; there is no curvature without data.")
 
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
-        return iter(self._loader) if rest is None else itertools.chain([self.first], rest)
+        return iter(self._loader) if rest is None else itertools.chain(self._before, rest)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]

@@ -189,8 +189,7 @@ def test_observers_are_told_and_leave_no_hook():
 def test_compiled_modules_run_what_they_wrap():
     model, x = nn.Linear(3, 2), torch.randn(2, 3)
     weights = other_weights(model, 0)
-    named = {f"_orig_mod.{name}": value for name, value in weights.items()}
-    torch.testing.assert_close(call_module(torch.compile(model), named, (x,)), call_module(model, weights, (x,)))
+    torch.testing.assert_close(call_module(torch.compile(model), weights, (x,)), call_module(model, weights, (x,)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -22,6 +22,7 @@ from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError
 from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
+from marquis.functional.unwrap import is_sharded
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import Batch, MaskOf, number_of_batches
 from marquis.progress import ProgressBar
@@ -103,6 +104,7 @@ def accumulate(
         parameters = list(parameters)
     known = as_likelihood(likelihood)
     everything = parameters_of(model, params)
+    params = everything if is_sharded(model) else params  # gathered once, not at every batch
     layout = Layout.of(select(everything, parameters))
     home = everything[layout.names[0]].device
     if checkpoint is not None and estimator == "sketched" and generator is None:

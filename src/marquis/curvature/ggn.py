@@ -33,6 +33,7 @@ from marquis.errors import DataError
 from marquis.functional.call import Model, describe, without_inference
 from marquis.functional.checks import all_finite, batch_size, check_finite
 from marquis.functional.selection import Selection, parameters_of, select
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
 
@@ -217,7 +218,8 @@ class _Call:
         self.all_params = parameters_of(self.model, self.params)
         self.detached = {n: p.detach().clone() if p.is_inference() else p.detach() for n, p in self.all_params.items()}
         self.layout = Layout.of(select(self.all_params, self.parameters))
-        self.like = self.detached[self.layout.names[0]]
+        first = self.detached[self.layout.names[0]]
+        self.like = first.to(computing_dtype(first.dtype))
 
     def output_root(
         self, estimator: str, probes: int, generator: torch.Generator | None
@@ -257,8 +259,8 @@ class _Call:
         backward = BackwardSteps.of(network, self.layout.names)
         shapes: dict[int, tuple[int, ...]] = {}
         outputs = network.forward(values, backward.needed, shapes, backward.with_extra)
-        values = {number: v.detach() if isinstance(v, Tensor) else v for number, v in values.items()}
-        detached = outputs.detach()
+        values = _widened(values)
+        detached = values[network.output]
         likelihood = self.likelihood_at(detached)
 
         @torch.no_grad()
@@ -281,6 +283,8 @@ class _Call:
         network, values = self.start(self.detached)
         names = [name for name in self.layout.names if name in network.parameters]
         outputs = squared_forward(network, values, names)
+        values = _widened(values)
+        outputs = outputs.to(self.like.dtype)
         start = self.likelihood_at(outputs).hessian_diagonal(outputs, self.mask)
         vector = self.like.new_zeros(self.layout.total)
         squared_pass(network, values, start, names, self.layout.unflatten(vector))
@@ -292,10 +296,21 @@ class _Call:
         network, values = self.start(self.detached)
         shapes: dict[int, tuple[int, ...]] = {}
         backward = BackwardSteps.of(network, self.layout.names)
-        likelihood = self.likelihood_at(network.forward(values, None, shapes, backward.with_extra))
+        network.forward(values, None, shapes, backward.with_extra)
+        values = _widened(values)
+        likelihood = self.likelihood_at(values[network.output])
         context = Context(network, values, shapes, backward.active, self.size)
         accumulator = make_accumulator("diagonal", self.layout, self.like, self.size)
         by_squares = mixed_pass(backward, context, likelihood, self.mask, accumulator, width_limit)
         zeros = {name: self.like.new_zeros(shape) for name, shape in self.layout.shapes.items()}
         vector = accumulator.finish().diagonal() + self.layout.flatten({**zeros, **by_squares})
         return Diagonal(self.layout, vector)
+
+
+def _widened(values: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the values of a forward pass without their graph; those in half precision in float32.
+
+    So a network runs forwards in its own precision, and everything that is summed is summed in float32.
+    """
+    detached = {number: v.detach() if isinstance(v, Tensor) else v for number, v in values.items()}
+    return {n: v.to(computing_dtype(v.dtype)) if isinstance(v, Tensor) else v for n, v in detached.items()}

@@ -101,9 +101,9 @@ class Collector:
             raise DataError("the loader yields no batches; there is no evidence without data.")
         return self._as_statistics(self._n, self._observed, self._total)
 
-    def statistics_of_all(self) -> Statistics | None:
+    def statistics_of_all(self, distributed: bool = True) -> Statistics | None:
         """Return the sum over all processes, which all have to call this; None if any batch had no labels."""
-        if not group_is_up():
+        if not (distributed and group_is_up()):
             return self.statistics() if self.labelled else None
         total = 0.0 if self._total is None else float(self._total)
         shares = exchange((self._n, self._observed, total, self.labelled))

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from marquis.functional.replica import replicate
+from marquis.functional.unwrap import named_buffers, one_output, plain_inputs, unwrap
 
 Model = nn.Module | Callable[[dict[str, Tensor], Any], Tensor]
 Observer = Callable[[tuple[Any, ...], Any], None]
@@ -40,11 +41,12 @@ def call(
         observers: What to tell about the submodules of a module, by submodule.
     """
     if not isinstance(model, nn.Module):
-        return model(dict(params), x)
+        return one_output(model(dict(params), x))
     state = {**params, **buffers}
     if isinstance(x, Mapping):
-        return call_module(model, state, (), dict(x), observers)
-    return call_module(model, state, tuple(x) if isinstance(x, (tuple, list)) else (x,), None, observers)
+        return one_output(call_module(model, state, (), dict(x), observers))
+    arguments = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    return one_output(call_module(model, state, arguments, None, observers))
 
 
 def call_module(
@@ -75,13 +77,13 @@ def call_module(
 def run(module: nn.Module, x: Any) -> Any:
     """Return what a module returns as it is, in training: what its forward pass writes to buffers is kept."""
     if isinstance(x, Mapping):
-        return module(**x)
-    return module(*x) if isinstance(x, (tuple, list)) else module(x)
+        return one_output(module(**x))
+    return one_output(module(*x) if isinstance(x, (tuple, list)) else module(x))
 
 
 def buffers_of(model: Model) -> dict[str, Tensor]:
     """Return the model's buffers by name; a function has none."""
-    return dict(model.named_buffers()) if isinstance(model, nn.Module) else {}
+    return named_buffers(model) if isinstance(model, nn.Module) else {}
 
 
 def copied_buffers(model: Model) -> dict[str, Tensor]:
@@ -101,13 +103,13 @@ def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
 def describe(model: Model) -> str:
     """Return a short name of the model for messages."""
     if isinstance(model, nn.Module):
-        return type(model).__name__
+        return type(unwrap(model)).__name__
     return getattr(model, "__name__", type(model).__name__)
 
 
 def without_inference(x: Any) -> Any:
-    """Return the pytree with tensors made under `torch.inference_mode()` copied, so that autograd takes them."""
-    return pytree.tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, x)
+    """Return the inputs as a pytree, tensors made under `torch.inference_mode()` copied so that autograd takes them."""
+    return pytree.tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, plain_inputs(x))
 
 
 class _SharedSwitch:

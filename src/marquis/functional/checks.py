@@ -14,7 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.functional.call import Model
+from marquis.functional.call import Model, describe
+from marquis.functional.unwrap import named_modules
 
 
 def batch_size(x: Any) -> int:
@@ -113,7 +114,7 @@ def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
     first = first_layer(model)
     hint = "" if first is None else f" Its first layer is {first}, in {str(first.weight.dtype).removeprefix('torch.')}."
-    return f"{type(model).__name__} cannot take {what} {described}: {reason}.{hint}"
+    return f"{describe(model)} cannot take {what} {described}: {reason}.{hint}"
 
 
 def first_layer(model: Any) -> nn.Linear | nn.modules.conv._ConvNd | None:
@@ -130,7 +131,7 @@ def refuse_training_mode(model: Model) -> None:
     """
     if not isinstance(model, nn.Module):
         return
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         where = f"module {path!r}" if path else "the model itself"
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise UnsupportedOperationError(

@@ -22,6 +22,7 @@ from marquis.functional.call import (
 )
 from marquis.functional.checks import all_finite, batch_size, does_not_take, refuse_training_mode
 from marquis.functional.selection import Selection, parameters_of, select
+from marquis.functional.unwrap import computing_dtype, entries, named_modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class NetworkFunction:
         if self.at is not None:
             if not isinstance(self.model, nn.Module):
                 raise UnsupportedOperationError("at= names a module, but the model is a function; it has no modules.")
-            known = dict(self.model.named_modules())
+            known = dict(named_modules(self.model))
             if self.at not in known:
                 raise UnsupportedOperationError(
                     f"at={self.at!r} names no module of {describe(self.model)}; it has {[n for n in known if n][:12]}."
@@ -95,7 +96,7 @@ class NetworkFunction:
                 return self._one_tensor(call(self.model, everything, buffers, x))
             assert isinstance(self.model, nn.Module)
             seen: list[Any] = []
-            watched = self.model.get_submodule(self.at)
+            watched = dict(named_modules(self.model))[self.at]
             call(self.model, everything, buffers, x, {watched: lambda _, output: seen.append(output)})
         if len(seen) != 1:
             raise UnsupportedOperationError(
@@ -106,10 +107,10 @@ class NetworkFunction:
     def _one_tensor(self, output: Any) -> Tensor:
         if not isinstance(output, Tensor):
             raise UnsupportedOperationError(
-                f"{self.where} returns a {type(output).__name__}; one tensor of outputs is needed. Pass a function "
-                "(params, x) -> tensor that picks the output."
+                f"{self.where} returns a {type(output).__name__}{entries(output)}; one tensor of outputs "
+                "is needed. Pass a function (params, x) -> tensor that picks the output."
             )
-        return output
+        return output.to(computing_dtype(output.dtype))
 
     @property
     def where(self) -> str:
@@ -144,7 +145,8 @@ class NetworkFunction:
             gradients[name].flatten(-t.dim()) if t.dim() else gradients[name][..., None]
             for name, t in self.point.items()
         ]
-        return torch.cat(rows, dim=-1)
+        flat = torch.cat(rows, dim=-1)
+        return flat.to(computing_dtype(flat.dtype))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.unwrap import class_before_sharding, inner, whole, without_sharding_hooks
 
 PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), Tensor, nn.Parameter, torch.Size, torch.dtype})
 """Types of attributes that cannot refer to a module; looked at first, as nearly all attributes are of these."""
@@ -64,21 +65,24 @@ class _Replicas:
         known = self.modules.get(id(module))
         if known is not None:
             return known
-        kind = type(module)
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperationError(
                 f"module {path.removesuffix('.') or 'the model itself'!r} is TorchScript, whose parameters cannot be "
                 "replaced; pass the module from which it was compiled."
             )
-        if kind.__name__ == "OptimizedModule" and "_orig_mod" in module._modules:  # torch.compile: run what it wraps
-            replica = self.module(module._modules["_orig_mod"], f"{path}_orig_mod.")  # type: ignore[arg-type]
+        inside = inner(module)
+        if inside is not None:  # the wrapper's place is taken by what it wraps
+            replica = self.module(inside, path)
             self.modules[id(module)] = replica
             return replica
+        kind = class_before_sharding(module)
         replica = object.__new__(kind)
         attributes = replica.__dict__
         attributes.update(vars(module))
         self._originals.append(module)
         self.modules[id(module)] = replica
+        if kind is not type(module):
+            attributes.update({name: without_sharding_hooks(attributes[name]) for name in HOOKS})
         attributes["_parameters"] = self._tensors(attributes["_parameters"], path)
         attributes["_buffers"] = self._tensors(attributes["_buffers"], path)
         attributes["_modules"] = {
@@ -94,7 +98,7 @@ class _Replicas:
         for name, tensor in tensors.items():
             if tensor is not None:
                 first = self._first_names.setdefault(id(tensor), path + name)
-                tensor = self._state.get(first, tensor)
+                tensor = self._state[first] if first in self._state else whole(tensor)
             replaced[name] = tensor
         return replaced
 
@@ -110,9 +114,11 @@ class _Replicas:
                 kind = type(value)
                 if kind in PLAIN or ((kind is tuple or kind is list) and PLAIN.issuperset(map(type, value))):
                     continue
+                replica = self.modules[id(original)]
+                value = replica.__dict__[name] if name in HOOKS else value
                 other = self.value(value, 0)
                 if other is not value:
-                    self.modules[id(original)].__dict__[name] = other
+                    replica.__dict__[name] = other
 
     def value(self, value: Any, depth: int) -> Any:
         """Return `value` with every module in it replaced; the same object where there is none."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from marquis.arguments import describe_value
 from marquis.errors import MarquisError
 from marquis.functional.call import Model, describe
+from marquis.functional.unwrap import named_parameters, whole
 
 Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
@@ -22,6 +23,9 @@ class SelectionError(MarquisError, ValueError):
 
 def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Return the model's parameters by name, each tensor once, in the order of `named_parameters()`.
+
+    Wrappers add nothing to the names (`functional.unwrap`). Parameters that `fully_shard` spread over processes are
+    gathered, so every process has to call this.
 
     Args:
         model: a module, or a function `(params, x) -> outputs`.
@@ -35,9 +39,9 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
                 "pass params={name: tensor}, the first argument it is called with."
             )
         return dict(params)
-    known: dict[str, Tensor] = dict(model.named_parameters())
+    known = named_parameters(model)
     if params is None:
-        return known
+        return {name: whole(tensor) for name, tensor in known.items()}
     differing = [name for name in known if name not in params or params[name].shape != known[name].shape]
     differing += [name for name in params if name not in known]
     if differing:

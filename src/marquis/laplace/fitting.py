@@ -12,12 +12,14 @@ from torch import Tensor
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.planning.plan import plan
+from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.functional.call import Model
 from marquis.functional.checks import refuse_training_mode, samples_of
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import parameters_of, select
+from marquis.functional.unwrap import is_sharded
 from marquis.likelihoods import Likelihood
 from marquis.loaders import MaskOf, OpenedLoader, is_one_shot, read_batch
 from marquis.posterior import Posterior
@@ -117,7 +119,9 @@ def fit(
     """
     refuse_training_mode(model)
     everything = parameters_of(model, params)
-    opened = OpenedLoader(loader)
+    params = everything if is_sharded(model) else params  # gathered once
+    together = options.get("distributed", True) and group_is_up()
+    opened = OpenedLoader(loader, shared=together)
     x = read_batch(opened.first, next(iter(everything.values())).device, mask_of).x
     estimator = estimator or _default_estimator(model, x, likelihood, params)
     collector = Collector(likelihood)
@@ -154,7 +158,7 @@ def fit(
             model, opened, unit, structure, estimator, parameters=names, observer=collector.observe, **common
         )
     mean = {name: everything[name].detach().clone() for name in layout.names}
-    return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(), structure, estimator)
+    return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(together), structure, estimator)
 
 
 def _default_estimator(model: Model, x: Any, likelihood: Likelihood, params: Mapping[str, Tensor] | None) -> str:

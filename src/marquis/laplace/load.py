@@ -12,6 +12,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
+from marquis.functional.unwrap import named_parameters
 from marquis.io.tensors import load_tensors
 from marquis.laplace.file_format import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
 from marquis.laplace.laplace import Laplace
@@ -66,7 +67,7 @@ def _require_same_dtypes(mean: Mapping[str, Tensor], model: Model) -> None:
     """Refuse a file in another precision than the model, in which its weights could not run."""
     if not isinstance(model, torch.nn.Module):
         return
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model).items():
         if name in mean and mean[name].dtype != parameter.dtype:
             raise ModelMismatchError(
                 f"parameter {name!r} is {parameter.dtype} in the model and {mean[name].dtype} in the file; convert "

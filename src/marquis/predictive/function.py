@@ -11,6 +11,7 @@ from marquis.errors import ModelMismatchError
 from marquis.functional.call import Model, describe
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import parameters_of
+from marquis.functional.unwrap import named_parameters
 from marquis.posterior import Posterior
 
 
@@ -45,7 +46,7 @@ def require_fit(posterior: Posterior, model: Model) -> None:
     """Raise unless the model has the posterior's parameters, name by name and shape by shape."""
     if not isinstance(model, nn.Module):
         return
-    params = dict(model.named_parameters())
+    params = named_parameters(model)
     missing = [name for name in posterior.layout.names if name not in params]
     if missing:
         raise ModelMismatchError(f"{describe(model)} has no parameter {missing[:8]}, which this posterior is about.")

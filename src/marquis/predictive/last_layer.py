@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.functional.call import Observer, call, copied_buffers, plain_attention
+from marquis.functional.unwrap import submodule
 from marquis.predictive.function import PosteriorFunction
 from marquis.structures import Diagonal, Kronecker
 from marquis.structures.pieces import KroneckerPiece
@@ -105,7 +106,7 @@ def find_last_layer(function: PosteriorFunction, x: Any) -> LastLayer | None:
     if len(owners) != 1 or leaves not in ({"weight"}, {"weight", "bias"}):
         return None
     (owner,) = owners
-    layer = model.get_submodule(owner)
+    layer = submodule(model, owner)
     if type(layer) is not nn.Linear or _is_shared(model, layer):
         return None
     factors = _factors(function, owner)

@@ -13,6 +13,7 @@ from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs, naming_inputs
+from marquis.functional.unwrap import plain_inputs
 from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
@@ -73,6 +74,7 @@ def predict(
     method = choose("method", method, METHODS)
     if samples < 1:
         raise DataError(f"samples={samples}: at least one is needed.")
+    x = plain_inputs(x)
     check_inputs(x)
     function = PosteriorFunction(model, posterior, at)
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)

@@ -22,6 +22,7 @@ from marquis.curvature.graph.network import Network
 from marquis.curvature.graph.verify import check_separation
 from marquis.functional.call import Model, call, copied_buffers
 from marquis.functional.checks import batch_size, naming_inputs
+from marquis.functional.unwrap import unwrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ _KEPT = 8
 
 def network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     """Return the captured network, from memory if nothing has changed."""
+    model = unwrap(model)
     with naming_inputs(model, x, lambda: call(model, params, copied_buffers(model), x)):
         return _network_of(model, params, x)
 

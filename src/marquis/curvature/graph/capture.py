@@ -22,9 +22,10 @@ from marquis.curvature.graph.batch_axis import SymbolicShape, batch_axes
 from marquis.curvature.graph.network import Network, Ref, Step, op_name, references, rename
 from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe, unfused_layers
+from marquis.functional.call import Model, buffers_of, call, describe, run, unfused_layers
 from marquis.functional.checks import batch_size
 from marquis.functional.replica import replicate
+from marquis.functional.unwrap import is_sharded, named_parameters, one_output
 
 NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers that report what we report ourselves, as an error."""
@@ -40,17 +41,16 @@ class _Caller(nn.Module):
         super().__init__()
         self.names = list(params)
         if isinstance(model, nn.Module):
-            self.model = replicate(model, {})[0]
+            values = {n: nn.Parameter(p, p.is_floating_point()) for n, p in params.items()} if is_sharded(model) else {}
+            self.model = replicate(model, values)[0]
         else:
             self.function = model
             self.values = nn.ParameterList([nn.Parameter(p.detach(), p.is_floating_point()) for p in params.values()])
 
     def forward(self, x: Any) -> Any:
         if not hasattr(self, "model"):
-            return self.function(dict(zip(self.names, self.values, strict=True)), x)
-        if isinstance(x, Mapping):
-            return self.model(**x)
-        return self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+            return one_output(self.function(dict(zip(self.names, self.values, strict=True)), x))
+        return run(self.model, x)
 
 
 def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
@@ -242,9 +242,11 @@ def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, T
             results = [leaf for leaf in pytree.tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)]
             results = results[len(signature.buffers_to_mutate) :]
             if len(results) != 1:
+                spec = program.call_spec.out_spec
+                keys = f" {spec.context}" if spec.type is dict else ""
                 raise UnsupportedOperationError(
-                    f"{describe(model)} returns {len(results)} tensors; curvature needs one output. Pass a function "
-                    "(params, x) -> tensor that calls the model and picks the output, for instance "
+                    f"{describe(model)} returns {len(results)} tensors{keys}; curvature needs one output. Pass a "
+                    "function (params, x) -> tensor that calls the model and picks the output, for instance "
                     "lambda p, x: torch.func.functional_call(model, p, (x,))[0]."
                 )
             output = refer(results[0]).value
@@ -260,7 +262,8 @@ def _parameter_names(caller: _Caller, model: Model, params: Mapping[str, Tensor]
     """Return exported name -> the user's name; a parameter shared by several modules has one name."""
     if not isinstance(model, nn.Module):
         return {f"values.{i}": name for i, name in enumerate(params)}
-    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    inside = named_parameters(caller.model)  # of the replica, whose tensors may be others than the model's
+    first = {id(tensor): name for name, tensor in inside.items()}
     return {name: first[id(t)] for name, t in caller.named_parameters(remove_duplicate=False)}
 
 

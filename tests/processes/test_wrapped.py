@@ -1,0 +1,78 @@
+"""Data-parallel and sharded networks in two processes give one process's posterior."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch import multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import marquis as mq
+
+N = 14
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double().eval()
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    return x, (x.sum(1) > 0).long()
+
+
+def results(model, loader):
+    x, _ = data()
+    report = {}
+    for structure in ("kronecker", "diagonal", "full"):
+        la = mq.Laplace(model, "categorical", structure).fit(loader, progress=False)
+        report[structure] = la.curvature.to_dense()
+        la.tune()
+        report[f"{structure} evidence"] = la.log_evidence()
+        report[f"{structure} probabilities"] = la.predict(x).probs
+    last = mq.Laplace(model, "categorical", parameters="last-layer").fit(loader, progress=False)
+    assert last.posterior.layout.names == ("4.weight", "4.bias")
+    report["last layer"] = last.predict(x).covariance
+    return report
+
+
+def share(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        x, y = data()
+        mine = [(x[i : i + 3], y[i : i + 3]) for i in ((0, 3, 6) if rank == 0 else (9, 12))]
+        from torch.distributed.fsdp import fully_shard
+
+        sharded = network()
+        for layer in (sharded[0], sharded[2]):
+            fully_shard(layer)
+        fully_shard(sharded)
+        found = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
+        sharded(x[:2])  # after a forward pass of its own, too
+        found["fsdp2 used"] = results(sharded, mine)
+        nothing = mine if rank == 1 else []
+        found["empty"] = results(DistributedDataParallel(network()), nothing)
+        apart = mq.Laplace(network(), "categorical").fit(mine, progress=False, distributed=False)
+        found["apart"] = {"data": apart.statistics.n}
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_with_wrapped_networks_give_the_answer_of_one(tmp_path: Path):
+    mp.start_processes(share, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    x, y = data()
+    expected = results(network(), [(x, y)])
+    part = results(network(), [(x[9:], y[9:])])
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found.pop("apart")["data"] == (9 if rank == 0 else 5)
+        for name, report in found.items():
+            for what, value in (part if name == "empty" else expected).items():
+                torch.testing.assert_close(report[what], value, rtol=1e-6, atol=1e-9, msg=f"{name}: {what}")
