@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
+from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line, write_config
 from marquis import report
 from marquis.autoencoders import ModelSpec, linearised
 from marquis.autoencoders.epoch_table import read_rows
@@ -174,7 +174,7 @@ def test_a_run_from_before_structure_and_temperature_opens(marquis, digits):
     path = digits / "config.json"
     held = json.loads(path.read_text())
     assert held["settings"].pop("options") == {}
-    path.write_text(json.dumps(held))
+    write_config(digits, held)
     assert Run.open(digits).settings.options == {}
     assert marquis("evaluate", digits, "--samples", "3")[0] == 0
 

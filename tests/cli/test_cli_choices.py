@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from helpers.commands import ONE_EPOCH, exit_code, one_line
+from helpers.commands import ONE_EPOCH, exit_code, one_line, write_config
 from marquis.cli.held_out import ERROR, ERROR_OF_MEAN, untrained_warning
 from marquis.data import Data, images, load
 from marquis.errors import DataError
@@ -42,8 +42,8 @@ def kept(tmp_path_factory):
 @pytest.fixture
 def run(kept, tmp_path):
     shutil.copytree(kept, tmp_path / "all")
-    config = tmp_path / "all/run/config.json"
-    config.write_text(config.read_text().replace(str(kept), str(tmp_path / "all")))
+    text = (tmp_path / "all/run/config.json").read_text().replace(str(kept), str(tmp_path / "all"))
+    write_config(tmp_path / "all/run", json.loads(text))
     return tmp_path / "all/run"
 
 
@@ -154,7 +154,7 @@ def test_training_data_that_changed_are_refused(marquis, run, tmp_path):
     assert marquis("evaluate", run, "--samples", "2", "--force")[0] == 0
     config = json.loads((run / "config.json").read_text())
     del config["trained_on"]
-    (run / "config.json").write_text(json.dumps(config))
+    write_config(run, config)
     path.write_text(lines + "1,2,3,1e-6\n")
     assert marquis("evaluate", run, "--samples", "2", "--force")[0] == 0  # a run of before it was kept
 
@@ -256,7 +256,7 @@ def test_a_run_of_before_reads_its_file_as_it_did_then(marquis, tmp_path):
     before = Run.open(tmp_path / "run").data_module
     before.setup()
     assert held["settings"].pop("header") is False and held.pop("trained_on") is not None
-    config.write_text(json.dumps(held))
+    write_config(tmp_path / "run", held)
     after = Run.open(tmp_path / "run").data_module
     after.setup()
     assert before.test is not None and after.test is not None and torch.equal(before.test.x, after.test.x)

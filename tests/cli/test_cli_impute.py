@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line
+from helpers.commands import ONE_EPOCH, SMALL, exit_code, one_line, write_config
 from marquis.data import load
 from marquis.run import Run
 from marquis.tasks.imputation import impute, impute_weighted
@@ -198,7 +198,7 @@ def test_training_rows_that_are_gone(marquis, kept, tmp_path):
     run = Path(shutil.copytree(kept / "wine", tmp_path / "run"))
     held = json.loads((run / "config.json").read_text())
     held["settings"]["data"] = str(tmp_path / "gone.csv")
-    (run / "config.json").write_text(json.dumps(held))
+    write_config(run, held)
     words = ("impute", run, kept / "wine.csv", *WEIGHTED, "--out", "x.csv")
     one_line(marquis(*words), "training rows cannot be read", "gone.csv does not exist", "--reference FILE")
     assert marquis(*words, "--reference", kept / "complete.csv")[0] == 0

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_wine
 
-from helpers.commands import ONE_EPOCH, exit_code, one_line
+from helpers.commands import ONE_EPOCH, exit_code, one_line, write_config
 from marquis.run import Run, TrainingSettings, directory
 
 NAMES = list("abcdef")
@@ -78,7 +78,7 @@ def test_images_in_other_units_are_refused(marquis, kept):
     shutil.copytree(kept / "digits", "old")
     config = json.loads(Path("old/config.json").read_text())
     assert config.pop("brightest") == 1.0
-    Path("old/config.json").write_text(json.dumps(config))
+    write_config("old", config)
     assert marquis("score", "old", "bytes.npy", "--out", "old.csv")[0] == 0
 
 
@@ -261,7 +261,7 @@ def test_odd_names_of_columns(marquis, kept, table, separator):
     odd = ["x,y", "line\nbreak", 'say "hi"', "u;v", "tab\tbed", "größe"]
     run = Path(shutil.copytree(kept / "wine", "run"))
     held = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**held, "columns": odd}))
+    write_config(run, {**held, "columns": odd})
     table.columns = odd
     table.loc[0, "x,y"] = np.nan
     table.to_csv("given.csv", index=False, sep=separator)
@@ -290,7 +290,7 @@ def test_a_column_of_ones_own_called_std_is_not_overwritten(marquis, kept, table
     run = Path(shutil.copytree(kept / "wine", "run"))
     held = json.loads((run / "config.json").read_text())
     held["columns"] = ["a", "a_std", *NAMES[2:]]
-    (run / "config.json").write_text(json.dumps(held))
+    write_config(run, held)
     table = table.rename(columns={"b": "a_std"}).assign(a=[np.nan, *[13.0] * 29], a_std=2.0)
     table.to_csv("given.csv", index=False)
     words = ("impute", run, "given.csv", "--samples", "2", "--out")
@@ -336,7 +336,7 @@ def test_a_disk_that_is_full(marquis, kept, monkeypatch, out):
 
     monkeypatch.setattr(os, "fsync", full)
     said = marquis("sample", kept / "wine", "-n", "2", "--out", out, "--force")
-    one_line(said, f"{out} cannot be written", "No space left")
+    one_line(said, f"{out} cannot be written", "No space left", exit_code=1)
     assert Path(out).read_text() == "mine" and [path.name for path in Path().iterdir()] == [out]
 
 
@@ -348,7 +348,7 @@ def test_a_disk_that_is_full_when_evaluating(marquis, kept, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     words = ("evaluate", kept / "wine", "--samples", "2", "--out", "results")
-    one_line(marquis(*words), "results/evaluation.json cannot be written", "No space left")
+    one_line(marquis(*words), "results/evaluation.json cannot be written", "No space left", exit_code=1)
     assert not list(Path("results").iterdir())
 
 
@@ -470,7 +470,7 @@ def test_runs_that_are_damaged(marquis, kept):
 
     def edited(**changes: object) -> Callable[[Path], object]:
         held = json.loads((kept / "wine/config.json").read_text())
-        return lambda run: (run / "config.json").write_text(json.dumps({**held, **changes}))
+        return lambda run: write_config(run, {**held, **changes})
 
     refuse(lambda run: (run / "config.json").unlink(), "not a run", "marquis train")
     refuse(lambda run: (run / "config.json").write_text("{"), "config.json is damaged")
@@ -486,7 +486,7 @@ def test_training_data_that_are_gone_or_changed(marquis, kept, table):
     held = json.loads((run / "config.json").read_text())
     held["settings"]["data"] = str(Path("moved.csv").absolute())
     del held["trained_on"]  # a run of before it was kept, to which columns alone tell
-    (run / "config.json").write_text(json.dumps(held))
+    write_config(run, held)
     words = [("score", run, kept / "wine.csv", "--out", "out.csv"), ("evaluate", run, "--out", ".")]
     for call in words:
         refused(marquis(*call), "the training data of run", "moved.csv does not exist")

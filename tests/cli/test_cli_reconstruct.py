@@ -78,8 +78,8 @@ def test_an_interrupted_reconstruction_resumes(marquis, sinogram, monkeypatch):
     assert code == 0, err
     saved = []
 
-    def interrupted(path, *rest):
-        save_tensors(path, *rest)
+    def interrupted(path, *rest, **options):
+        save_tensors(path, *rest, **options)
         saved.append(path)
         raise KeyboardInterrupt
 

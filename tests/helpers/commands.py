@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from marquis.cli import main
@@ -17,9 +22,15 @@ def exit_code(*words: object) -> int:
     return stop.value.code or 0  # type: ignore[return-value]
 
 
-def one_line(said: tuple[int, str, str], *texts: str) -> None:
+def write_config(run: Path | str, held: Mapping[str, Any]) -> None:
+    """Write a run's configuration as version 0.1.0 did, which knew no checksums."""
+    old = {**{name: value for name, value in held.items() if name != "sha256"}, "version": 1}
+    (Path(run) / "config.json").write_text(json.dumps(old))
+
+
+def one_line(said: tuple[int, str, str], *texts: str, exit_code: int = 2) -> None:
     """An error of one line, with these texts in it."""
     code, _, err = said
-    assert code == 2, said
+    assert code == exit_code, said
     assert err.startswith("marquis: error: ") and err.count("\n") == 1, err
     assert all(text in err for text in texts), err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,30 +16,50 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from marquis.autoencoders.stopping import StoppingRule
-from marquis.errors import DataError
-from marquis.io.atomic import replacing
+from marquis.errors import DataError, StorageError
+from marquis.io.atomic import storage_errors
+from marquis.io.checksum import check_archive, seal_archive
+from marquis.io.previous import read_newest, replacing_twice
 
 MONITOR = "validation_loss"
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
-    """A checkpoint as numbers, strings and tensors; nothing in the file is executed.
+    """Return a checkpoint as numbers, strings and tensors; nothing in the file is executed.
+
+    Its checksum is verified before anything is unpacked. Checkpoints of 0.1.0 have none, and are read without.
 
     Raises:
-        DataError: There is no such file, it is truncated, or it holds more than data.
+        DataError: There is no such file, it is damaged, or it holds more than data.
     """
     if not Path(path).is_file():
         raise DataError(f"there is no checkpoint {path}.")
     try:
+        check_archive(path)
         return torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except DataError:
+        raise
+    except pickle.UnpicklingError as error:  # torch's text advises to load the file unsafely, so it is not repeated
+        name = re.search(r"(?:GLOBAL|global|class|function) ([\w.]+\.[\w.]+)", str(error))
+        what = f" ({name[1]})" if name else ""
+        raise DataError(
+            f"{path} is no checkpoint of ours, or a damaged one: it holds more than tensors and plain values{what}, "
+            "which is never executed. Do not load it by other means unless you trust whoever wrote it."
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is no checkpoint of ours, or a damaged one ({reason}).") from error
 
 
-def restore(module: LightningModule, path: str | os.PathLike[str]) -> None:
-    """Restore weights, buffers and whatever else the module puts into checkpoints; the optimiser is left out."""
-    restore_state(module, read_checkpoint(path))
+def restore(module: LightningModule, path: str | os.PathLike[str]) -> int:
+    """Restore weights, buffers and whatever else the module puts into checkpoints; the optimiser is left out.
+
+    Returns:
+        The epoch of the checkpoint: a damaged file falls back to the one before it, with a warning.
+    """
+    checkpoint = read_newest(path, read_checkpoint)
+    restore_state(module, checkpoint)
+    return int(checkpoint.get("epoch", -1))
 
 
 def state_of(module: LightningModule) -> dict[str, Any]:
@@ -56,18 +77,30 @@ def restore_state(module: LightningModule, checkpoint: dict[str, Any]) -> None:
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically and never runs code when it reads them."""
+    """Write checkpoints atomically, with a checksum, two generations of each; never run code when reading them."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Next to the destination, then renamed."""
-        with replacing(path) as temporary:
-            torch.save(checkpoint, temporary)
+        """Write next to the destination, then rename; the file that was there becomes the previous generation."""
+        with replacing_twice(path) as temporary:
+            try:
+                torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # how torch's writer says that the disk is full
+                raise StorageError(f"{path} cannot be written: {_system_reason(temporary, error)}.") from error
+            seal_archive(temporary)
 
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Tensors and plain values only, whatever the caller says about `weights_only`."""
-        return read_checkpoint(path, "cpu" if map_location is None else map_location)
+        """Read tensors and plain values only, whatever the caller says about `weights_only`."""
+        return read_newest(path, lambda file: read_checkpoint(file, "cpu" if map_location is None else map_location))
+
+
+def _system_reason(path: Path, error: RuntimeError) -> str:
+    """Return why torch could not write a file: its own message names a line of C++ code."""
+    free = os.statvfs(path.parent).f_bavail * os.statvfs(path.parent).f_frsize if hasattr(os, "statvfs") else None
+    if free is not None and free < 2**20:
+        return "No space left on device"
+    return str(error).splitlines()[0]
 
 
 class EpochCheckpoints(Checkpoint):
@@ -110,6 +143,24 @@ class EpochCheckpoints(Checkpoint):
         self.rule.best_epoch, self.rule.best_loss = int(state_dict["best_epoch"]), float(state_dict["best_loss"])
         self._without_count = "waited" not in state_dict
         self.rule.waited = int(state_dict.get("waited", 0))
+
+
+class FolderWatch(Callback):
+    """Notice at the end of an epoch that the folder was removed, make it again for this epoch's files, and stop.
+
+    Attributes:
+        removed: Whether it was.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.removed = folder, False
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the folder before the files of the epoch are written."""
+        if trainer.is_global_zero and not self.folder.is_dir():
+            self.removed = trainer.should_stop = True
+            with storage_errors(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
 
 
 class PlateauSteps(Callback):

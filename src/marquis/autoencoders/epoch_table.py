@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from marquis.io.atomic import replacing
+from marquis.errors import DataError
+from marquis.io.atomic import replacing, storage_errors
 
 FIRST = ("epoch", "step", "learning_rate", "train_loss", "validation_loss", "validation_error")
 """Columns that come first, in this order; `train_loss` is the mean over the batches of the epoch."""
+
+CHECKSUM = "checksum"
+"""Last column: what `_checksum` returns for the row. So a damaged table is noticed, and others can still read it."""
 
 Row = dict[str, float]
 NEW_NAMES = {"temperature": "effective_temperature"}
@@ -21,7 +26,7 @@ NEW_NAMES = {"temperature": "effective_temperature"}
 
 
 class EpochTable(Callback):
-    """Collects what was logged and writes `metrics.csv` anew after every epoch.
+    """Collect what was logged and writes `metrics.csv` anew after every epoch.
 
     The rows are part of the checkpoints, so that a resumed run neither repeats nor loses any; Lightning's own logger
     deletes the file when it resumes.
@@ -34,6 +39,11 @@ class EpochTable(Callback):
     def __init__(self, path: Path, say: Any = None) -> None:
         self.path, self.say = path, say
         self.rows: list[Row] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the rows of a resumed run again, in case the file was damaged or removed."""
+        if self.rows and trainer.is_global_zero:
+            write_rows(self.path, self.rows)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start a row."""
@@ -73,20 +83,40 @@ class EpochTable(Callback):
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write rows as csv, atomically; numbers are read back exactly."""
+    """Write rows as csv, atomically and each with a checksum; numbers are read back exactly."""
     names = [name for name in FIRST if any(name in row for row in rows)]
     names += [*sorted({name for row in rows for name in row} - set(names) - {"seconds"}), "seconds"]
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*names, CHECKSUM])
+        for row in rows:
+            values = [str(row.get(name, "")) for name in names]
+            writer.writerow([*values, _checksum(names, values)])
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return what `write_rows` wrote."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        return [_with_new_names({name: float(value) for name, value in row.items() if value}) for row in rows]
+    """Return what `write_rows` wrote; tables of 0.1.0 carry no checksums.
+
+    Raises:
+        DataError: A row does not match its checksum, or the file is no such table.
+        StorageError: The system cannot read it.
+    """
+    try:
+        with storage_errors(path, "read"), open(path, newline="", encoding="utf-8") as file:
+            names, *lines = csv.reader(file)
+        if CHECKSUM in names:
+            if any(len(line) != len(names) or line[-1] != _checksum(names[:-1], line[:-1]) for line in lines):
+                raise ValueError("a row does not match its checksum")
+            names, lines = names[:-1], [line[:-1] for line in lines]
+        rows = [{name: float(value) for name, value in zip(names, line, strict=True) if value} for line in lines]
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path} is damaged ({error}); `marquis train ... --resume` writes it again.") from error
+    return [_with_new_names(row) for row in rows]
+
+
+def _checksum(names: list[str], values: list[str]) -> str:
+    """Return the CRC-32 of a row and its columns' names, in a form that no flipped bit turns into a number."""
+    return f"crc32:{zlib.crc32(repr((names, values)).encode()):08x}"
 
 
 def _with_new_names(row: Row) -> Row:

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 
 from marquis.autoencoders.checkpoints import (
+    MONITOR,
     EpochCheckpoints,
+    FolderWatch,
     PlateauSteps,
     RandomStream,
     SafeCheckpointIO,
@@ -29,8 +32,10 @@ from marquis.autoencoders.interruption import Interruption
 from marquis.autoencoders.loop import Trained
 from marquis.autoencoders.sharding import SharedData
 from marquis.autoencoders.stopping import StoppingRule
-from marquis.errors import DataError
-from marquis.io.atomic import remove_leftovers
+from marquis.errors import DataError, StorageError
+from marquis.io.atomic import remove_leftovers, storage_errors
+from marquis.io.lock import exclusive
+from marquis.io.previous import any_generation, read_newest
 
 CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
 
@@ -58,7 +63,9 @@ def fit(
     Early stopping on `validation_loss` (ten samples of fixed seed), `metrics.csv`, TensorBoard logs, a checkpoint at
     the end of every epoch. A run that was stopped, by Ctrl-C or `kill -9` at any moment, goes on with `resume=True`
     from the last complete epoch to the same weights, curvature, noise, prior and random numbers, bit for bit on one
-    CPU, as a run that was not: build the model with the same seed and pass the same data.
+    CPU, as a run that was not: build the model with the same seed and pass the same data. Checkpoints carry a checksum,
+    and two generations of each are kept: a damaged one falls back to the one before it, with a warning. One training at
+    a time writes to a folder, which the first of several processes locks.
 
     Args:
         model: Any model of `marquis.autoencoders`. Trained in place.
@@ -79,25 +86,24 @@ def fit(
 
     Raises:
         DataError: The folder holds a training already, there is nothing to resume from, or training diverged.
+        StorageError: The system cannot write there, another training does, or the folder was removed meanwhile.
         KeyboardInterrupt: Ctrl-C, which stops after the batch; the run can be resumed.
     """
     out, checkpoints = Path(out), Path(out) / CHECKPOINTS
     rule = StoppingRule(patience)
     kept = EpochCheckpoints(checkpoints, rule)
     _check(max_epochs, seed, kept, resume)
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        for folder in (out, checkpoints):
-            remove_leftovers(folder)
+    with storage_errors(checkpoints):
+        checkpoints.mkdir(parents=True, exist_ok=True)
     on_terminal = sys.stdout.isatty()
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
-    interruption = Interruption()
-    ours: list[Callback] = [RandomStream(seed), PlateauSteps(), table, kept, interruption]
+    interruption, watch = Interruption(), FolderWatch(checkpoints)
+    ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, kept, interruption]
     if progress and on_terminal:
         ours.append(_Bar(leave=False))
-    start = kept.last if kept.last.exists() else None
     lightning_deals = trainer_options.pop("use_distributed_sampler", False)
-    with _quiet(), torch.random.fork_rng():
+    with _only_writer(out), _quiet(), torch.random.fork_rng():
+        start = kept.last if any_generation(kept.last) else None
         trainer = Trainer(
             max_epochs=max_epochs,
             callbacks=[*ours, *callbacks],
@@ -126,18 +132,35 @@ def fit(
                 f"training was stopped after {len(table.rows)} complete epochs; what they came to is in {checkpoints}"
             )
         trainer.strategy.barrier("best")
-    if not kept.best.exists():
+    if watch.removed:
+        raise StorageError(
+            f"{out} was removed during training. It was made again and holds the checkpoint of epoch "
+            f"{len(table.rows) - 1}, with which training goes on (resume=True)."
+        )
+    if not any_generation(kept.best):
         raise DataError("the validation loss was never finite: training diverged. Lower the learning rate.")
-    restore(model, kept.best)
-    best = rule.best_loss if rule.best_loss < float("inf") else None
-    return Trained(len(table.rows), rule.best_epoch, best, rule.exhausted, table.rows, out)
+    epoch = restore(model, kept.best)  # that of the rule, unless its file is damaged
+    best = table.rows[epoch].get(MONITOR) if 0 <= epoch < len(table.rows) else None
+    return Trained(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
+
+
+@contextlib.contextmanager
+def _only_writer(out: Path) -> Iterator[None]:
+    """Let the first process hold the folder's lock, and remove what killed processes left there."""
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    with exclusive(out, "a training"):
+        for folder in (out, out / CHECKPOINTS):
+            remove_leftovers(folder)
+        yield
 
 
 def _check(max_epochs: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
     for name, value, least in (("max_epochs", max_epochs, 1), ("seed", seed, 0)):
         if value < least:
             raise DataError(f"{name}={value}: at least {least}.")
-    if kept.last.exists() and not resume:
+    if any_generation(kept.last) and not resume:
         raise DataError(
             f"{kept.last.parent} holds checkpoints of a training already: pass resume=True to go on with it, "
             "or choose another folder."
@@ -153,7 +176,7 @@ def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:
         return False
     from lightning.pytorch.loggers import TensorBoardLogger
 
-    step = None if start is None else int(read_checkpoint(start)["global_step"])
+    step = None if start is None else int(read_newest(start, read_checkpoint)["global_step"])
     return TensorBoardLogger(out, name=None, version=TENSORBOARD, purge_step=step)
 
 

@@ -1,11 +1,13 @@
 """The root command, its options, and how errors become exit codes.
 
-Exit codes: 0 all went well; 1 a `StorageError`, printed in one line, or a bug of ours (with a traceback, please report
-it); 2 wrong usage or any other `MarquisError`, printed in one line; 130 stopped with Ctrl-C.
+Exit codes: 0 all went well; 1 a `StorageError` (disk full, read-only, in use), printed in one line, or a bug of ours
+(with a traceback, please report it); 2 wrong usage, such as a path that cannot exist, or any other `MarquisError`,
+printed in one line; 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,8 @@ from marquis.errors import MarquisError, StorageError
 STORAGE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
+IMPOSSIBLE_PATHS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
+"""The system's numbers for names that are too long, folders below a file, and the like."""
 
 # Command groups, each in its module, which exposes `app`; the sentence is what `--help` shows.
 GROUPS = {
@@ -74,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="marquis")
     except MarquisError as error:
         # One line, however the message was laid out, so that logs and scripts can read it.
-        code = STORAGE_EXIT_CODE if isinstance(error, StorageError) else USAGE_EXIT_CODE
+        storage = isinstance(error, StorageError) and error.errno not in IMPOSSIBLE_PATHS
+        code = STORAGE_EXIT_CODE if storage else USAGE_EXIT_CODE
         _leave(f"marquis: error: {' '.join(str(error).split())}", code)
     except KeyboardInterrupt:
         _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)

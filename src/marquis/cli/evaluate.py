@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on held-out rows; with --ood, evaluate how well it detects out-of-distribution data."""
     from marquis.cli.held_out import held_out_metrics
-    from marquis.cli.outputs import require_free, write_figure, writing
+    from marquis.cli.outputs import require_free, write_figure
     from marquis.errors import DataError
     from marquis.io.atomic import write_json
     from marquis.run import Run
@@ -73,8 +73,7 @@ def evaluate(
         result = {**counts, "samples": scores.samples, "table": scores.table}
         write_figure(figure, lambda: _ood_figure(scores, opened.settings.data, ood))
         typer.echo(f"written: {figure}")
-    with writing(table):
-        write_json(table, result)
+    write_json(table, result)
     typer.echo(f"written: {table}")
 
 

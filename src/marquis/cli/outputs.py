@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from marquis.errors import DataError
-from marquis.io.atomic import replacing
+from marquis.io.atomic import replacing, storage_errors
 
 TABLES, ARRAYS, IMAGES = (".csv", ".parquet"), (".npz",), (".png",)
 SMALLEST_EDGE = 56
 """Edge to which small images are enlarged, pixel by pixel, so that they can be seen."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the file system (read-only, full, too long a name) into a `DataError` with the file's name."""
-    try:
-        yield
-    except OSError as problem:
-        raise DataError(f"{path} cannot be written: {problem.strerror or problem}; choose another place") from problem
 
 
 def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: str | None = None) -> None:
@@ -41,7 +31,7 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: 
         DataError: It exists (without `force`), its folder does not or is read-only, its ending is not one of
             `suffixes`, or it is the `source`.
     """
-    with writing(path):
+    with storage_errors(path):
         _require_free(path, force, suffixes, source)
 
 
@@ -85,7 +75,7 @@ def path_column(files: Sequence[str] | None) -> dict[str, np.ndarray]:
 def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Write named columns as .csv or .parquet (missing values stay empty), or the arrays as .npz."""
     suffix = path.suffix.lower()
-    with writing(path), replacing(path) as temporary:
+    with replacing(path) as temporary:
         if suffix in ARRAYS:
             with open(temporary, "wb") as file:
                 np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
@@ -105,7 +95,7 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 def write_figure(path: Path, draw: Callable[[], Any]) -> None:
     """Write the matplotlib figure that `draw` returns as PNG."""
     figure = draw()
-    with writing(path), replacing(path) as temporary:
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
 
 
@@ -136,5 +126,5 @@ def write_images(path: Path, images: np.ndarray, group: int = 1) -> None:
         sheet[:, top : top + height * times, left : left + width * times] = large
     pixels = (sheet.clip(0, 1) * 255).round().astype(np.uint8)
     image_file = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
-    with writing(path), replacing(path) as temporary:
+    with replacing(path) as temporary:
         image_file.save(temporary)

@@ -57,11 +57,15 @@ def train(
     if renamed:
         typer.echo("marquis: warning: --temperature of lae is now called --posterior-temperature", err=True)
     try:
-        _train(run, report)
+        with run.held():
+            _train(run, report)
     except KeyboardInterrupt as stopped:
-        again = f"marquis train {run.settings.model} --out {run.path} --resume"
-        typer.echo(f"\n{str(stopped) or 'stopped'}; resume with: {again}", err=True)
+        typer.echo(f"\n{str(stopped) or 'stopped'}; resume with: {_again(run)}", err=True)
         raise
+
+
+def _again(run: Run) -> str:
+    return f"marquis train {run.settings.model} --out {run.path} --resume"
 
 
 def _absolute(data: str) -> str:
@@ -89,8 +93,10 @@ def _run(chosen: dict[str, Any], out: Path | None, resume: bool, force: bool) ->
 def _train(run: Run, report: bool) -> None:
     from marquis.autoencoders import fit, save
     from marquis.cli.held_out import untrained_warning
-    from marquis.io.atomic import write_json
-    from marquis.run.directory import SUMMARY
+    from marquis.errors import StorageError
+    from marquis.io.checksum import write_json
+    from marquis.run.directory import CONFIG, SUMMARY, SUMMARY_VERSION
+    from marquis.run.watch import ConfigWatch
 
     settings, data = run.settings, run.data_module
     data.setup()
@@ -99,11 +105,17 @@ def _train(run: Run, report: bool) -> None:
     typer.echo(f"training {settings.model} on {len(data.train)} rows of {settings.data}; the run is in {run.path}")
     model = run.new_model
     options: dict[str, Any] = {"max_epochs": settings.epochs, "patience": settings.patience, "seed": settings.seed}
-    trained = fit(model, data, run.path, resume=True, **options)
+    watch = ConfigWatch(run)
+    trained = fit(model, data, run.path, resume=True, callbacks=[watch], **options)
+    if watch.removed or not run.check_config():
+        raise StorageError(
+            f"{run.path / CONFIG} was removed during training. It was written again; the checkpoints are kept, and "
+            f"`{_again(run)}` goes on with them"
+        )
     finished = run.spec.finish(model, data.train_dataloader(), seed=settings.seed)
     save(run.model_path, finished, run.spec)
     summary = _summary(run, finished, trained)
-    write_json(run.path / SUMMARY, summary)
+    write_json(run.path / SUMMARY, {"version": SUMMARY_VERSION, **summary})
     _show(summary)
     warning = untrained_warning(summary)
     if warning is not None:

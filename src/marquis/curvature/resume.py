@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model, buffers_of
 from marquis.io.lock import exclusive
-from marquis.io.previous import previous_of, read_newest, remove_both
+from marquis.io.previous import any_generation, read_newest, remove_both
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.structures import Structure, from_state_dict
 
@@ -68,7 +68,7 @@ class Checkpoint:
             ModelMismatchError: the file belongs to another computation; names what differs.
             DataError: the file cannot be read, and neither can the one before it.
         """
-        if not self.path.exists() and not previous_of(self.path).exists():
+        if not any_generation(self.path):
             return None
         return read_newest(self.path, self._read)
 

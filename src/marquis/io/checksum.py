@@ -28,13 +28,13 @@ def write_json(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
     write_text(path, json.dumps({**value, _KEY: _digest_of_json(value)}, indent=1) + "\n")
 
 
-def read_json(path: str | os.PathLike[str], *, unsealed_version: int | None = None) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], *, unsealed: tuple[int | None, ...] = ()) -> dict[str, Any]:
     """Return the object that `write_json` wrote, without its checksum.
 
     Args:
         path: The file.
-        unsealed_version: Value of the entry "version" in old files that carry no checksum. It has to differ from
-            later versions in more than one bit of its digit, so that no single flipped bit makes a new file an old one.
+        unsealed: Values of the entry "version" in old files that carry no checksum; None where they have no such entry.
+            They differ from later versions in more than one bit, so that one flipped bit makes no new file an old one.
 
     Raises:
         DataError: It is no JSON object, or its contents do not match its checksum.
@@ -50,7 +50,7 @@ def read_json(path: str | os.PathLike[str], *, unsealed_version: int | None = No
     if not isinstance(value, dict):
         raise DataError(f"{path} is damaged: it holds no JSON object.")
     digest = value.pop(_KEY, None)
-    if digest is None and unsealed_version is not None and value.get("version") == unsealed_version:
+    if digest is None and value.get("version") in unsealed:
         return value
     if digest != _digest_of_json(value):
         raise DataError(

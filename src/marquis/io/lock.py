@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,30 +12,41 @@ from marquis.errors import StorageError
 from marquis.io.atomic import storage_errors
 
 SUFFIX = ".lock"
+_held: dict[str, int] = {}
+"""Files that carry a lock of this process, and the thread that holds each."""
 
 
 @contextmanager
-def exclusive(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+def exclusive(path: str | os.PathLike[str] | None, what: str) -> Iterator[None]:
     """Hold the only right to write to `path` for the length of a block.
 
     The lock is the system's (`flock`), not the presence of a file: a process that is killed, however, leaves none. The
-    file `.NAME.lock` (inside a folder: `.lock`) only carries it.
+    file `.NAME.lock` (inside a folder: `.lock`) only carries it. The thread that holds a lock may take it again.
 
     Args:
-        path: A folder that exists, or a file that may come to be in one.
+        path: A folder that exists, or a file that may come to be in one; None where nothing is written.
         what: What is written there, for the message, such as "a training".
 
     Raises:
-        StorageError: Another process holds it; the message names its number.
+        StorageError: Another process (the message names its number) or thread holds it.
     """
+    if path is None:
+        yield
+        return
     path = Path(path)
     file = path / SUFFIX if path.is_dir() else path.with_name(f".{path.name}{SUFFIX}")
+    key = os.path.realpath(file)
+    if _held.get(key) == threading.get_ident():
+        yield
+        return
     handle = _locked(file, path, what)
+    _held[key] = threading.get_ident()
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        del _held[key]
         file.unlink(missing_ok=True)  # before the lock goes: whoever opened this file meanwhile sees that it is gone
         os.close(handle)
 
@@ -47,9 +59,9 @@ def _locked(file: Path, path: Path, what: str) -> int:
         if not _try_lock(handle):
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(handle)
+            another = "another thread" if holder == str(os.getpid()) else f"another process (number {holder})"
             raise StorageError(
-                f"{path} is being written by {what} in another process (number {holder}); wait for it, stop it, or "
-                "choose another place."
+                f"{path} is being written by {what} in {another}; wait for it, stop it, or choose another place."
             )
         try:
             if os.path.samestat(os.fstat(handle), os.stat(file)):

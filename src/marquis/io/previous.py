@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from marquis.errors import DataError
-from marquis.io.atomic import destination, replacing, storage_errors
+from marquis.io.atomic import LEFTOVER, destination, replacing, storage_errors
 
 Contents = TypeVar("Contents")
 
@@ -34,17 +34,24 @@ def replacing_twice(path: str | os.PathLike[str]) -> Iterator[Path]:
         older = previous_of(path)
         with storage_errors(older):
             if path.exists():
-                link = older.with_name(f".part-{older.name}")
-                link.unlink(missing_ok=True)
                 try:
-                    os.link(path, link)
-                    os.replace(link, older)
+                    _link(path, older)
                 except OSError:  # a file system without hard links: the rename leaves a moment with the older one only
                     os.replace(path, older)
 
 
+def _link(path: Path, name: Path) -> None:
+    """Give a file a second name, in place of whatever has that name."""
+    link = name.with_name(f"{LEFTOVER}{os.getpid()}-{name.name}")
+    link.unlink(missing_ok=True)
+    os.link(path, link)
+    os.replace(link, name)
+
+
 def read_newest(path: str | os.PathLike[str], read: Callable[[Path], Contents]) -> Contents:
-    """Read the newest generation, or the previous one with a warning where the newest is damaged.
+    """Read the newest generation, or the previous one with a warning where the newest is damaged or gone.
+
+    The previous one then also gets the newest one's name, lest the next write keeps the damaged one as the previous.
 
     Args:
         path: The file.
@@ -61,9 +68,16 @@ def read_newest(path: str | os.PathLike[str], read: Callable[[Path], Contents]) 
             raise
         with suppress(DataError):
             contents = read(older)
+            with suppress(OSError):  # a folder that may only be read
+                _link(older, path)
             warnings.warn(f"{error} Continuing from the one before it, {older}.", stacklevel=2)
             return contents
         raise
+
+
+def any_generation(path: str | os.PathLike[str]) -> bool:
+    """Return whether one of the two generations is there."""
+    return Path(path).exists() or previous_of(path).exists()
 
 
 def remove_both(path: str | os.PathLike[str]) -> None:

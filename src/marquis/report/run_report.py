@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from marquis.data import Data
+from marquis.errors import DataError, StorageError
+from marquis.io.checksum import read_json
 from marquis.report import sections
 from marquis.report.comparison import REPORT
 from marquis.report.examples import Examples
@@ -84,12 +86,15 @@ def _held_out(run: Run) -> tuple[Data, str]:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary that training wrote; an old or damaged file is no reason to have no report."""
-    try:
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Return the summary that training wrote; a missing or damaged file is no reason to have no report."""
+    if not (path / SUMMARY).exists():
         return {}
-    return summary if isinstance(summary, dict) else {}
+    try:
+        summary = read_json(path / SUMMARY, unsealed=(None,))
+    except (DataError, StorageError) as error:
+        warnings.warn(f"the report has no summary: {error}", stacklevel=2)
+        return {}
+    return {name: value for name, value in summary.items() if name != "version"}
 
 
 def _in_units(scaling: Scaling, originals: Tensor, result: Study) -> tuple[Tensor, Study, str]:

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,21 @@ from marquis.autoencoders.saving import load as load_model
 from marquis.autoencoders.training import CHECKPOINTS, METRICS, TENSORBOARD
 from marquis.data import Data, load
 from marquis.data.module import DataModule
-from marquis.errors import DataError, UnsupportedOperationError
-from marquis.io.atomic import write_json
+from marquis.errors import DataError, StorageError, UnsupportedOperationError
+from marquis.io.atomic import LEFTOVER, remove_leftovers, storage_errors
+from marquis.io.checksum import read_json, write_json
+from marquis.io.lock import SUFFIX, exclusive
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import TrainingSettings, rows_per_batch
 from marquis.run.training_data import fingerprint, largest_of, load_rows, missing_in
 
-VERSION = 1
+VERSION = 2
+UNSEALED = (1,)
+"""Version of configurations that carry no checksum."""
 CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
+SUMMARY_VERSION = 2
+"""Summaries of 0.1.0 have no version and no checksum."""
 OTHER_UNITS = 10
 """So many times brighter than all training images, an image is not strange but given in other units. Likewise images of
 at most 1, where training images were brighter than this."""
@@ -69,22 +77,19 @@ class Run:
 
         Raises:
             DataError: The folder has something in it (without `force`), or something that is not a run.
+            StorageError: The system cannot write there, or a training is under way there.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise DataError(f"{path} is a file; --out must be a folder")
-        occupied = path.is_dir() and any(path.iterdir())
-        if occupied and not (path / CONFIG).is_file():
-            raise DataError(f"{path} is not empty and not a run of ours; choose another folder")
-        if occupied and not force:
-            raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
-        run = cls._described(path, settings)
-        _ = run.new_model  # refuses what cannot be built before anything is removed or written
-        run.data_module.setup()  # refuses too few rows
-        if occupied:
-            _remove_run(path)
-        path.mkdir(parents=True, exist_ok=True)
-        run.save_config()
+        with storage_errors(path):
+            _require_free(path, force)
+            run = cls._described(path, settings)
+            _ = run.new_model  # refuses what cannot be built before anything is removed or written
+            run.data_module.setup()  # refuses too few rows
+            path.mkdir(parents=True, exist_ok=True)
+            with exclusive(path, "a training"):
+                _require_free(path, force)  # again: another training may have begun meanwhile
+                _remove_run(path)
+                run.save_config()
         return run
 
     @classmethod
@@ -123,8 +128,8 @@ class Run:
         if not os.path.isfile(path / CONFIG):  # unlike Path.is_file, False where we may not look
             raise DataError(f"{path} is not a run: there is no {CONFIG} in it; make one with `marquis train`")
         try:
-            held = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-            if held["version"] != VERSION:
+            held = read_json(path / CONFIG, unsealed=UNSEALED)
+            if held["version"] not in (VERSION, *UNSEALED):
                 raise DataError(f"{path / CONFIG} is of version {held['version']}, this Marquis reads {VERSION}")
             settings = TrainingSettings.from_json(held["settings"])
             spec = ModelSpec.from_json(held["model"])
@@ -137,19 +142,49 @@ class Run:
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
             brightest = None if held.get("brightest") is None else float(held["brightest"])
             trained_on = None if held.get("trained_on") is None else str(held["trained_on"])
+        except DataError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
         return cls(path, settings, spec, scaling, columns, brightest, trained_on)
 
     def resumed(self, given: dict[str, Any]) -> Run:
-        """The same run, if what is given now does not contradict its settings."""
+        """Return the same run, if what is given now does not contradict its settings."""
         run = replace(self, settings=self.settings.resumed(given))
-        run.save_config()
+        with exclusive(self.path, "a training"):
+            run.save_config()
         return run
 
     def save_config(self) -> None:
-        """Write `config.json`."""
-        held = {
+        """Write `config.json`, with a checksum."""
+        write_json(self.path / CONFIG, self._config())
+
+    def check_config(self) -> bool:
+        """Return whether `config.json` is still this run's; one that was removed is written again.
+
+        Raises:
+            StorageError: It is another run's by now.
+        """
+        if not (self.path / CONFIG).exists():
+            self.save_config()
+            return False
+        if read_json(self.path / CONFIG) != json.loads(json.dumps(self._config())):
+            raise StorageError(f"{self.path / CONFIG} was replaced during training; the checkpoints are kept.")
+        return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the only right to write to the folder while the run is trained.
+
+        Raises:
+            StorageError: Another training has it, or has written its configuration meanwhile.
+        """
+        with exclusive(self.path, "a training"):
+            self.check_config()
+            yield
+
+    def _config(self) -> dict[str, Any]:
+        return {
             "version": VERSION,
             "settings": self.settings.as_json(),
             "model": self.spec.as_json(),
@@ -158,7 +193,6 @@ class Run:
             "brightest": self.brightest,
             "trained_on": self.trained_on,
         }
-        write_json(self.path / CONFIG, held)
 
     # What belongs to it
 
@@ -297,8 +331,20 @@ class Run:
             )
 
 
+def _require_free(path: Path, force: bool) -> None:
+    """Refuse a path where no new run can be; left-overs of a process that was killed at its start are no hindrance."""
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file; --out must be a folder")
+    if (path / CONFIG).is_file():
+        if not force:
+            raise DataError(f"{path} holds a run already: go on with it by --resume, or replace it by --force")
+    elif path.is_dir() and any(not (p.name.startswith(LEFTOVER) or p.name == SUFFIX) for p in path.iterdir()):
+        raise DataError(f"{path} is not empty and not a run of ours; choose another folder")
+
+
 def _remove_run(path: Path) -> None:
     """Remove what a run consists of, and nothing else that somebody may have put there."""
+    remove_leftovers(path)
     for name in (CHECKPOINTS, TENSORBOARD, "report"):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (MODEL, SUMMARY, METRICS, "report.html"):

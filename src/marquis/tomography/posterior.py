@@ -14,6 +14,8 @@ from torch import Tensor
 from marquis.choices import choose
 from marquis.curvature.linop.nystrom import Nystrom
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
+from marquis.io.lock import exclusive
+from marquis.io.previous import any_generation, read_newest
 from marquis.io.tensors import load_tensors, save_tensors
 from marquis.progress import ProgressBar
 from marquis.tomography.evidence import (
@@ -85,9 +87,7 @@ class ExactPrior:
         )
         if rate is None:
             rate = consistent_rate(self.tv_weight, problem.count, problem.misfit / problem.count)
-        return tune_problem(
-            problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate, tempered=tempered
-        )
+        return tune_problem(problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate, tempered=tempered)
 
     def posterior(self, tuned: TunedPrior, *, floor: float | None = None) -> UncertainImage:
         """Return `N(x̂, K_xx - K_xy K_yy⁻¹ K_yx)`; costs `dy³ / 3 + dx dy² + dx² dy`."""
@@ -219,14 +219,14 @@ class IterativePrior:
         batches = math.ceil(samples / ROWS)
         seeds = torch.randint(2**31, (batches,), generator=self.generator).tolist()
         rows = _load_samples(checkpoint, pixels(self.measurement))
-        with ProgressBar("samples", batches, self.progress) as bar:
+        with exclusive(checkpoint, "a reconstruction"), ProgressBar("samples", batches, self.progress) as bar:
             for index, seed in enumerate(seeds):
                 if rows.shape[0] < min((index + 1) * ROWS, samples):
                     count = min((index + 1) * ROWS, samples) - index * ROWS
                     batch = sampler(count, torch.Generator().manual_seed(seed))
                     rows = torch.cat([rows[: index * ROWS], batch])
                     if checkpoint is not None:
-                        save_tensors(checkpoint, "posterior-samples", {}, {"rows": rows})
+                        save_tensors(checkpoint, "posterior-samples", {}, {"rows": rows}, keep_previous=True)
                 bar.advance()
         shape = self.measurement.image_shape
         if floor is None:
@@ -320,6 +320,6 @@ def tune(
 
 
 def _load_samples(checkpoint: Path | None, size: int) -> Tensor:
-    if checkpoint is None or not checkpoint.exists():
+    if checkpoint is None or not any_generation(checkpoint):
         return torch.zeros(0, size, dtype=torch.float64)
-    return load_tensors(checkpoint, ("posterior-samples",))[2]["rows"]
+    return read_newest(checkpoint, lambda file: load_tensors(file, ("posterior-samples",))[2]["rows"])

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, ModelMismatchError, NumericalError
+from marquis.io.lock import exclusive
+from marquis.io.previous import any_generation, read_newest
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.progress import ProgressBar
 from marquis.tomography.analytic import fbp, total_variation
@@ -128,7 +130,8 @@ def deep_image_prior(
     start = fbp(data, measurement) if start is None else start
     size = float(start.abs().quantile(0.99)) or 1.0
     inputs = (start / size).float()[None, None]
-    with torch.random.fork_rng(devices=[]):  # initialisation and dropout use the global generator
+    # initialisation and dropout use the global generator
+    with exclusive(checkpoint, "a reconstruction"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.randint(2**31, (), generator=generator).item() if generator is not None else 0)
         target = None if stop_at is None or noise_variance is None else stop_at * noise_variance
 
@@ -138,8 +141,8 @@ def deep_image_prior(
             return _Training(module.train(), steps, learning_rate)
 
         state = start_training()
-        if checkpoint is not None and checkpoint.exists():
-            state.load(checkpoint)
+        if checkpoint is not None and any_generation(checkpoint):
+            read_newest(checkpoint, state.load)
         stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
         attempts = 1
         while stopped == "collapsed":
@@ -231,7 +234,7 @@ class _Training:
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
         tensors["random"] = torch.get_rng_state()
         header = {"steps": self.steps, "best_loss": self.best_loss, "learning_rate": self.learning_rate}
-        save_tensors(path, "deep-image-prior", header, tensors)
+        save_tensors(path, "deep-image-prior", header, tensors, keep_previous=True)
 
     def load(self, path: Path) -> None:
         _, header, tensors = load_tensors(path, ("deep-image-prior",))
