@@ -190,3 +190,27 @@ def test_pieces_that_do_not_belong_together_are_refused():
         mq.predictive.predict(posterior, mlp(hidden=6), x)
     with pytest.raises(UnsupportedOperationError, match="eval"):
         mq.predictive.predict(posterior, torch.nn.Sequential(*fresh(mlp()), torch.nn.Dropout()).train(), x)
+
+
+def test_joint_of_weights_and_outputs_is_the_corrected_one():
+    """Miani et al. (2022), theorem 1, in its corrected form: conditioning the joint on labels is Bayes' rule."""
+    posterior, network, x = posterior_of("full", likelihood="gaussian")
+    covariance = torch.linalg.inv(posterior.precision.to_dense())
+    jacobian = dense_jacobian(network, x).flatten(0, 1)
+    noise = 0.3 * torch.eye(len(jacobian), dtype=torch.float64)
+    residual = torch.randn(len(jacobian), generator=seeded(5), dtype=torch.float64)
+    updated = covariance.inverse() + jacobian.mT @ noise.inverse() @ jacobian  # Bayes' rule in weight space
+    mean = torch.linalg.solve(updated, jacobian.mT @ noise.inverse() @ residual)
+
+    def conditioned(cross: torch.Tensor, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gain = cross @ outputs.inverse()
+        return gain @ residual, covariance - gain @ cross.mT
+
+    cross = posterior.covariance_matvec(jacobian).mT
+    outputs = jacobian @ cross + noise
+    shift, remaining = conditioned(cross, outputs)
+    close(shift, mean, 1e-9)
+    close(remaining, updated.inverse(), 1e-9)
+    printed_shift, printed_remaining = conditioned(jacobian.mT, outputs)  # the paper's cross block, J^T
+    assert (printed_shift - mean).norm() > 0.1 * mean.norm()
+    assert (printed_remaining - updated.inverse()).norm() > 0.1 * updated.inverse().norm()
