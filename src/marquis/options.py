@@ -90,6 +90,17 @@ def takes_options(settings: type) -> Callable[[Class], Class]:
     return decorate
 
 
+def inherits_options(cls: Class) -> Class:
+    """Show the keyword-only arguments of the base class's constructor in the place of `**options`."""
+    constructor, keyword = vars(cls)["__init__"], inspect.Parameter.KEYWORD_ONLY
+    own = inspect.signature(constructor).parameters
+    shown = [argument for argument in own.values() if argument.kind is not inspect.Parameter.VAR_KEYWORD]
+    base = inspect.signature(cls.__mro__[1].__init__).parameters.values()
+    shown += [argument for argument in base if argument.kind is keyword and argument.name not in own]
+    constructor.__signature__ = inspect.Signature(shown)
+    return cls
+
+
 def rename_options(
     options: Mapping[str, Any], new_names: Mapping[str, str], owner: str, *, stacklevel: int = 5
 ) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def small_cnn(channels: int = 1, outputs: int = 10, width: int = 16, size: int =
 
 
 class PreactBlock(nn.Module):
-    """Two 3x3 convolutions, each after batch norm and softplus, around an identity (He et al. 2016)."""
+    """Compute two 3x3 convolutions, each after batch norm and softplus, around an identity (He et al. 2016)."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PreactBlock(nn.Module):
 
 
 class PreactResNet18(nn.Module):
-    """PreactResNet-18 with softplus instead of ReLU (VL 5); 11.2 million weights at width 1, 0.7 at width 1/4.
+    """Build PreactResNet-18 with softplus instead of ReLU (VL 5): 11.2 million weights at width 1, 0.7 at width 1/4.
 
     Args:
         channels: Channels of the images.

@@ -21,7 +21,7 @@ from marquis.variational.prior_scale import PriorScale, prior_scales
 
 
 class _FunctionNetwork(nn.Module):
-    """A function `(params, x) -> outputs` as a module."""
+    """Wrap a function `(params, x) -> outputs` as a module."""
 
     def __init__(self, function: Callable[..., Tensor], params: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _FunctionNetwork(nn.Module):
 
 
 class Method(nn.Module):
-    """Base of the training methods; a `torch.nn.Module` whose parameters are what is trained.
+    """Train a posterior over weights: the base of all methods, a `torch.nn.Module` whose parameters are trained.
 
     The model is copied: `network` is the copy, its parameters are the means μ, and it can be used as an ordinary
     network. The user's model stays as it was. Frozen parameters (`requires_grad=False`) keep their values and have no
@@ -168,7 +168,7 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def log_likelihood(self, loader: Iterable[Any], samples: int = 0) -> float:
-        """Log-likelihood of a loader's data, in evaluation mode: at the mean, or averaged over sampled weights.
+        """Return the log-likelihood of a loader's data in evaluation mode: at the mean, or averaged over samples.
 
         The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
         """
@@ -223,7 +223,7 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping[str, Tensor] | None) -> nn.Module:
-    """Return A copy that shares nothing with the user's model."""
+    """Return a copy that shares nothing with the user's model."""
     if not isinstance(model, nn.Module):
         return _FunctionNetwork(model, start)
     try:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
+from marquis.options import inherits_options
 from marquis.posterior import Posterior
 from marquis.structures import Diagonal, Layout
 from marquis.variational.base import Method
 from marquis.variational.objective import kl
-from marquis.variational.prior_scale import PriorScale
 
 LEARNING_RATE_MULTIPLIER = 10.0
 """Learning rate of log σ over that of μ (VL 5.1): Adam moves a parameter by at most the learning rate per step."""
@@ -26,19 +24,16 @@ INITIAL_OFFSET = -3.0
 """log σ starts at log s plus this (VL 5.1)."""
 
 
+@inherits_options
 class GaussianMethod(Method):
-    """A method that trains a mean and a width for every weight.
+    """Train a mean and a standard deviation for every weight: the base of `VariationalLaplace` and `MeanFieldVI`.
 
     Args:
         model: A module, or a function `(params, x) -> outputs`.
         likelihood: Name or object.
-        num_data: N, the number of training data.
-        tempering: β, the weight of the KL.
-        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
         multiplier: Learning rate of log σ over that of μ.
         initial_offset: Start value of log σ, minus log s.
-        params: The start values of a function's parameters.
-        generator: For every random draw; by default torch's global generator.
+        **options: `num_data`, `tempering`, `prior_scale`, `params` and `generator`, as in `Method`.
     """
 
     @checked
@@ -47,23 +42,11 @@ class GaussianMethod(Method):
         model: Model,
         likelihood: str | Likelihood | Any,
         *,
-        num_data: int,
-        tempering: float = 1.0,
-        prior_scale: PriorScale = None,
         multiplier: float = LEARNING_RATE_MULTIPLIER,
         initial_offset: float = INITIAL_OFFSET,
-        params: Mapping[str, Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            likelihood,
-            num_data=num_data,
-            tempering=tempering,
-            prior_scale=prior_scale,
-            params=params,
-            generator=generator,
-        )
+        super().__init__(model, likelihood, **options)
         if not 0 < multiplier < math.inf:
             raise DataError(f"multiplier is a ratio of learning rates, positive; got {multiplier}")
         self.multiplier = float(multiplier)
@@ -110,13 +93,3 @@ class GaussianMethod(Method):
     def _objective_of(self, log_likelihood: float) -> float:
         with torch.no_grad():
             return log_likelihood - self.tempering * float(self.kl())
-
-
-def inverse_softplus(sigma: Tensor) -> Tensor:
-    """Return ρ with softplus(ρ) = σ."""
-    return sigma + torch.log(-torch.expm1(-sigma))
-
-
-def log_softplus(rho: Tensor) -> Tensor:
-    """Return the logarithm of softplus(ρ)."""
-    return F.softplus(rho).log()

@@ -15,18 +15,11 @@ from marquis.variational.objective import Terms, decay
 
 
 class MAP(Method):
-    """Plain training with a Gaussian prior: `-(1/S) Σ log p(y_i|x_i, μ) + (β/N) Σ μ²/(2 s²)`.
+    """Train with a Gaussian prior: `-(1/S) Σ log p(y_i|x_i, μ) + (β/N) Σ μ²/(2 s²)`.
 
     Cost of a step: a plain step plus O(P). For uncertainty afterwards pass `network` to `mq.Laplace`.
 
-    Args:
-        model: A module, or a function `(params, x) -> outputs`.
-        likelihood: Name or object.
-        num_data: N, the number of training data.
-        tempering: β, the weight of the prior.
-        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
-        params: The start values of a function's parameters.
-        generator: Not used: MAP samples nothing.
+    The arguments are those of `VariationalLaplace` up to `prior_scale`, and `params`; β is the weight of the prior.
     """
 
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
@@ -46,27 +39,15 @@ class MAP(Method):
             return self.log_likelihood(loader) - self.tempering * float(decay(self.means, self.prior_scales))
 
     def elbo(self, loader: Iterable[Any], **options: Any) -> float:
-        """Raise: a point estimate has no ELBO.
-
-        Raises:
-            UnsupportedOperationError: Always.
-        """
+        """Raise `UnsupportedOperationError`: a point estimate has no ELBO."""
         raise UnsupportedOperationError(
             "MAP has no width and so no ELBO (it would be -infinity); use log_joint(loader)"
         )
 
     def posterior(self) -> Any:
-        """Raise: a point estimate has no width.
-
-        Raises:
-            UnsupportedOperationError: Always.
-        """
+        """Raise `UnsupportedOperationError`: a point estimate has no standard deviation."""
         raise UnsupportedOperationError("MAP is a point, not a posterior; fit mq.Laplace(method.network, ...) to it")
 
     def draw(self) -> dict[str, Tensor]:
-        """Raise: a point estimate has no width.
-
-        Raises:
-            UnsupportedOperationError: Always.
-        """
+        """Raise `UnsupportedOperationError`: a point estimate has no standard deviation."""
         raise UnsupportedOperationError("MAP is a point: there is nothing to draw; use predict(x) without samples")

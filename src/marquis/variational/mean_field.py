@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -13,19 +13,14 @@ from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.functional.call import Model, buffers_of, call
 from marquis.likelihoods import Likelihood
-from marquis.variational.gaussian_method import (
-    INITIAL_OFFSET,
-    LEARNING_RATE_MULTIPLIER,
-    GaussianMethod,
-    inverse_softplus,
-    log_softplus,
-)
+from marquis.options import inherits_options
+from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.objective import Terms
-from marquis.variational.prior_scale import PriorScale
 
 
+@inherits_options
 class MeanFieldVI(GaussianMethod):
-    """Reparametrised mean-field VI: `w = μ + σ ε`, one sample per step and minibatch.
+    """Train by reparametrised mean-field VI: `w = μ + σ ε`, one sample per step and minibatch.
 
     Source: VL eq. 3-5; docs/method/variational.md#mean-field-and-map-baselines.
 
@@ -35,14 +30,9 @@ class MeanFieldVI(GaussianMethod):
     Args:
         model: A module, or a function `(params, x) -> outputs`.
         likelihood: Name or object.
-        num_data: N, the number of training data.
-        tempering: β, the weight of the KL.
-        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
         parametrisation: `"log"`: log σ is trained, as in Variational Laplace; `"softplus"`: ρ with σ = softplus(ρ).
-        multiplier: Learning rate of log σ (or ρ) over that of μ.
-        initial_offset: Start value of log σ, minus log s.
-        params: The start values of a function's parameters.
-        generator: For every random draw; by default torch's global generator.
+        **options: `num_data`, `tempering`, `prior_scale`, `multiplier`, `initial_offset`, `params` and `generator`, as
+            in `VariationalLaplace`.
     """
 
     @checked
@@ -51,31 +41,16 @@ class MeanFieldVI(GaussianMethod):
         model: Model,
         likelihood: str | Likelihood | Any,
         *,
-        num_data: int,
-        tempering: float = 1.0,
-        prior_scale: PriorScale = None,
         parametrisation: Literal["log", "softplus"] = "log",
-        multiplier: float = LEARNING_RATE_MULTIPLIER,
-        initial_offset: float = INITIAL_OFFSET,
-        params: Mapping[str, Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            likelihood,
-            num_data=num_data,
-            tempering=tempering,
-            prior_scale=prior_scale,
-            multiplier=multiplier,
-            initial_offset=initial_offset,
-            params=params,
-            generator=generator,
-        )
+        super().__init__(model, likelihood, **options)
         self.parametrisation = parametrisation = choose("parametrisation", parametrisation, ("log", "softplus"))
         if parametrisation == "softplus":
             with torch.no_grad():
                 for width in self.widths:
-                    width.copy_(inverse_softplus(width.exp()))
+                    sigma = width.exp()
+                    width.copy_(sigma + torch.log(-torch.expm1(-sigma)))  # ρ with softplus(ρ) = σ
 
     @classmethod
     def bayes_by_backprop(
@@ -100,18 +75,13 @@ class MeanFieldVI(GaussianMethod):
         return method
 
     @property
-    def log_sigmas(self) -> list[Tensor]:
-        """Return the logarithm of σ, one tensor per trained parameter, with the graph to what is trained."""
-        if self.parametrisation == "softplus":
-            return [log_softplus(width) for width in self.widths]
-        return list(self.widths)
+    def log_sigmas(self) -> list[Tensor]:  # noqa: D102
+        return [sigma.log() for sigma in self.sigmas] if self.parametrisation == "softplus" else super().log_sigmas
 
     @property
-    def sigmas(self) -> list[Tensor]:
-        """Return σ, one tensor per trained parameter, with the graph to what is trained."""
-        if self.parametrisation == "softplus":
-            return [F.softplus(width) for width in self.widths]
-        return [width.exp() for width in self.widths]
+    def sigmas(self) -> list[Tensor]:  # noqa: D102
+        softplus = self.parametrisation == "softplus"
+        return [F.softplus(width) if softplus else width.exp() for width in self.widths]
 
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y

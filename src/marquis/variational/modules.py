@@ -16,7 +16,7 @@ from marquis.variational.base import Method, evaluation_mode, inputs_and_labels
 
 
 class LightningMethod(LightningModule):
-    """A training method as a `LightningModule`, with the paper's schedule by default.
+    """Train any of the methods as a `LightningModule`, with the paper's schedule by default.
 
     Batches are `(x, y)`; without labels (`x` alone, or `(x,)`) the inputs are the labels: an autoencoder. Logged:
     `train_loss` and the terms of the objective; `validation_nll` and `test_nll` of the mean network.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of one step's objective, per sample, as plain numbers.
+    """Hold the terms of one step's objective, per sample, as plain numbers.
 
     Attributes:
         log_likelihood: Mean log-likelihood of the minibatch (at the mean, or at the sampled weights for VI).
@@ -63,7 +63,7 @@ def decay(means: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
 
 
 class _Precomputed(torch.autograd.Function):
-    """A number whose gradients are known."""
+    """Return a number whose gradients are known."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:

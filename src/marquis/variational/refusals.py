@@ -58,7 +58,7 @@ ADVICE = "use softplus, tanh, GELU or SiLU instead"
 
 
 class SmoothnessWarning(UserWarning):
-    """An operation whose second derivative exists almost everywhere but jumps or leaves something out."""
+    """Warn of an operation whose second derivative exists almost everywhere but jumps or leaves something out."""
 
 
 def refuse_kinks(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Any) -> None:

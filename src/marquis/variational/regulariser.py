@@ -42,7 +42,7 @@ Run = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class DataTerm:
-    """Value and gradients of `-(1/S) Σ log p(y_i) + R` for one minibatch.
+    """Hold value and gradients of `-(1/S) Σ log p(y_i) + R` for one minibatch.
 
     Attributes:
         log_likelihood: `(1/S) Σ log p(y_i|x_i, μ)`.

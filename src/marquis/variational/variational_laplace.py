@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,15 +16,16 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
+from marquis.options import inherits_options
 from marquis.variational.base import batches, evaluation_mode
-from marquis.variational.gaussian_method import INITIAL_OFFSET, LEARNING_RATE_MULTIPLIER, GaussianMethod
+from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
-from marquis.variational.prior_scale import PriorScale
 from marquis.variational.refusals import refuse_kinks
 from marquis.variational.regulariser import GRADIENTS, Batch, DataTerm, GradientMethod, data_term, trace_by_products
 
 
+@inherits_options
 class VariationalLaplace(GaussianMethod):
     """Trains mean and width of every weight on VL's objective (VL eq. 30; docs/method/variational.md#objective).
 
@@ -60,30 +61,14 @@ class VariationalLaplace(GaussianMethod):
         model: Model,
         likelihood: str | Likelihood | Any,
         *,
-        num_data: int,
-        tempering: float = 1.0,
-        prior_scale: PriorScale = None,
         gradient: GradientMethod = "one-sided",
         score_correction: bool = False,
         regulariser_batch: int | None = None,
         curvature: str = "fisher",
         epsilon: float | None = None,
-        multiplier: float = LEARNING_RATE_MULTIPLIER,
-        initial_offset: float = INITIAL_OFFSET,
-        params: Mapping[str, Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            likelihood,
-            num_data=num_data,
-            tempering=tempering,
-            prior_scale=prior_scale,
-            multiplier=multiplier,
-            initial_offset=initial_offset,
-            params=params,
-            generator=generator,
-        )
+        super().__init__(model, likelihood, **options)
         gradient = choose("gradient", gradient, GRADIENTS)
         curvature = choose("curvature", curvature, ("fisher", "hessian"))
         if curvature == "hessian" and (score_correction or regulariser_batch is not None):
