@@ -163,9 +163,10 @@ class TestMoments:
         moments = Moments(keep=True)
         for value in values:
             moments.add(value)
-        torch.testing.assert_close(moments.mean, values.mean(0), rtol=1e-15, atol=0)
-        torch.testing.assert_close(moments.variance, values.var(0), rtol=1e-8, atol=0)
-        torch.testing.assert_close(moments.samples, values, rtol=0, atol=0)
+        estimate = moments.estimate()
+        torch.testing.assert_close(estimate.mean, values.mean(0), rtol=1e-15, atol=0)
+        torch.testing.assert_close(estimate.variance, values.var(0), rtol=1e-8, atol=0)
+        torch.testing.assert_close(estimate.samples, values, rtol=0, atol=0)
 
     def test_memory_does_not_grow_with_the_samples(self):
         """Every code and image that a draw makes is watched; only a few may be alive at any time."""

@@ -22,7 +22,7 @@ Data = Tensor | Iterable[Any]
 
 
 class SameSeed:
-    """A fresh generator with the same seed for each batch, so that all data meet the same networks of the model.
+    """Make a new generator with the same seed for each batch, so that all data meet the same sampled networks.
 
     Then scores of two samples are comparable, and do not depend on the batch that a sample came in.
     """
@@ -147,6 +147,12 @@ def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None
     """Return standard normal numbers with dtype and device of `like`, sampled on the generator's device."""
     place = like.device if generator is None else generator.device
     return torch.randn(tuple(shape), dtype=like.dtype, device=place, generator=generator).to(like.device)
+
+
+def permutation(n: int, generator: torch.Generator | None) -> Tensor:
+    """Return a permutation of 0 to n - 1, on the CPU wherever the generator is."""
+    place = "cpu" if generator is None else generator.device
+    return torch.randperm(n, generator=generator, device=place).cpu()
 
 
 def at_least_one(**counts: int) -> None:

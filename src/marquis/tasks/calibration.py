@@ -18,11 +18,11 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram: accuracy of the predictions of each confidence. `print` it for a table.
+    """Hold a reliability diagram: accuracy of the predictions of each confidence. `print` it for a table.
 
     Attributes:
         edges: Borders of the bins `[bins + 1]`; a bin is closed on the right, and 0 belongs to the first.
-        count: How many predictions are in each bin.
+        count: Number of predictions in each bin.
         confidence: Their mean confidence; NaN where there are none.
         accuracy: The share of them that is right; NaN where there are none.
     """
@@ -58,14 +58,8 @@ class Reliability:
 
     def __str__(self) -> str:
         lines = ["confidence        count   mean   right"]
-        for low, high, count, mean, right in zip(
-            self.edges[:-1].tolist(),
-            self.edges[1:].tolist(),
-            self.count.tolist(),
-            self.confidence.tolist(),
-            self.accuracy.tolist(),
-            strict=True,
-        ):
+        columns = self.edges[:-1], self.edges[1:], self.count, self.confidence, self.accuracy
+        for low, high, count, mean, right in zip(*(column.tolist() for column in columns), strict=True):
             values = f"{mean:6.3f}  {right:6.3f}" if count else f"{'-':>6}  {'-':>6}"
             lines.append(f"{low:5.3f} to {high:5.3f}  {count:7d} {values}")
         return "\n".join([*lines, f"ECE {self.ece:.4f}   RMSCE {self.rmsce:.4f}   MCE {self.mce:.4f}"])
@@ -77,7 +71,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     Args:
         probs: Class probabilities `[n, C]`.
         labels: True classes `[n]`, integers from 0 to C - 1.
-        bins: How many bins.
+        bins: Number of bins.
     """
     probs, labels = as_tensor(probs, "probs"), as_tensor(labels, "labels")
     _check_probabilities(probs, labels, bins)
@@ -109,12 +103,12 @@ def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -
 
 @dataclass(frozen=True, eq=False)
 class ErrorCurve:
-    """Squared error against predicted variance, in bins of equally many entries from small to large variance.
+    """Hold squared error against predicted variance, in bins of equally many entries by increasing variance.
 
     Attributes:
         variance: Mean predicted variance of each bin. Calibrated variances lie on the diagonal against `squared_error`.
         squared_error: Mean squared error of each bin.
-        count: How many entries are in each bin.
+        count: Number of entries in each bin.
     """
 
     variance: Tensor
@@ -135,8 +129,7 @@ def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[fl
         The observed share for each level.
     """
     mean, variance, target = _observed(mean, variance, target)
-    if not levels or not all(0 < level < 1 for level in levels):
-        raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
+    _check_levels(levels)
     distance, std = (target - mean).abs(), variance.sqrt()
     widths = {level: _half_width(level) for level in levels}
     return {level: float((distance <= width * std).double().mean()) for level, width in widths.items()}
@@ -157,8 +150,7 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
         raise DataError(
             f"samples are [S, *target.shape], S at least 2; got {list(samples.shape)}, {list(target.shape)}."
         )
-    if not levels or not all(0 < level < 1 for level in levels):
-        raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
+    _check_levels(levels)
     seen = ~target.isnan()
     if not bool(seen.any()):
         raise DataError("there is no target to compare with: all entries are missing.")
@@ -185,7 +177,7 @@ def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins:
         mean: Predictions, of any shape.
         variance: Their variances, of the same shape.
         target: What was to be predicted; entries that are NaN are left out.
-        bins: How many bins; their counts differ by at most one.
+        bins: Number of bins; their counts differ by at most one.
     """
     mean, variance, target = _observed(mean, variance, target)
     if not 1 <= bins <= len(target):
@@ -228,6 +220,11 @@ def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, T
     if not bool((variance >= 0).all()) or not bool(mean.isfinite().all()):
         raise DataError("means must be finite and variances not negative where there is a target.")
     return mean, variance, target
+
+
+def _check_levels(levels: Sequence[float]) -> None:
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
 
 
 def _check_probabilities(probs: Tensor, labels: Tensor, bins: int) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, batches, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, naming_shape, permutation, require
 
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Mean codes `[n, K]` of all data, copies `[S, m, K]` of those that ever have a label, and their places."""
+    """Hold mean codes `[n, K]` of all data, copies `[S, m, K]` of rows that ever have a label, and their places."""
 
     means: Tensor
     copies: Tensor
@@ -77,12 +77,6 @@ def of_each_class(labels: Tensor, n: int, generator: torch.Generator | None) -> 
     order = permutation(len(labels), generator)
     shuffled = labels.cpu()[order]
     return torch.cat([order[shuffled == c][:n] for c in shuffled.unique().tolist()])
-
-
-def permutation(n: int, generator: torch.Generator | None) -> Tensor:
-    """Return a permutation of 0 to n - 1, on the CPU wherever the generator is."""
-    place = "cpu" if generator is None else generator.device
-    return torch.randperm(n, generator=generator, device=place).cpu()
 
 
 def others(n: int, chosen: Tensor) -> Tensor:

@@ -39,12 +39,12 @@ def sample(
     Args:
         model: Anything with `encode` and `decode`.
         known: Data `[N, ...]`, such as a thousand of the training data.
-        n: How many.
-        networks: How many sampled networks take turns; a model may have fewer (a plain autoencoder has one).
+        n: Number of new samples.
+        networks: Number of sampled networks, which take turns; a model may have fewer (a plain autoencoder has one).
         noise: Whether to add the noise of the data, where the model has one. Without, these are means, as is usual for
             images. With it, a table's columns vary as the data do.
         generator: For all random numbers.
-        batch_size: How many samples at a time.
+        batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
     for method in ("encode", "decode"):
@@ -71,7 +71,7 @@ def sample(
                 new = new + decoded.noise_variance.sqrt() * normal(new.shape, new, generator)
             parts.append(new)
     place = "cpu" if generator is None else generator.device
-    order = torch.randperm(n, generator=generator, device=place)  # or the same network would have neighbours only
+    order = torch.randperm(n, generator=generator, device=place)  # or the samples of one network would lie side by side
     return torch.cat(parts)[order.to(parts[0].device)].to(known.device)
 
 
@@ -83,8 +83,8 @@ def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Ten
 
     Args:
         codes: `[N, K]`.
-        n: How many.
-        generator: For the choice and the steps.
+        n: Number of new codes.
+        generator: Source of the choice and the steps.
     """
     count, size = codes.shape
     place = codes.device if generator is None else generator.device

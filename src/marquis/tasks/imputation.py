@@ -72,15 +72,15 @@ def impute(
         model: Anything with `encode`, `decode` and `reconstruct`.
         x: Data `[B, ...]`. What stands at the missing entries does not matter; it may be NaN.
         missing: Boolean, True where missing; of the shape of `x` or of one sample. None: where `x` is NaN.
-        samples: S1, how many versions.
-        averaged: S2, how many networks each version averages.
+        samples: S1, number of versions.
+        averaged: S2, number of networks that each version averages.
         rounds: How often the observed entries are put back; 1 in the paper. With 0 the first reconstructions stay: for
             models that know which entries are missing, and would take a reconstruction for an observation.
         fill: What missing entries start from: "noise" (normal numbers, scaled to [0, 1] per sample: for images), a
             number, or a tensor that broadcasts against `x` (column means for tables). "missing" passes
             NaN to the model, which has learnt to handle it (`missing=` of autoencoders).
         generator: For the noise and the networks.
-        batch_size: How many samples at a time.
+        batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
@@ -114,37 +114,20 @@ def condition(
 
 
 def generate(
-    model: UncertainAutoencoder,
-    n: int,
-    shape: Sequence[int],
-    *,
-    samples: int = 5,
-    averaged: int = 5,
-    rounds: int = 1,
-    fill: str | float | Tensor = "noise",
-    generator: torch.Generator | None = None,
-    batch_size: int = 256,
-    progress: bool = True,
+    model: UncertainAutoencoder, n: int, shape: Sequence[int], *, rounds: int = 1, **options: Any
 ) -> Imputation:
     """Generate data as an imputation of which everything is missing: `samples` versions from each of `n` noises.
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
-        n: How many.
+        n: Number of initial noises.
         shape: Shape of one sample.
-        samples: S1, as for `impute`.
-        averaged: S2.
-        rounds: How often the versions are passed through the second stage.
-        fill: What to start from.
-        generator: For the noise and the networks.
-        batch_size: How many samples at a time.
-        progress: Show a bar on a terminal.
+        rounds: How often the versions are passed through the second stage, at least once.
+        **options: Options of `impute`: `samples`, `averaged`, `fill`, `generator`, `batch_size`, `progress`.
     """
     at_least_one(n=n, rounds=rounds)
     nothing = torch.zeros(n, *shape, dtype=dtype_of(model), device=device_of(model))
-    options = {"samples": samples, "averaged": averaged, "rounds": rounds, "generator": generator}
-    everything = torch.ones_like(nothing, dtype=torch.bool)
-    return impute(model, nothing, everything, fill=fill, batch_size=batch_size, progress=progress, **options)
+    return impute(model, nothing, torch.ones_like(nothing, dtype=torch.bool), rounds=rounds, **options)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Imputation:
-    """Several complete versions of each sample, their mean and their variance.
+    """Hold several complete versions of each sample, their mean and their variance.
 
     Attributes:
         samples: `[S1, B, ...]`, different imputations with the observed entries unchanged. Their *average* need
@@ -42,12 +42,9 @@ class Imputation:
     @property
     def variance(self) -> Tensor:
         """Return the unbiased variance between the samples; 0 where observed, and everywhere for a single sample."""
-        # rounding gives n equal numbers a variance that is not quite zero
-        return (
-            torch.where(self.missing, self.samples.var(0), 0)
-            if len(self.samples) > 1
-            else torch.zeros_like(self.filled)
-        )
+        if len(self.samples) == 1:
+            return torch.zeros_like(self.filled)
+        return torch.where(self.missing, self.samples.var(0), 0)  # rounding gives equal numbers some variance
 
     @property
     def std(self) -> Tensor:
@@ -65,7 +62,7 @@ class Imputation:
 
 @dataclass(frozen=True, eq=False)
 class WeightedImputation(Imputation):
-    """An imputation by weighted candidates (`impute_weighted`). Its samples were resampled by weight and count equally.
+    """Hold an imputation by weighted candidates (`impute_weighted`); its samples were resampled by weight.
 
     `mean`, `variance` and `total_variance` use *all* candidates with their weights, not only the samples.
 
@@ -95,7 +92,7 @@ class WeightedImputation(Imputation):
 
 @dataclass(frozen=True, eq=False)
 class ImputationErrors:
-    """Squared errors per sample `[B]`, summed over entries, by three definitions (docs/method/tasks.md).
+    """Hold squared errors per sample `[B]`, summed over entries, by three definitions (docs/method/tasks.md).
 
     Those named `..._of_mean` are of the mean reconstruction ("MSE" in the paper); the others average the error over the
     S1 reconstructions ("-log p" in the paper).

@@ -53,9 +53,9 @@ def impute_weighted(
         missing: Boolean, True where missing; of the shape of `x` or of one sample. None: where `x` is NaN.
         exponent: On the likelihood; 1 is Bayes' rule as the model has it.
         networks: L; an ensemble or a plain autoencoder gives as many as it has.
-        samples: S, how many versions of each sample.
+        samples: S, number of versions of each sample.
         generator: For networks and resampling.
-        batch_size: How many samples at a time.
+        batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
@@ -117,7 +117,7 @@ def systematic(weights: Tensor, samples: int, generator: torch.Generator | None 
 
 
 class _Density:
-    """Log-densities of observed entries under every candidate, up to a number per sample, by matrix products.
+    """Compute log-densities of observed entries under every candidate, up to a number per sample.
 
     In double precision whatever the data are: squares are multiplied out, and their differences decide.
     """

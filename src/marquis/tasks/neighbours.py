@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import as_tensor
+from marquis.tasks.batches import as_tensor, permutation
 
 CANDIDATES = tuple(range(1, 11))
 FOLDS = 2
@@ -59,15 +59,14 @@ def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None 
 
     Args:
         labels: `[n]`, or `[n, A]`, in which case there is no class to spread.
-        folds: How many folds, at most n.
+        folds: Number of folds, at most n.
         generator: For the order.
     """
     labels = as_tensor(labels, "labels")
     n = len(labels)
     if not 2 <= folds <= n:
         raise DataError(f"{folds} folds of {n} data: there must be at least two folds and a sample for each.")
-    place = "cpu" if generator is None else generator.device
-    order = torch.randperm(n, generator=generator, device=place).cpu()
+    order = permutation(n, generator)
     if labels.dim() == 1:  # dealt out class by class, like cards
         order = order[labels.cpu()[order].argsort(stable=True)]
     fold = torch.empty(n, dtype=torch.long)
@@ -92,7 +91,7 @@ def choose_k(
         copies: Codes of each labelled sample `[S, n, K]`.
         labels: `[n]` or `[n, A]`.
         candidates: The k to choose from; those that exceed the codes of the smallest training fold are left out.
-        folds: How many folds.
+        folds: Number of folds.
         at: Codes `[n, K]` at which held-out data are classified, such as their means; by default all their copies.
         generator: For the folds.
     """
@@ -110,12 +109,7 @@ def cross_validated(
 ) -> dict[int, float]:
     """Count the held-out codes that get the right label, for each k that every training fold can have.
 
-    Args:
-        copies: As for `choose_k`.
-        labels: As for `choose_k`.
-        fold: Of each sample `[n]`, from 0.
-        candidates: The k to try, in this order.
-        at: As for `choose_k`.
+    `fold` is the fold of each sample, `[n]`, from 0; the other arguments are those of `choose_k`.
     """
     copies, labels, fold = as_tensor(copies, "copies"), as_tensor(labels, "labels"), as_tensor(fold, "fold")
     at = None if at is None else as_tensor(at, "at")

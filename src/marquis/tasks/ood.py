@@ -41,7 +41,7 @@ class OodResult:
         out_of_distribution: Scores of OOD data.
         train: Scores of the training data, against which typicality and the combined score are measured.
         table: For each score `auroc`, `aupr` and `fpr95`; OOD is the positive class, nothing is flipped.
-        samples: How many networks each score averages (1 for a model without uncertainty).
+        samples: Number of networks that each score averages (1 for a model without uncertainty).
     """
 
     in_distribution: Scores
@@ -131,9 +131,9 @@ def scores(
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`.
         data: A tensor or array `[n, ...]`, or a loader.
-        samples: S, how many networks; all data meet the same.
-        generator: For sampling networks.
-        batch_size: How a tensor is cut.
+        samples: S, number of sampled networks, the same ones for all data.
+        generator: Source of the sampled networks.
+        batch_size: Number of samples at a time, for a tensor.
         progress: Show a bar on a terminal.
     """
     return _scores(model, data, samples, SameSeed(model, generator), batch_size, progress, "scores")[0]
@@ -214,9 +214,9 @@ def evaluate(
         in_distribution: Held-out data from the training distribution.
         out_of_distribution: Other data, of the same shape.
         train: Training data (a part will do).
-        samples: How many networks; all data meet the same.
-        generator: For sampling networks.
-        batch_size: How tensors are cut.
+        samples: As in `scores`.
+        generator: As in `scores`.
+        batch_size: As in `scores`.
         progress: Show bars on a terminal.
     """
     same, options = SameSeed(model, generator), (batch_size, progress)
@@ -268,9 +268,12 @@ def together(results: Sequence[OodResult]) -> OodResult:
 
 
 def _compared(complete: dict[str, Scores], samples: int) -> OodResult:
-    inside, outside = complete["in_distribution"], complete["out_of_distribution"]
-    table = {name: _row(score, outside[name]) for name, score in inside.items()}
-    return OodResult(inside, outside, complete["train"], table, samples)
+    in_scores, out_scores = complete["in_distribution"], complete["out_of_distribution"]
+    table = {}
+    for name, score in in_scores.items():
+        pair = score, out_scores[name]
+        table[name] = {"auroc": auroc(*pair), "aupr": average_precision(*pair), "fpr95": fpr_at_tpr(*pair, FPR_AT)}
+    return OodResult(in_scores, out_scores, complete["train"], table, samples)
 
 
 def _with_derived(parts: Scores, reference: Scores) -> Scores:
@@ -279,14 +282,6 @@ def _with_derived(parts: Scores, reference: Scores) -> Scores:
         "typicality": typicality(parts["error"], reference["error"]),
         "typicality_nll": typicality(parts["nll"], reference["nll"]),
         "combined": combined(parts, reference),
-    }
-
-
-def _row(in_scores: Tensor, out_scores: Tensor) -> dict[str, float]:
-    return {
-        "auroc": auroc(in_scores, out_scores),
-        "aupr": average_precision(in_scores, out_scores),
-        "fpr95": fpr_at_tpr(in_scores, out_scores, FPR_AT),
     }
 
 

@@ -1,7 +1,8 @@
 """How well a score ranks out-of-distribution (OOD) above in-distribution data: ROC curve, AUROC, AUPR, FPR at a TPR.
 
 OOD data are the positives everywhere, and a larger score means "more likely OOD". Nothing is flipped: a score that
-points the wrong way gets an AUROC below one half, and that is reported.
+points the wrong way gets an AUROC below one half, and that is reported. All functions take scores of in-distribution
+data `in_scores [n]` and of OOD data `out_scores [m]`, and cost O(n log n).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from marquis.options import renamed_arguments
 
 @dataclass(frozen=True, eq=False)
 class RocCurve:
-    """Points of a ROC curve, from (0, 0) to (1, 1), one for each different score.
+    """Hold the points of a ROC curve, from (0, 0) to (1, 1), one for each different score.
 
     Attributes:
         false_positive_rate: Share of the in-distribution data that is flagged.
@@ -32,12 +33,7 @@ class RocCurve:
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
 def roc_curve(in_scores: Tensor, out_scores: Tensor) -> RocCurve:
-    """Compute false and true positive rates for every threshold that matters. Cost O(n log n).
-
-    Args:
-        in_scores: Scores of in-distribution data `[n]`.
-        out_scores: Scores of out-of-distribution data `[m]`.
-    """
+    """Compute false and true positive rates for every threshold that matters."""
     threshold, false, true = _flagged(in_scores, out_scores)
     nothing = true.new_zeros(1)
     return RocCurve(
@@ -51,11 +47,7 @@ def roc_curve(in_scores: Tensor, out_scores: Tensor) -> RocCurve:
 def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     """Return the area under the ROC curve: the probability that an OOD score exceeds an in-distribution one.
 
-    Mann-Whitney with mid-ranks, so ties count one half. Cost O(n log n).
-
-    Args:
-        in_scores: Scores of in-distribution data `[n]`.
-        out_scores: Scores of out-of-distribution data `[m]`.
+    Mann-Whitney with mid-ranks, so ties count one half.
     """
     in_scores, out_scores = _scores(in_scores, out_scores)
     _, place, counts = torch.unique(torch.cat([in_scores, out_scores]), return_inverse=True, return_counts=True)
@@ -69,11 +61,7 @@ def average_precision(in_scores: Tensor, out_scores: Tensor) -> float:
     """Return the area under the precision-recall curve as average precision, `Σ_k (R_k - R_{k-1}) P_k`.
 
     No interpolation between the points, which would be optimistic. It depends on the share of OOD data: compare
-    only at equal shares, best with sets of equal size. Cost O(n log n).
-
-    Args:
-        in_scores: Scores of in-distribution data `[n]`.
-        out_scores: Scores of out-of-distribution data `[m]`.
+    only at equal shares, best with sets of equal size.
     """
     _, false, true = _flagged(in_scores, out_scores)
     gained = torch.diff(true, prepend=true.new_zeros(1))
@@ -82,13 +70,7 @@ def average_precision(in_scores: Tensor, out_scores: Tensor) -> float:
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
 def fpr_at_tpr(in_scores: Tensor, out_scores: Tensor, tpr: float = 0.95) -> float:
-    """Return the smallest false positive rate at which at least `tpr` of the OOD data are flagged.
-
-    Args:
-        in_scores: Scores of in-distribution data `[n]`.
-        out_scores: Scores of out-of-distribution data `[m]`.
-        tpr: The true positive rate to reach, in (0, 1].
-    """
+    """Return the smallest false positive rate at which at least `tpr`, in (0, 1], of the OOD data are flagged."""
     if not 0 < tpr <= 1:
         raise DataError(f"tpr={tpr}: a true positive rate to reach lies in (0, 1].")
     curve = roc_curve(in_scores, out_scores)

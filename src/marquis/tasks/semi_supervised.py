@@ -10,8 +10,8 @@ from torch import Tensor
 
 from marquis.choices import choose
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor
-from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others, permutation
+from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor, permutation
+from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
 
@@ -51,10 +51,10 @@ def embed(
     Args:
         model: Anything with `encode`.
         x: Data `[n, ...]`.
-        samples: How many networks; a model without uncertainty gives one.
+        samples: Number of networks; a model without uncertainty gives one.
         copies: Whether to return every sampled code instead of the mean.
         generator: For sampling networks.
-        batch_size: How many samples at a time.
+        batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
     x = data_tensor(model, x, "data")
@@ -92,13 +92,13 @@ def evaluate(
         labels: Classes `[n]`, integers from 0.
         per_class: Numbers of labels per class.
         repetitions: How often the labelled rows are chosen anew.
-        copies: How many networks encode each labelled sample, and are averaged for each mean code.
+        copies: Number of networks that encode each labelled sample and are averaged for each mean code.
         candidates: The k to choose from.
         count: What k counts. "codes" as in the paper: with 100 copies that lie close to each other, the ten nearest
             codes are one sample, and every k up to ten is one neighbour. "data" multiplies the candidates by the
             copies.
         generator: For labels, folds and networks.
-        batch_size: How many samples at a time.
+        batch_size: Number of samples at a time.
         progress: Show bars on a terminal.
     """
     x = data_tensor(model, x, "data")
@@ -127,16 +127,15 @@ def evaluate_codes(
         labels: Classes `[n]`, integers from 0.
         per_class: Numbers of labels per class.
         means: Where data without a label are classified, `[n, K]`; by default the mean of their copies.
-        repetitions: How often the labelled rows are chosen anew.
-        candidates: The k to choose from.
-        count: What k counts, see `evaluate`.
-        generator: For labels and folds; the same seed gives the same labelled data whatever the codes.
+        repetitions: As in `evaluate`.
+        candidates: As in `evaluate`.
+        count: As in `evaluate`.
+        generator: As in `evaluate`; the same seed gives the same labelled data whatever the codes.
     """
-    codes, means = _checked_codes(codes, means)
-    labels = _checked_labels(means, labels, 1, repetitions, len(codes))
+    existing = _existing_codes(codes, means)
+    labels = _checked_labels(existing.means, labels, 1, repetitions, len(existing.copies))
     sets = label_sets(labels, per_class, repetitions, generator)
-    held = Codes(means, codes, torch.arange(len(means)))
-    return _few_labels_result(held, labels, per_class, sets, candidates, count, generator)
+    return _few_labels_result(existing, labels, per_class, sets, candidates, count, generator)
 
 
 def evaluate_multilabel(
@@ -156,21 +155,8 @@ def evaluate_multilabel(
 ) -> MultiLabelResult:
     """Measure the accuracy with few labels for many binary attributes (LAE Table 4, CelebA's 40 attributes).
 
-    `labelled` rows in all are chosen; every attribute is voted on separately, with one k for all of them.
-
-    Args:
-        model: Anything with `encode`.
-        x: Data `[n, ...]` that the model was not trained on.
-        attributes: `[n, A]`, boolean or 0 and 1.
-        labelled: How many data have labels.
-        names: Names of the attributes.
-        repetitions: How often the labelled rows are chosen anew.
-        copies: How many networks encode each labelled sample, and are averaged for each mean code.
-        candidates: The k to choose from.
-        count: What k counts, see `evaluate`.
-        generator: For labels, folds and networks.
-        batch_size: How many samples at a time.
-        progress: Show bars on a terminal.
+    `labelled` rows in all are chosen; every attribute is voted on separately, with one k for all of them. `attributes`
+    are `[n, A]`, boolean or 0 and 1, with `names`; the other arguments are those of `evaluate`.
     """
     x = data_tensor(model, x, "data")
     attributes, names = _checked_attributes(x, attributes, names, labelled, repetitions, copies)
@@ -193,11 +179,11 @@ def evaluate_multilabel_codes(
     generator: torch.Generator | None = None,
 ) -> MultiLabelResult:
     """Run `evaluate_multilabel` on codes that exist already; arguments as there and in `evaluate_codes`."""
-    codes, means = _checked_codes(codes, means)
-    attributes, names = _checked_attributes(means, attributes, names, labelled, repetitions, len(codes))
-    sets = [permutation(len(means), generator)[:labelled] for _ in range(repetitions)]
-    held = Codes(means, codes, torch.arange(len(means)))
-    return _multilabel_result(held, attributes, names, sets, candidates, count, generator)
+    existing = _existing_codes(codes, means)
+    rows = existing.means
+    attributes, names = _checked_attributes(rows, attributes, names, labelled, repetitions, len(existing.copies))
+    sets = [permutation(len(rows), generator)[:labelled] for _ in range(repetitions)]
+    return _multilabel_result(existing, attributes, names, sets, candidates, count, generator)
 
 
 def _predictions(
@@ -205,14 +191,7 @@ def _predictions(
 ) -> tuple[Tensor, Tensor, int]:
     """Return predictions for the rows that are not `chosen`, these rows, and the k that cross-validation chose.
 
-    Args:
-        codes: Of all data.
-        chosen: Rows with a label.
-        known: Their labels.
-        candidates: The k to choose from.
-        count: What k counts.
-        one: Whether there is nothing to choose: one sample of each class.
-        generator: For the folds.
+    `known` are the labels of the chosen rows; with `one`, a single row per class, there is no k to choose.
     """
     copies = codes.copies_of(chosen)
     each = len(copies) if count == "data" else 1
@@ -280,7 +259,7 @@ def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copie
     return labels
 
 
-def _checked_codes(codes: Tensor, means: Tensor | None) -> tuple[Tensor, Tensor]:
+def _existing_codes(codes: Tensor, means: Tensor | None) -> Codes:
     codes = as_tensor(codes, "codes")
     codes = codes if codes.is_floating_point() else codes.double()  # pixels, which have a mean, too
     means = codes.mean(0) if means is None else as_tensor(means, "means")
@@ -289,7 +268,7 @@ def _checked_codes(codes: Tensor, means: Tensor | None) -> tuple[Tensor, Tensor]
             f"codes must be [S, n, K] with at least one copy, and means [n, K]; got {list(codes.shape)}, "
             f"{list(means.shape)}."
         )
-    return codes, means
+    return Codes(means, codes, torch.arange(len(means)))
 
 
 def _checked_attributes(

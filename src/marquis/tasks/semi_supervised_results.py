@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class FewLabelsResult:
-    """Accuracy for each number of labels per class; `print` it for a table.
+    """Hold the accuracy for each number of labels per class; `print` it for a table.
 
     Attributes:
         per_class: Numbers of labels per class.
@@ -34,7 +34,7 @@ class FewLabelsResult:
 
 @dataclass(frozen=True, eq=False)
 class MultiLabelResult:
-    """Accuracy for each of A yes-or-no attributes; `print` it for a table.
+    """Hold the accuracy for each of A yes-or-no attributes; `print` it for a table.
 
     Attributes:
         names: Names of the attributes.
