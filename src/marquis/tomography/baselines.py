@@ -20,7 +20,6 @@ def dropout(
     data: Tensor,
     measurement: Measurement,
     *,
-    tv: float,
     rate: float = DROPOUT,
     samples: int = 100,
     noise_variance: float | None = None,
@@ -32,18 +31,17 @@ def dropout(
     Args:
         data: what was measured.
         measurement: the operator A.
-        tv: weight of the total variation.
         rate: probability of dropping a channel.
         samples: forward passes with different channels dropped.
         noise_variance: of one reading, for the floor; the mean squared residual by default.
         generator: source of initial weights and dropped channels.
-        training: further arguments of `deep_image_prior`.
+        training: further arguments of `deep_image_prior`, of which `tv` is required.
     """
     if not 0 < rate < 1:
         raise DataError(f"rate is {rate}; a probability of dropping channels is between 0 and 1.")
     if samples < 2:
         raise DataError(f"samples is {samples}; a variance needs at least two.")
-    trained = deep_image_prior(data, measurement, tv=tv, dropout=rate, generator=generator, **training)
+    trained = deep_image_prior(data, measurement, dropout=rate, generator=generator, **training)
     network = trained.network.train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
@@ -56,7 +54,6 @@ def ensemble(
     data: Tensor,
     measurement: Measurement,
     *,
-    tv: float,
     members: int = 5,
     noise_variance: float | None = None,
     generator: torch.Generator | None = None,
@@ -67,26 +64,21 @@ def ensemble(
     Args:
         data: what was measured.
         measurement: the operator A.
-        tv: weight of the total variation.
         members: number of networks.
         noise_variance: of one reading, for the floor; the mean squared residual by default.
         generator: source of initial weights.
-        training: further arguments of `deep_image_prior`.
+        training: further arguments of `deep_image_prior`, of which `tv` is required.
     """
     if members < 2:
         raise DataError(f"members is {members}; a variance needs at least two.")
     if training.get("network") is not None:
         raise DataError("network= would give all members the same initial weights; leave it out for an ensemble.")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    images = [
-        deep_image_prior(data, measurement, tv=tv, generator=generator, **training).image for _ in range(members)
-    ]
+    images = [deep_image_prior(data, measurement, generator=generator, **training).image for _ in range(members)]
     return from_images(torch.stack(images), data, measurement, f"ensemble of {members}", noise_variance)
 
 
-def constant(
-    trained: TrainedImage, measurement: Measurement, *, noise_variance: float | None = None
-) -> UncertainImage:
+def constant(trained: TrainedImage, measurement: Measurement, *, noise_variance: float | None = None) -> UncertainImage:
     """Return a trained image with the same variance in every pixel: the floor alone.
 
     Args:

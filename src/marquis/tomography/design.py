@@ -17,7 +17,7 @@ Criterion = Literal["variance", "information"]
 
 
 class GaussianDesign:
-    """The covariance of an image, updated exactly by measurements whose outcome does not matter.
+    """Hold the covariance of an image, updated exactly by measurements whose outcome does not matter.
 
     `Σ = Fᵀ W F`: for a posterior with a covariance matrix F is the identity and W the matrix, for one of samples F
     has them as rows and W is `1/n`. The covariance of a linear Gaussian model does not depend on the readings.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -34,7 +34,7 @@ LOG_NOISE = -8.0, 8.0
 
 
 class DataModel(Protocol):
-    """The Gaussian over data that a prior implies: `N(0, K_yy)`."""
+    """Describe the Gaussian over data that a prior implies: `N(0, K_yy)`."""
 
     def logdet_and_quadratic(
         self, variance: Tensor, lengthscale: Tensor | None, noise_variance: Tensor, residual: Tensor | None
@@ -45,7 +45,7 @@ class DataModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ExactData:
-    """`K_yy` as a dense matrix, by Cholesky."""
+    """Compute with `K_yy` as a dense matrix, by Cholesky."""
 
     grams: Grams
 
@@ -73,7 +73,7 @@ class ExactData:
 
 @dataclass(frozen=True, eq=False)
 class TunedPrior:
-    """Variances and noise, and how they were chosen. `print` it for a table.
+    """Hold variances and noise, and how they were chosen. `print` it for a table.
 
     Attributes:
         blocks: names of the U-Net's blocks.
@@ -118,7 +118,7 @@ class TunedPrior:
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """Everything that the objective needs and that stays the same during tuning."""
+    """Hold everything that the objective needs and that stays the same during tuning."""
 
     model: DataModel
     blocks: tuple[str, ...]
@@ -297,16 +297,10 @@ def _log_hyper_prior(
         assert lengthscale is not None
         total = variance.new_zeros(())
         for index in problem.filters.nonzero().flatten().tolist():
-            mine = problem.term_block == index
-            total = total + log_prior_of_lengthscale(
-                problem.jumps,
-                problem.roughness[mine],
-                problem.term_distance[mine],
-                variance[index],
-                lengthscale[index],
-                rate,
-                rate if tempered else 1.0,
-            )
+            terms = problem.term_block == index
+            roughness, distance = problem.roughness[terms], problem.term_distance[terms]
+            block, power = (variance[index], lengthscale[index]), rate if tempered else 1.0
+            total = total + log_prior_of_lengthscale(problem.jumps, roughness, distance, *block, rate, power)
         return total
     if groups == "scalar":  # one variance has one density, of the whole network's total variation
         return log_prior_of_variance(problem.jumps, problem.roughness.sum(0, keepdim=True), variance[:1], rate).sum()
@@ -348,8 +342,3 @@ def _limit_notes(blocks: tuple[str, ...], logs: Tensor, groups: str) -> tuple[st
         if value <= LOG_VARIANCE[0] + 1e-6 or value >= LOG_VARIANCE[1] - 1e-6:
             notes.append(f"{name} is at its limit, {math.exp(value):.3g}.")
     return tuple(notes)
-
-
-def with_notes(tuned: TunedPrior, *notes: str) -> TunedPrior:
-    """Return the same result with more notes."""
-    return replace(tuned, notes=(*tuned.notes, *notes))

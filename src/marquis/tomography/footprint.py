@@ -68,9 +68,7 @@ def _one_angle(
     source: float | None,
     detector: float,
 ) -> Matrix:
-    corners = [
-        project_points(x + dx, y + dy, angle, source, detector)[0] for dx in (-0.5, 0.5) for dy in (-0.5, 0.5)
-    ]
+    corners = [project_points(x + dx, y + dy, angle, source, detector)[0] for dx in (-0.5, 0.5) for dy in (-0.5, 0.5)]
     breakpoints = np.sort(np.stack(corners), axis=0)  # [4, pixels]
     mass = np.ones_like(x)
     if source is not None:

@@ -16,7 +16,7 @@ from marquis.tomography.footprint import Matrix, pixel_centres, project_points, 
 
 
 class _Beam:
-    """A projection by a sparse matrix; keeps the matrix and its transpose, one pair per floating type."""
+    """Project by a sparse matrix; keeps the matrix and its transpose, one pair per floating type."""
 
     nonnegative = True
     _full_circle = math.pi
@@ -25,9 +25,10 @@ class _Beam:
         self,
         size: int | tuple[int, int],
         angles: int | Sequence[float] | Tensor,
-        detectors: int | None,
-        spacing: float,
-        pixel_size: float,
+        detectors: int | None = None,
+        spacing: float = 1.0,
+        *,
+        pixel_size: float = 1.0,
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         if min(height, width) < 2:
@@ -108,7 +109,7 @@ class _Beam:
 
 
 class ParallelBeam(_Beam):
-    """Parallel rays onto a flat detector, by exact pixel footprints.
+    """Project by parallel rays onto a flat detector, by exact pixel footprints.
 
     Lengths are in pixels. A reading is the average over its bin of line integrals; the entries of one pixel at one
     angle sum to `pixel_size / spacing`. The rotation centre is the image's centre.
@@ -121,17 +122,6 @@ class ParallelBeam(_Beam):
         pixel_size: length of a pixel's edge in the unit of the line integrals (`1 / width` makes readings comparable
             between resolutions).
     """
-
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        angles: int | Sequence[float] | Tensor,
-        detectors: int | None = None,
-        spacing: float = 1.0,
-        *,
-        pixel_size: float = 1.0,
-    ) -> None:
-        super().__init__(size, angles, detectors, spacing, pixel_size)
 
     def _footprints(self) -> Matrix:
         return projection_matrix(self.image_shape, self.angles.tolist(), self.detectors, self.spacing)
@@ -148,7 +138,7 @@ class ParallelBeam(_Beam):
 
 
 class FanBeam(_Beam):
-    """Rays from a point source onto a flat detector, by pixel footprints.
+    """Project by rays from a point source onto a flat detector, by pixel footprints.
 
     Lengths are in pixels.
 
@@ -184,7 +174,7 @@ class FanBeam(_Beam):
         if not 0 <= detector < math.inf:
             raise DataError(f"detector is {detector}; the distance from centre to detector cannot be negative.")
         self.source, self.detector = float(source), float(detector)
-        super().__init__(size, angles, detectors, spacing, pixel_size)
+        super().__init__(size, angles, detectors, spacing, pixel_size=pixel_size)
 
     def _shadow(self) -> float:
         radius = super()._shadow() / 2
@@ -192,9 +182,7 @@ class FanBeam(_Beam):
 
     def _footprints(self) -> Matrix:
         angles = self.angles.tolist()
-        return projection_matrix(
-            self.image_shape, angles, self.detectors, self.spacing, self.source, self.detector
-        )
+        return projection_matrix(self.image_shape, angles, self.detectors, self.spacing, self.source, self.detector)
 
     def _options(self) -> dict[str, Any]:
         return {**super()._options(), "source": self.source, "detector": self.detector}

@@ -25,7 +25,7 @@ TAP_DISTANCES = 6
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """The terms of the prior's covariances, `T` of them.
+    """Hold the terms of the prior's covariances, `T` of them.
 
     Attributes:
         block: index of each term's block `[T]`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -35,7 +35,7 @@ ROWS = 8
 
 @dataclass(frozen=True, eq=False)
 class DataOperator:
-    """Products with the prior's covariances for given variances.
+    """Compute products with the prior's covariances for given variances.
 
     Attributes:
         linearised: the image as a function of weights.
@@ -112,9 +112,7 @@ class DataOperator:
         observed = forward_rows(self.measurement, prior) + noise
         return prior - self.to_image(solve(observed))
 
-    def sample(
-        self, count: int, solve: Callable[[Tensor], Tensor], generator: torch.Generator | None = None
-    ) -> Tensor:
+    def sample(self, count: int, solve: Callable[[Tensor], Tensor], generator: torch.Generator | None = None) -> Tensor:
         """Return `count` independent posterior deviations `[count, dx]`."""
         dtype = self.linearised.dtype
         weights = torch.randn(count, self.linearised.weights.numel(), generator=generator, dtype=dtype)
@@ -150,7 +148,7 @@ def approximate(
 
 @dataclass(frozen=True, eq=False)
 class SpectralData:
-    """`K_yy = v G + σ² I` for one variance, by eigenpairs of G that serve every v and σ².
+    """Compute with `K_yy = v G + σ² I` for one variance, by eigenpairs of G that serve every v and σ².
 
     Attributes:
         approximation: of `G = A J Jᵀ Aᵀ`.
@@ -174,9 +172,7 @@ class SpectralData:
         return logdet, (along / values).sum() + outside / noise_variance
 
 
-def effective_parameters(
-    operator: DataOperator, probes: Tensor, solve: Callable[[Tensor], Tensor]
-) -> Tensor:
+def effective_parameters(operator: DataOperator, probes: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `γ_d = v_d tr(J_dᵀ Aᵀ K_yy⁻¹ A J_d)` per block, from probes `[k, dy]` with `mean(u uᵀ) = I`.
 
     Two vector-Jacobian products per probe serve all blocks.
@@ -230,33 +226,29 @@ def tune_blocks(
                 approximation, built_at = approximate(operator, rank, generator), operator.variance
             gamma = effective_parameters(operator, signs, partial(operator.solve, approximation=approximation, tol=tol))
             logs = operator.variance.log()
-            pull = _hyper_gradient(problem, operator.variance, rate)
-            wanted = torch.log(problem.squared_norms / (gamma - 2 * pull).clamp_min(1e-3 * gamma))
-            step = 0.5 * (wanted.clamp(*LOG_VARIANCE) - logs)
+            prior = _hyper_gradient(problem, operator.variance, rate)
+            target = torch.log(problem.squared_norms / (gamma - 2 * prior).clamp_min(1e-3 * gamma))
+            step = 0.5 * (target.clamp(*LOG_VARIANCE) - logs)
             noise = problem.misfit / max(size - float(gamma.sum()), 0.05 * size)
             noise_step = 0.5 * math.log(noise / operator.noise_variance)
             change = max(float(step.abs().max()), abs(noise_step))
-            operator = DataOperator(
-                operator.linearised,
-                operator.measurement,
-                (logs + step).exp(),
-                operator.noise_variance * math.exp(noise_step),
-            )
+            noise_variance = operator.noise_variance * math.exp(noise_step)
+            operator = replace(operator, variance=(logs + step).exp(), noise_variance=noise_variance)
             done += 1
             bar.advance()
+    hyper_prior = "" if rate is None else ", TV-PredCP on the variance"
     tuned = TunedPrior(
         problem.blocks,
         operator.variance,
         operator.noise_variance,
-        None,
-        None,
-        None,
-        problem.misfit / size,
-        done,
-        change <= tolerance,
-        "network evidence by MacKay's fixed points, one variance per block"
-        + ("" if rate is None else ", TV-PredCP on the variance"),
-        (f"traces by {len(signs)} random probes",),
+        lengthscale=None,
+        log_evidence=None,
+        objective=None,
+        residual=problem.misfit / size,
+        evaluations=done,
+        converged=change <= tolerance,
+        method=f"network evidence by MacKay's fixed points, one variance per block{hyper_prior}",
+        notes=(f"traces by {len(signs)} random probes",),
     )
     return tuned, operator, approximation
 

@@ -21,21 +21,16 @@ ADJOINT_TOLERANCE = 1e-4
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A linear map from images to data, `y = A x`.
-
-    Attributes:
-        image_shape: height and width of an image.
-        data_shape: shape of one image's data.
-    """
+    """Describe a linear map from images to data, `y = A x`."""
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """Height and width of an image."""
+        """Return height and width of an image."""
         ...
 
     @property
     def data_shape(self) -> tuple[int, ...]:
-        """Shape of one image's data."""
+        """Return the shape of one image's data."""
         ...
 
     def forward(self, images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ PROBES = 8
 
 @dataclass(frozen=True, eq=False)
 class ExactPrior:
-    """The prior over images and data as dense matrices, one term per block (or per block and tap distance).
+    """Hold the prior over images and data as dense matrices, one term per block (or per block and tap distance).
 
     Attributes:
         linearised: the image as a function of weights.
@@ -69,17 +69,8 @@ class ExactPrior:
     tv_weight: float
     taps: bool
 
-    def tune(
-        self,
-        data: Tensor,
-        *,
-        evidence: Evidence = "network",
-        predcp: Predcp | None = "variance",
-        groups: Groups = "block",
-        rate: float | None = None,
-        tempered: bool = False,
-    ) -> TunedPrior:
-        """Choose variances and noise; see `marquis.tomography.tune`."""
+    def tune(self, data: Tensor, *, rate: float | None = None, **options: Any) -> TunedPrior:
+        """Choose variances and noise; `options` are those of `marquis.tomography.evidence.tune_problem`."""
         data = check_data(data, self.measurement)
         terms = self.grams.block, self.grams.distance
         problem = build_problem(
@@ -87,7 +78,7 @@ class ExactPrior:
         )
         if rate is None:
             rate = consistent_rate(self.tv_weight, problem.count, problem.misfit / problem.count)
-        return tune_problem(problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate, tempered=tempered)
+        return tune_problem(problem, rate=rate, **options)
 
     def posterior(self, tuned: TunedPrior, *, floor: float | None = None) -> UncertainImage:
         """Return `N(x̂, K_xx - K_xy K_yy⁻¹ K_yx)`; costs `dy³ / 3 + dx dy² + dx² dy`."""
@@ -115,7 +106,7 @@ class ExactPrior:
 
 @dataclass(frozen=True, eq=False)
 class IterativePrior:
-    """The prior over images and data by products with the Jacobian.
+    """Compute with the prior over images and data by products with the Jacobian.
 
     Attributes:
         linearised: the image as a function of weights.
@@ -139,7 +130,7 @@ class IterativePrior:
 
     @cached_property
     def unit_approximation(self) -> Nystrom:
-        """The Nyström approximation of `A J Jᵀ Aᵀ`: with one variance it serves every value."""
+        """Return the Nyström approximation of `A J Jᵀ Aᵀ`: with one variance it serves every value."""
         ones = torch.ones(len(self.linearised.blocks), dtype=torch.float64)
         return approximate(self.operator(ones, 1.0), self.rank, self.generator, self.progress)
 
@@ -155,9 +146,8 @@ class IterativePrior:
         """Choose variances and noise; see `marquis.tomography.tune`."""
         check_options(evidence, predcp, groups, rate=1.0, taps=False)
         data = check_data(data, self.measurement)
-        blocks = len(self.linearised.blocks)
         by_block = groups == "block"
-        rows = blocks if by_block else 1
+        rows = len(self.linearised.blocks) if by_block else 1
         roughness = torch.ones(rows, 1, dtype=torch.float64)
         if predcp is not None:
             roughness = sampled_roughness(self.linearised, PROBES, self.generator, by_block)
@@ -174,14 +164,8 @@ class IterativePrior:
         if not by_block:
             return tune_problem(problem, evidence=evidence, predcp=predcp, groups=groups, rate=rate)
         start = problem.squared_norms / torch.tensor(self.linearised.sizes, dtype=torch.float64)
-        operator = self.operator(start, residual)
-        return tune_blocks(
-            operator,
-            problem,
-            rate=rate if predcp is not None else None,
-            generator=self.generator,
-            progress=self.progress,
-        )[0]
+        operator, used = self.operator(start, residual), None if predcp is None else rate
+        return tune_blocks(operator, problem, rate=used, generator=self.generator, progress=self.progress)[0]
 
     def approximation_for(self, tuned: TunedPrior) -> Nystrom:
         """Return the preconditioner's approximation of the signal part at the tuned variances."""

@@ -12,7 +12,7 @@ from marquis.errors import DataError
 
 
 class Inpainting:
-    """Some pixels are measured, the others are missing.
+    """Measure some pixels; the others are missing.
 
     Args:
         mask: `[H, W]`, true where a pixel is measured.
@@ -37,7 +37,7 @@ class Inpainting:
 
 
 class Blur:
-    """A convolution with a kernel; pixels outside the image count as zero, the output has the image's size.
+    """Convolve with a kernel; pixels outside the image count as zero, the output has the image's size.
 
     Args:
         kernel: `[h, w]`, both odd; applied as a correlation, as `torch.nn.functional.conv2d` does.
@@ -92,7 +92,7 @@ class Downsampling:
 
 
 class Fourier:
-    """Some coefficients of the orthonormal two-dimensional Fourier transform, as in magnetic resonance imaging.
+    """Measure some coefficients of the orthonormal two-dimensional Fourier transform, as MRI does.
 
     Real and imaginary parts are readings of their own, with independent noise. The image is real, so a coefficient
     and its mirror image carry the same information: choose one of each pair.
@@ -122,7 +122,7 @@ class Fourier:
 
 
 class Dense:
-    """Any matrix.
+    """Measure by any matrix.
 
     Args:
         matrix: `[readings, pixels]`, pixels row by row.

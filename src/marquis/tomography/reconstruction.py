@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from marquis.tomography.evidence import Evidence, Groups
 from marquis.tomography.gram import BUDGET
 from marquis.tomography.krylov import RANK
 from marquis.tomography.operators import Measurement, check_data, check_measurement, noise_std
-from marquis.tomography.posterior import SAMPLES, ExactPrior, IterativePrior, Mode, linearise
+from marquis.tomography.posterior import SAMPLES, IterativePrior, Mode, linearise
 from marquis.tomography.result import UncertainImage
-from marquis.tomography.training import STEPS, TrainedImage, deep_image_prior, resolve_tv_weight
+from marquis.tomography.training import STEPS, deep_image_prior, resolve_tv_weight
 
 STOP_AT = 0.8
 """Training stops where the mean squared residual is this share of the noise variance: measured on KMNIST."""
@@ -124,33 +124,24 @@ def reconstruct(
         generator=generator,
         progress=progress,
     )
-    notes = _training_notes(trained, steps)
+    notes: tuple[str, ...] = ()
+    if trained.stopped == "residual":
+        notes = (f"training stopped after {len(trained.losses)} of {steps} steps: the residual is at the noise.",)
+    hyper_prior: Any = "variance" if predcp else None
     if isinstance(prior, IterativePrior):
-        tuned = prior.tune(values, evidence=evidence, predcp="variance" if predcp else None, groups=groups or "scalar")
+        tuned = prior.tune(values, evidence=evidence, predcp=hyper_prior, groups=groups or "scalar")
         file = None if folder is None else folder / "samples.safetensors"
         result = prior.posterior(tuned, samples=samples, checkpoint=file)
         if posterior == "auto":
             notes += ("the exact posterior does not fit or would take too long: the iterative one was used.",)
     else:
-        result = prior.posterior(_tune_exact(prior, values, preset, evidence, groups, predcp))
+        published: dict[str, Any] = {}
+        if preset == "paper":  # the published rate is γ dy, to whose power the Jacobian is raised as well
+            published = {"rate": prior.tv_weight * values.numel(), "tempered": True}
+            hyper_prior = "lengthscale" if predcp else None
+        tuned = prior.tune(values, evidence=evidence, predcp=hyper_prior, groups=groups or "block", **published)
+        result = prior.posterior(tuned)
     return replace(result, notes=(*result.notes, *notes))
-
-
-def _tune_exact(
-    prior: ExactPrior, data: Tensor, preset: Preset | None, evidence: Evidence, groups: Groups | None, predcp: bool
-):
-    if preset == "paper":
-        # The published rate is γ dy, to whose power the Jacobian is raised as well.
-        rate = prior.tv_weight * data.numel()
-        kind = "lengthscale" if predcp else None
-        return prior.tune(data, evidence=evidence, predcp=kind, groups=groups or "block", rate=rate, tempered=True)
-    return prior.tune(data, evidence=evidence, predcp="variance" if predcp else None, groups=groups or "block")
-
-
-def _training_notes(trained: TrainedImage, steps: int) -> tuple[str, ...]:
-    if trained.stopped == "residual":
-        return (f"training stopped after {len(trained.losses)} of {steps} steps: the residual is at the noise.",)
-    return ()
 
 
 def _digest(data: Tensor, options: list[object], generator: torch.Generator) -> str:

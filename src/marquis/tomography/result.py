@@ -32,7 +32,7 @@ Sampler = Callable[[int, torch.Generator | None], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class UncertainImage:
-    """A reconstruction with a Gaussian over its pixels.
+    """Hold a reconstruction with a Gaussian over its pixels.
 
     Standard deviations, intervals, samples and densities include `floor`, a small variance that every pixel has: the
     noise's share in the directions that the data determine best. Without it, pixels at which the network's output
@@ -96,7 +96,7 @@ class UncertainImage:
 
     @cached_property
     def _root(self) -> Tensor:
-        """`Vᵀ` scaled so that noise times it has the covariance."""
+        """Return `Vᵀ` scaled so that noise times it has the covariance."""
         values, vectors = torch.linalg.eigh(self.covariance)
         return values.clamp_min(0.0).sqrt()[:, None] * vectors.T
 

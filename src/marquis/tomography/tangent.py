@@ -20,7 +20,7 @@ WHOLE_JACOBIAN = 2**29
 
 
 class LinearisedImage:
-    """`f(θ) ≈ x̂ + J (θ - θ̂)` over convolution weights, in float64.
+    """Linearise the image in the convolution weights, `f(θ) ≈ x̂ + J (θ - θ̂)`, in float64.
 
     Float64 is not a luxury: the largest eigenvalue of the data's covariance is 1e7 times the noise variance.
 
@@ -48,7 +48,7 @@ class LinearisedImage:
 
     @cached_property
     def slices(self) -> list[slice]:
-        """Where each block is in a weight vector."""
+        """Return where each block is in a weight vector."""
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         return [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
 
@@ -71,7 +71,7 @@ class LinearisedImage:
 
     def vjp(self, rows: Tensor) -> Tensor:
         """Return `Jᵀ x` for flattened images `[k, dx]`, as weight vectors `[k, P]`."""
-        return self._pull_back(rows, self._names)
+        return self._vector_jacobian_product(rows, self._names)
 
     def block_jacobians(self, chunk: int = 64) -> Iterator[Tensor]:
         """Yield each block's Jacobian `[dx, P_d]` in turn.
@@ -90,10 +90,10 @@ class LinearisedImage:
         eye = torch.eye(pixels, dtype=self.dtype)
         jacobian = torch.empty(pixels, size, dtype=self.dtype)
         for first in range(0, pixels, chunk):
-            jacobian[first : first + chunk] = self._pull_back(eye[first : first + chunk], names)
+            jacobian[first : first + chunk] = self._vector_jacobian_product(eye[first : first + chunk], names)
         return jacobian
 
-    def _pull_back(self, rows: Tensor, names: list[str]) -> Tensor:
+    def _vector_jacobian_product(self, rows: Tensor, names: list[str]) -> Tensor:
         image, leaves = self._graph
         wanted = [leaves[name] for name in names]
         cotangents = rows.to(self.dtype).reshape(-1, *image.shape)
@@ -108,7 +108,7 @@ class LinearisedImage:
 
     @cached_property
     def _graph(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The forward pass with everything that backward passes need, kept between products."""
+        """Return the forward pass with everything that backward passes need, kept between products."""
         leaves = {name: value.clone().requires_grad_() for name, value in self._values.items()}
         return self._call(leaves), leaves
 

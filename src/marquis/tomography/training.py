@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ SAVE_EVERY = 20.0
 
 @dataclass(frozen=True, eq=False)
 class TrainedImage:
-    """A deep image prior after training.
+    """Hold a deep image prior after training.
 
     Attributes:
         network: in evaluation mode, float32.
@@ -136,24 +137,23 @@ def deep_image_prior(
         target = None if stop_at is None or noise_variance is None else stop_at * noise_variance
 
         def start_training() -> _Training:
-            module = _copy(network) if network is not None else None
+            module = None if network is None else copy.deepcopy(network).float()
             module = module or default_network(measurement.image_shape, range, size, dropout)
             return _Training(module.train(), steps, learning_rate)
 
-        state = start_training()
+        state, attempts = start_training(), 1
         if checkpoint is not None and any_generation(checkpoint):
             read_newest(checkpoint, state.load)
-        stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
-        attempts = 1
-        while stopped == "collapsed":
+        while True:
+            stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
+            if stopped != "collapsed":
+                break
             if attempts == (ATTEMPTS if network is None else 1):
                 raise NumericalError(
                     "training made the image constant, with an output that is saturated; lower learning_rate, or check "
                     "that range fits the data."
                 )
-            state = start_training()
-            stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
-            attempts += 1
+            state, attempts = start_training(), attempts + 1
     trained = state.network
     trained.load_state_dict(state.best)
     trained.eval()
@@ -202,7 +202,7 @@ def _run(
 
 
 class _Training:
-    """Network, optimiser and the best weights so far; can be saved and resumed."""
+    """Hold network, optimiser and the best weights so far; can be saved and resumed."""
 
     def __init__(self, network: nn.Module, steps: int, learning_rate: float) -> None:
         self.network, self.steps = network, steps
@@ -258,7 +258,7 @@ class _Training:
 
 
 def _collapsed(image: Tensor, residual: float, data: Tensor) -> bool:
-    """Whether the image is constant and explains less than half of the data: a saturated output has no gradient."""
+    """Return whether the image is constant and explains less than half of the data: a saturated output."""
     values = image.detach()
     flat = float(values.max() - values.min()) <= 1e-5 * max(float(values.abs().max()), 1e-5)
     return flat and residual > 0.5 * float(data.square().mean())
@@ -266,9 +266,3 @@ def _collapsed(image: Tensor, residual: float, data: Tensor) -> bool:
 
 def _values(network: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
-
-
-def _copy(network: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(network).float()

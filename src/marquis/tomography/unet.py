@@ -16,7 +16,7 @@ SKIP_CHANNELS = 4
 
 
 class UNet(nn.Module):
-    """A U-Net from one image `[1, 1, H, W]` to one image, as deep image priors use it.
+    """Map one image `[1, 1, H, W]` to one image, as the U-Nets of deep image priors do.
 
     `inlet`, then per scale a `down` block (stride 2) and on the way back an `up` block (bilinear upsampling, joined
     with a few `skip` channels of the same scale), and `out`, a 1 x 1 convolution before the output's range.
