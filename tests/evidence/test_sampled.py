@@ -34,7 +34,7 @@ def identity_noise(problem, tangent: LinearModel) -> Noise:
         count = batch.f.shape[0]
         shape = tangent.likelihood.root_shape(batch.f)
         eye = torch.eye(count * shape.numel(), dtype=F64).reshape(-1, count, *shape)
-        columns.append(batch.pull(tangent.likelihood.apply_sqrt(batch.f, eye)))
+        columns.append(batch.transposed_times(tangent.likelihood.apply_sqrt(batch.f, eye)))
     data = torch.cat(columns)
     total = size + len(data)
     prior = torch.cat([torch.eye(size, dtype=F64), torch.zeros(len(data), size, dtype=F64)]) * total**0.5

@@ -28,7 +28,7 @@ CHANNELS = (32, 32, 64, 64, 64)
 def build(
     name_or_shape: str | Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
 ) -> Pair:
-    """An encoder and a decoder, by name or for data of a shape.
+    """Build an encoder and a decoder, by name or for data of a shape.
 
     | name | networks |
     | --- | --- |
@@ -39,7 +39,7 @@ def build(
     Images that are rows already, `[B, 784]`, have the shape `(784,)`, for which the network is that of `mnist-dense`.
 
     Args:
-        name_or_shape: One of these names; or the shape of one datum, for which see `for_data`.
+        name_or_shape: One of these names; or the shape of one example, for which see `for_data`.
         latent: K, the size of the code.
         width: Factor on the numbers of channels and hidden units; 1/8 makes `fashion-conv` small enough for a laptop.
         kind: For a shape: see `for_data`.
@@ -57,14 +57,14 @@ def build(
 def for_data(
     shape: Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
 ) -> Pair:
-    """A sensible pair for data of this shape, with outputs of exactly this shape (odd edges included).
+    """Build a sensible pair for data of this shape, with outputs of exactly this shape (odd edges included).
 
     Dense: two hidden layers, `min(512, max(64, 4 d))` rounded up to a power of two and half of that, for `d` numbers
-    per datum; 512 and 256 for MNIST. Convolutional: 3x3 convolutions of 32, 32, 64, 64, 64 channels with max pooling
+    per example; 512 and 256 for MNIST. Convolutional: 3x3 convolutions of 32, 32, 64, 64, 64 channels with max pooling
     until the smaller edge is between 4 and 8, one hidden layer of 256; mirrored, with nearest-neighbour upsampling.
 
     Args:
-        shape: Of one datum: `(d,)`, `(C, H, W)`, or anything, which is then flattened.
+        shape: Shape of one example: `(d,)`, `(C, H, W)`, or anything, which is then flattened.
         latent: K, the size of the code.
         width: Factor on the numbers of channels and hidden units.
         kind: "dense", "convolutional" (only `(C, H, W)`), or "auto": convolutional for images of edge 16 and more.
@@ -72,7 +72,7 @@ def for_data(
     """
     shape = tuple(int(size) for size in shape)
     if not shape or min(shape) < 1:
-        raise DataError(f"shape={list(shape)}: the shape of one datum has positive sizes, without the batch.")
+        raise DataError(f"shape={list(shape)}: the shape of one example has positive sizes, without the batch.")
     kind = choose("kind", kind, ("auto", "dense", "convolutional"))
     if kind == "convolutional" and len(shape) != 3:
         raise DataError(f"convolutions need data of shape (channels, height, width), got {list(shape)}.")
@@ -88,28 +88,17 @@ def for_data(
         return _convolutional(shape, latent, _scaled(channels, width), _scaled((256,), width), pool=steps > 0)
 
 
-def _mnist_dense(latent: int, width: float) -> Pair:
-    return _dense((1, 28, 28), latent, _scaled((512, 256), width))
-
-
-def _fashion(latent: int, width: float) -> Pair:
-    channels, hidden = _scaled((64, 64), width), _scaled((2048, 1024), width)
-    return _convolutional((1, 28, 28), latent, channels, hidden, extra=True)
-
-
-def _celeba(latent: int, width: float) -> Pair:
-    return _convolutional((3, 64, 64), latent, _scaled(CHANNELS, width), ())
-
-
 NAMES: dict[str, Callable[[int, float], Pair]] = {
-    "mnist-dense": _mnist_dense,
-    "fashion-conv": _fashion,
-    "celeba-conv": _celeba,
+    "mnist-dense": lambda latent, width: _dense((1, 28, 28), latent, _scaled((512, 256), width)),
+    "fashion-conv": lambda latent, width: _convolutional(
+        (1, 28, 28), latent, _scaled((64, 64), width), _scaled((2048, 1024), width), extra=True
+    ),
+    "celeba-conv": lambda latent, width: _convolutional((3, 64, 64), latent, _scaled(CHANNELS, width), ()),
 }
 
 
 def _dense(shape: tuple[int, ...], latent: int, hidden: Sequence[int]) -> Pair:
-    """`d-hidden-K` and back; flattening inside."""
+    """Build the dense pair `d-hidden-K` and `K-hidden-d`, with flattening inside."""
     sizes = (math.prod(shape), *hidden, latent)
     encoder, decoder = _perceptron(sizes), _perceptron(sizes[::-1])
     if len(shape) > 1:
@@ -126,7 +115,7 @@ def _convolutional(
     pool: bool = True,
     extra: bool = False,
 ) -> Pair:
-    """Convolution, tanh, max pooling for every entry of `channels`; dense layers; the mirror image of it all.
+    """Build convolution, tanh, max pooling for every entry of `channels`, then dense layers; the decoder mirrors it.
 
     Args:
         shape: `(C, H, W)`.
@@ -164,14 +153,14 @@ def _convolutional(
 
 
 def _upsampling(small: tuple[int, ...], large: tuple[int, ...]) -> nn.Module:
-    """Nearest neighbour, by two; to the exact size where an edge is odd."""
+    """Build nearest-neighbour upsampling by two, or to the exact size where an edge is odd."""
     if all(2 * a == b for a, b in zip(small, large, strict=True)):
         return nn.Upsample(scale_factor=2)
     return nn.Upsample(size=large)
 
 
 def _perceptron(sizes: Sequence[int]) -> list[nn.Module]:
-    """Dense layers with tanh between them."""
+    """Build dense layers with tanh between them."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.Tanh()]

@@ -17,6 +17,7 @@ from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.posterior import Posterior
 from marquis.variational.base import evaluation_mode
 
 VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
@@ -29,7 +30,7 @@ Missing = bool | Literal["mask"]
 
 @runtime_checkable
 class UncertainAutoencoder(Protocol):
-    """The protocol of an uncertain autoencoder: any object with these three methods works with the tasks."""
+    """Describe an uncertain autoencoder: any object with these three methods works with the tasks."""
 
     def encode(
         self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
@@ -51,7 +52,7 @@ class UncertainAutoencoder(Protocol):
 
 
 class BaseAutoencoder(LightningModule):
-    """The base class of autoencoders: a model defines its samples (`draws`) and what it minimises (`objective`).
+    """Train and evaluate an autoencoder; a model defines its samples (`draws`) and its loss (`objective`).
 
     Training: Adam, learning rate halved when the validation loss has not improved for five epochs
     (`ReduceLROnPlateau(0.5, 5)`; docs/method/autoencoders.md#baselines). Batches are `x`, or `(x, ...)` of which the
@@ -137,6 +138,12 @@ class BaseAutoencoder(LightningModule):
             lambda z: self.output(call_module(self.decoder, decoder, (z,))),
         )
 
+    def sampled_networks(self, posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+        """Yield networks with weights sampled from a posterior, one at a time."""
+        for _ in range(samples):
+            weights = posterior.sample(1, generator)
+            yield self.draw_at({name: value[0] for name, value in weights.items()})
+
     # The protocol
 
     @torch.no_grad()
@@ -157,7 +164,7 @@ class BaseAutoencoder(LightningModule):
         moments = Moments(keep, self.mean_code(inputs))
         for draw in self._counted(samples, generator):
             moments.add(draw.encode(inputs))
-        return _estimate(moments, None)
+        return moments.estimate()
 
     @torch.no_grad()
     def decode(
@@ -167,10 +174,11 @@ class BaseAutoencoder(LightningModule):
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
-        moments, noise = Moments(keep, self.mean_output(z)), Average()
+        moments = Moments(keep, self.mean_output(z))
         for draw in self._counted(samples, generator):
-            _add_output(moments, noise, draw.decode(z))
-        return _estimate(moments, noise)
+            output = draw.decode(z)
+            moments.add(output.mean, output.noise_variance)
+        return moments.estimate()
 
     @torch.no_grad()
     def reconstruct(
@@ -181,18 +189,18 @@ class BaseAutoencoder(LightningModule):
         inputs = self.inputs(x, mask)
         code = self.mean_code(inputs)
         output = None if code is None else self.mean_output(code)
-        latent, moments, noise = Moments(keep, code), Moments(keep, output), Average()
+        latent, moments = Moments(keep, code), Moments(keep, output)
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
             z, output = draw.reconstruct(inputs)
             latent.add(z)
-            _add_output(moments, noise, output)
+            moments.add(output.mean, output.noise_variance)
             density = self.likelihood.log_prob(output.f, x, mask)
             log_mean = density if number == 0 else torch.logaddexp(log_mean, density)
             expected = expected + density
         return Reconstruction(
-            **vars(_estimate(moments, noise)),
-            latent=_estimate(latent, None),
+            **vars(moments.estimate()),
+            latent=latent.estimate(),
             log_prob=log_mean - math.log(moments.count),
             expected_log_prob=expected / moments.count,
         )
@@ -362,6 +370,22 @@ class BaseAutoencoder(LightningModule):
         self.log("validation_error", error, **options)
 
 
+class Autoencoder(BaseAutoencoder):
+    """Train a plain autoencoder ("AE MSE"): `-log p(x | dec(enc(x)))` per example with fixed noise.
+
+    Source: docs/method/autoencoders.md#baselines. With the Gaussian likelihood of unit noise that is half the squared
+    error. It has a single sample and no variance.
+    """
+
+    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+        """Yield the network itself, once."""
+        yield Draw(self.encoder, lambda z: self.output(self.decoder(z)))
+
+    def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the negative log-likelihood per sample."""
+        return -self.likelihood.log_prob(self.decoder(self.encoder(inputs)), x, mask).mean()
+
+
 def num_data_of(model: LightningModule) -> int:
     """Return N, the number of rows behind the trainer's training loader.
 
@@ -384,20 +408,3 @@ def inputs_of(batch: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise DataError(f"a batch must be a tensor or begin with one, got {type(x).__name__}.")
     return x
-
-
-def _add_output(moments: Moments, noise: Average, output: Output) -> None:
-    moments.add(output.mean)
-    if output.noise_variance is not None:
-        noise.add(output.noise_variance)
-
-
-def _estimate(moments: Moments, noise: Average | None) -> Estimate:
-    return Estimate(
-        mean=moments.mean,
-        variance=moments.variance,
-        draws=moments.count,
-        noise_variance=None if noise is None else noise.mean,
-        samples=moments.samples,
-        mean_known=moments.mean_known,
-    )

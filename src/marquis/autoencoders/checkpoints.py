@@ -176,7 +176,7 @@ class PlateauSteps(Callback):
             config.interval = "marquis"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """One step, if there is something to judge by."""
+        """Step the schedule once if there is a validation loss."""
         for config in self._ours:
             value = trainer.callback_metrics.get(config.monitor or MONITOR)
             if value is not None and (trainer.current_epoch + 1) % config.frequency == 0:
@@ -184,7 +184,7 @@ class PlateauSteps(Callback):
 
 
 class RandomStream(Callback):
-    """Torch's global random stream in an epoch as a function of seed, epoch and process: there is nothing to keep.
+    """Seed torch's global random stream in every epoch from seed, epoch and process, so that nothing has to be kept.
 
     The models draw from streams of their own; this is for what else may draw: data loaders, layers of the user's.
     """

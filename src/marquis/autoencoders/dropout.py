@@ -18,14 +18,14 @@ from marquis.likelihoods import Likelihood
 
 
 class UnitDropout(nn.Module):
-    """Dropout with a seed that names the thinned network.
+    """Drop units at random; a seed names the thinned network.
 
-    In training, ordinary dropout: units fall out independently for every datum, drawn from `source` if there is one. In
-    evaluation with a `seed`, the units that this seed names fall out, the same ones for all data: one network. In
-    evaluation without one, nothing does. What stays is divided by `1 - p`, so that the expectation is the input.
+    In training, ordinary dropout: units are dropped independently for every example, by `source` if there is one. In
+    evaluation with a `seed`, this seed determines the dropped units, the same ones for all data: one network. In
+    evaluation without one, none is. The others are divided by `1 - p`, so that the expectation is the input.
 
     Args:
-        p: Probability that a unit falls out.
+        p: Probability of dropping a unit.
     """
 
     seed: int | None = None
@@ -51,26 +51,25 @@ class UnitDropout(nn.Module):
         return torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= self.p
 
     def extra_repr(self) -> str:
-        """The probability."""
+        """Return the probability for `repr`."""
         return f"p={self.p}"
 
 
 class DropoutAutoencoder(BaseAutoencoder):
-    """Autoencoder with Monte-Carlo dropout ("MC-AE"): dropout between all layers, kept at test.
+    """Train an autoencoder with Monte-Carlo dropout ("MC-AE"): dropout between all layers, kept at test.
 
     Source: Gal and Ghahramani (2016); docs/method/autoencoders.md#baselines.
 
     In *copies* of the networks a `UnitDropout` is put directly before every trainable layer (dense, convolutional:
     with a weight of at least two dimensions) except the first of each network: neither data nor code are thinned. The
-    paper's "between all trainable layers" could include the code, of which a fifth of the time a coordinate would then
-    be missing of two; `on_code=True` does that. Networks that contain `UnitDropout` keep just
-    those.
+    paper's "between all trainable layers" could include the code; `on_code=True` does that. Networks that contain
+    `UnitDropout` keep just those.
 
     Args:
         encoder: `[B, ...] -> [B, K]`, an `nn.Sequential` (nested ones too).
         decoder: `[B, K] -> [B, ...]`, an `nn.Sequential` as well.
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
-        p: Probability that a unit falls out.
+        p: Probability of dropping a unit.
         on_code: Whether the code too is thinned, before the decoder.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.

@@ -21,7 +21,7 @@ class _Pair(Protocol):
 
 
 class EnsembleAutoencoder(BaseAutoencoder):
-    """Ensemble of autoencoders, five by default, from different initialisations.
+    """Train an ensemble of autoencoders, five by default, from different initial weights.
 
     Source: Lakshminarayanan et al. (2017); docs/method/autoencoders.md#baselines.
 
@@ -56,7 +56,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
             raise DataError(f"members={members}: an ensemble has at least one.")
         start = EncoderDecoder(encoder, decoder)
         seeds = [None if seed is None else seed + number for number in range(members - 1)]
-        self.others = nn.ModuleList([reinitialised(start, own) for own in seeds])
+        self.others = nn.ModuleList([reinitialised(start, member_seed) for member_seed in seeds])
 
     @classmethod
     def of(

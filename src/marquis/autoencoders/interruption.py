@@ -27,10 +27,7 @@ class Interruption(Callback):
         if self.requested:
             raise KeyboardInterrupt
 
-    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Stop here if Ctrl-C was pressed."""
-        if self.requested:
-            raise KeyboardInterrupt
+    on_validation_batch_end = on_train_batch_end
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from marquis.autoencoders import architectures
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import Autoencoder, BaseAutoencoder, Missing
 from marquis.autoencoders.dropout import DropoutAutoencoder
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import seeded
-from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.posthoc import fit_posthoc
 from marquis.autoencoders.variational import VariationalAutoencoder
 from marquis.choices import choose, match_choice
@@ -34,7 +33,7 @@ BUILT = ("auto", "dense", "convolutional")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of autoencoder.
+    """Describe one kind of autoencoder.
 
     Attributes:
         model: What is trained.
@@ -87,14 +86,14 @@ def find_kind(name: str) -> Kind:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What has to be known to build a model again; the weights are kept apart.
+    """Describe a model so that it can be built again; the weights are kept apart.
 
     Attributes:
         kind: One of `KINDS`.
-        shape: Of one datum, without the batch.
+        shape: Shape of one example, without the batch.
         latent: K, the size of the code.
         architecture: One of the paper's by name (`mnist-dense`, `fashion-conv`, `celeba-conv`); "auto", "dense" or
-            "convolutional" for networks derived from the shape; "own" for networks that are given to `build`.
+            "convolutional" for networks derived from the shape; "own" for networks that are passed to `build`.
         width: Factor on the numbers of channels and hidden units.
         likelihood: "gaussian", "bernoulli", or an object.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`. "mask" with derived or own networks.
@@ -144,7 +143,7 @@ class ModelSpec:
         return held | {"shape": list(self.shape), "options": dict(self.options)}
 
     def networks(self, seed: int | None = None) -> architectures.Pair:
-        """Encoder and decoder with fresh weights.
+        """Build encoder and decoder with new weights.
 
         Raises:
             DataError: The architecture is for data of another shape, or the user's own.
@@ -157,7 +156,7 @@ class ModelSpec:
         return self._pair(seed)
 
     def size(self) -> int:
-        """How many weights encoder and decoder have together; nothing is allocated."""
+        """Return the number of weights of encoder and decoder; nothing is allocated."""
         with torch.device("meta"):
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
@@ -173,30 +172,30 @@ class ModelSpec:
 
     @property
     def _inputs(self) -> tuple[int, ...]:
-        """Shape of what the encoder takes."""
+        """Return the shape of the encoder's inputs."""
         return (2 * self.shape[0], *self.shape[1:]) if self.missing == "mask" else self.shape
 
     def build(self, seed: int | None = None, networks: tuple[nn.Module, nn.Module] | None = None) -> BaseAutoencoder:
-        """The model, untrained; for a post-hoc kind, the plain autoencoder that is trained first.
+        """Build the untrained model; for a post-hoc kind, the plain autoencoder that is trained first.
 
         Args:
-            seed: For weights and for the streams that the model draws from; None continues torch's global stream.
-            networks: Encoder and decoder of one's own, for architecture "own".
+            seed: Seed of the weights and of the model's random streams; None continues torch's global stream.
+            networks: The user's encoder and decoder, for architecture "own".
         """
         kind = find_kind(self.kind)
         with seeded(seed):
             pair = self.networks() if networks is None else networks
-            given: dict[str, Any] = {"lr": self.lr, "missing": self.missing}
+            arguments: dict[str, Any] = {"lr": self.lr, "missing": self.missing}
             if not kind.gaussian_only:
-                given["likelihood"] = self.likelihood
+                arguments["likelihood"] = self.likelihood
             if not kind.posthoc:
-                given |= self.options
-            return kind.model(*pair, **given)
+                arguments |= self.options
+            return kind.model(*pair, **arguments)
 
     def finish(
         self, model: BaseAutoencoder, loader: Iterable[Any], *, seed: int = 0, progress: bool = True
     ) -> BaseAutoencoder:
-        """What is left to do after training: the posterior of a post-hoc kind; otherwise the model itself."""
+        """Return the finished model after training: for a post-hoc kind with its posterior, otherwise as it is."""
         if not find_kind(self.kind).posthoc:
             return model
         if not isinstance(model, Autoencoder):
@@ -206,7 +205,7 @@ class ModelSpec:
 
 
 def _require_shape(encoder: nn.Module, decoder: nn.Module, spec: ModelSpec) -> None:
-    """Try the networks out on data without contents."""
+    """Refuse networks that do not map the data to their own shape; tried on tensors without contents."""
     try:
         out = decoder(encoder(torch.empty(1, *spec._inputs)))
     except RuntimeError as error:

@@ -21,7 +21,7 @@ from marquis.posterior import Posterior
 
 @takes_options(OnlineSettings)
 class LaplacianAutoencoder(BaseAutoencoder):
-    """The Laplacian autoencoder (Miani et al. 2022, section 3; docs/method/autoencoders.md), a `LightningModule`.
+    """Train the Laplacian autoencoder (Miani et al. 2022, section 3; docs/method/autoencoders.md) with Lightning.
 
     ```python
     lae = mq.autoencoders.LaplacianAutoencoder(encoder, decoder)

@@ -28,7 +28,7 @@ def mean_and_variance(mean: Tensor, log_sigma: Tensor, minimum: float) -> Tensor
 
 
 class LearntVarianceAutoencoder(BaseAutoencoder):
-    """The autoencoder with learnt variance ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
+    """Train an autoencoder that predicts its noise ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
 
     `r` is the residual, `σ(z)` comes from a second decoder (docs/method/autoencoders.md#baselines). The published code
     leaves out the 1/2, and its σ² is then twice the mean squared residual. It has a single sample: all its uncertainty

@@ -1,9 +1,8 @@
-"""The linearised autoencoder: draws move along the tangent of the network at the mean weights."""
+"""The linearised autoencoder: samples are linear functions of the weights, tangent to the network at their mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +21,13 @@ from marquis.variational.base import evaluation_mode
 
 
 class LinearisedAutoencoder(PosteriorAutoencoder):
-    """A posterior read through the linearised network, see `linearised`; everything else as `PosteriorAutoencoder`.
+    """Predict with a `PosteriorAutoencoder` that is linearised in its weights; made by `linearised`.
 
     It has no file of its own: save the model that it was made of.
     """
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
-        """Linear functions of weights drawn from the posterior, one at a time."""
+        """Yield linear functions at weights sampled from the posterior, one at a time."""
         at = {name: self.get_parameter(name).detach() for name in self.posterior.mean}
         tangent = Linearisation(at, samples)
         for _ in range(samples):
@@ -37,44 +36,44 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
             yield self._along(tangent, step)
 
     def mean_code(self, inputs: Tensor) -> Tensor:
-        """That of the mean weights: a linear function's mean is its value there."""
+        """Return the code of the mean weights: a linear function's mean is its value there."""
         with evaluation_mode(self):
             return _call(self.encoder, {}, inputs)
 
     def mean_output(self, z: Tensor) -> Tensor | None:
-        """Likewise, if what the decoder gives are the data themselves and not, say, the logits of probabilities."""
+        """Return the output of the mean weights if the decoder gives the data themselves and not, say, logits."""
         if not isinstance(self.likelihood, Gaussian):
             return None
         with evaluation_mode(self):
             return _call(self.decoder, {}, z)
 
     def _along(self, tangent: Linearisation, step: Weights) -> Draw:
-        """Encoder and decoder, and both together, to first order in a step from the mean."""
+        """Return encoder, decoder and their composition to first order in a step from the mean weights."""
 
         def reconstruct(x: Tensor) -> tuple[Tensor, Output]:
-            z, f = tangent.along(self._code_and_image, x, step)
+            z, f = tangent.along(self._code_and_output, x, step)
             return z, self.output(f)
 
         return Draw(
             lambda x: tangent.along(self._code, x, step),
-            lambda z: self.output(tangent.along(self._image, z, step)),
+            lambda z: self.output(tangent.along(self._decoded, z, step)),
             reconstruct,
         )
 
     def _code(self, weights: Weights, x: Tensor) -> Tensor:
         return _call(self.encoder, parts_of(weights, self.encoder, self.decoder)[0], x)
 
-    def _image(self, weights: Weights, z: Tensor) -> Tensor:
+    def _decoded(self, weights: Weights, z: Tensor) -> Tensor:
         return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
 
-    def _code_and_image(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _code_and_output(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return code and reconstruction of the networks at these weights."""
         z = self._code(weights, x)
-        return z, self._image(weights, z)
+        return z, self._decoded(weights, z)
 
 
 def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-    """The network at these weights, with copies of its buffers: torch differentiates nothing that writes to them."""
+    """Call the network at these weights, with copies of its buffers: torch differentiates no writing to them."""
     copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
     return call_module(network, {**weights, **copies}, (x,))
 
@@ -107,7 +106,7 @@ def linearised(
         DataError: A temperature for a model whose posterior has been made already.
     """
     if isinstance(model, LaplacianAutoencoder):
-        found, laplace = model.posterior(posterior_temperature), None
+        posterior, laplace = model.posterior(posterior_temperature), None
     elif not isinstance(model, PosteriorAutoencoder):
         raise UnsupportedOperationError(
             f"{type(model).__name__} has no Laplace posterior over its weights; there is one in LaplacianAutoencoder "
@@ -118,6 +117,6 @@ def linearised(
             f"posterior_temperature={posterior_temperature}: this posterior has its own; choose it in fit_posthoc."
         )
     else:
-        found, laplace = model.posterior, model.laplace
-    options: dict[str, Any] = {"laplace": laplace, "missing": model.missing}
-    return LinearisedAutoencoder(model.encoder, model.decoder, found, model.likelihood, **options).eval()
+        posterior, laplace = model.posterior, model.laplace
+    networks = model.encoder, model.decoder
+    return LinearisedAutoencoder(*networks, posterior, model.likelihood, laplace=laplace, missing=model.missing).eval()

@@ -19,13 +19,13 @@ from marquis.variational import MeanFieldVI
 
 
 class MeanFieldAutoencoder(BaseAutoencoder):
-    """Autoencoder with a factorised Gaussian over all weights, trained by sampling (Bayes by Backprop).
+    """Train an autoencoder with a factorised Gaussian over all weights by sampling (Bayes by Backprop).
 
     Source: Blundell et al. (2015); docs/method/autoencoders.md#baselines.
 
-    Loss per datum: `-log p(x | w) + KL / N`, `w = μ + σ ε` sampled once per batch. The means and widths start as in the
+    Loss per example: `-log p(x | w) + KL / N`, `w = μ + σ ε` sampled once per batch. Means and widths start as in the
     paper's baseline, μ ~ U(-0.2, 0.2) and ρ ~ U(-5, -4) with σ = softplus(ρ), prior N(0, 1), so only the *shape* of
-    the given networks matters, and they stay as they are. The paper found it too brittle to report.
+    the networks passed matters, and they stay as they are. The paper found it too brittle to report.
 
     Args:
         encoder: `[B, ...] -> [B, K]`.
@@ -89,10 +89,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield networks with weights sampled from the posterior."""
-        posterior = self.posterior()
-        for _ in range(samples):
-            drawn = posterior.sample(1, generator)
-            yield self.draw_at({name: value[0] for name, value in drawn.items()})
+        return self.sampled_networks(self.posterior(), samples, generator)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return means and widths, each with its learning rate."""

@@ -13,14 +13,14 @@ from marquis.errors import UnsupportedOperationError
 
 
 class EncoderDecoder(nn.Module):
-    """`decoder(encoder(x))`, with parameters named `encoder.*` and `decoder.*`."""
+    """Compute `decoder(encoder(x))`, with parameters named `encoder.*` and `decoder.*`."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
 
     def forward(self, x: Tensor) -> Tensor:
-        """The reconstruction of `x`, as the decoder gives it."""
+        """Return the reconstruction of `x`, as the decoder gives it."""
         return self.decoder(self.encoder(x))
 
 
@@ -41,12 +41,12 @@ def parts_of(
 
 
 def beside_mask(x: Tensor, seen: Tensor) -> Tensor:
-    """What an encoder takes that sees the mask: the data without holes, then ones and zeros, along dimension 1."""
+    """Return the inputs of an encoder that sees the mask: data, then ones and zeros, along dimension 1."""
     return torch.cat([x, seen.to(x.dtype)], 1)
 
 
 def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
-    """A copy of `network` that shares nothing with it and starts from weights of its own.
+    """Return a copy of `network` that shares nothing with it and has new initial weights.
 
     Args:
         network: Stays as it is.
@@ -71,7 +71,7 @@ def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Torch's global random stream from this seed for a while, then as it was; None leaves it alone."""
+    """Seed torch's global random stream within this context and restore it afterwards; None leaves it alone."""
     if seed is None:
         yield
         return
@@ -81,7 +81,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def code_size(encoder: nn.Module) -> int:
-    """K, as the encoder's last dense layer gives it.
+    """Return K, the number of outputs of the encoder's last dense layer.
 
     Raises:
         UnsupportedOperationError: There is none to read it from.

@@ -10,7 +10,7 @@ _STEP, _PROCESS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd and far apart, s
 
 
 class TrainingNoise(nn.Module):
-    """A generator for every training step; a resumed run draws what an uninterrupted one would have drawn.
+    """Make a generator for every training step; a resumed run samples what an uninterrupted one would have sampled.
 
     Seed and count are buffers, so they are part of any checkpoint of the weights. Processes that train together draw
     differently.
@@ -29,7 +29,7 @@ class TrainingNoise(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:
-        """The generator of the next step."""
+        """Return the generator of the next step."""
         self.count += 1
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         mixed = int(self.seed) + int(self.count) * _STEP + rank * _PROCESS

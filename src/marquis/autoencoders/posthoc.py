@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, Missing, inputs_of
+from marquis.autoencoders.base import Autoencoder, BaseAutoencoder, Missing, inputs_of
 from marquis.autoencoders.network import EncoderDecoder
-from marquis.autoencoders.plain import Autoencoder
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.laplace import Laplace
@@ -20,7 +20,7 @@ from marquis.posterior import Posterior
 
 
 class PosteriorAutoencoder(BaseAutoencoder):
-    """A trained autoencoder with a posterior over its weights; see `from_posterior`.
+    """Predict with a trained autoencoder and a posterior over its weights; made by `from_posterior`.
 
     Attributes:
         posterior: Over the weights `encoder.*` and `decoder.*`, or some of them.
@@ -47,16 +47,10 @@ class PosteriorAutoencoder(BaseAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield networks with weights sampled from the posterior, one at a time."""
-        for _ in range(samples):
-            drawn = self.posterior.sample(1, generator)
-            yield self.draw_at({name: value[0] for name, value in drawn.items()})
+        return self.sampled_networks(self.posterior, samples, generator)
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Refuse: there is nothing left to train.
-
-        Raises:
-            UnsupportedOperationError: Always.
-        """
+        """Raise `UnsupportedOperationError`: there is nothing left to train."""
         raise UnsupportedOperationError(
             "this autoencoder was trained before its posterior was made; train an Autoencoder and call fit_posthoc, or "
             "use LaplacianAutoencoder, which trains with its posterior."
@@ -141,7 +135,7 @@ def fit_posthoc(
         posterior_temperature=posterior_temperature,
     )
     data = _Reconstructing(loader, autoencoder)
-    mask_of = _mask_of if autoencoder.missing else None
+    mask_of = itemgetter(2) if autoencoder.missing else None
     laplace.fit(data, generator=generator, progress=progress, mask_of=mask_of, **options)
     if tune:
         laplace.tune("evidence" if tune is True else tune)
@@ -168,16 +162,12 @@ class _Reconstructing:
                 yield inputs, x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask
 
 
-def _mask_of(batch: Any) -> Tensor:
-    return batch[2]
-
-
 def _require_fit(network: EncoderDecoder, posterior: Posterior) -> None:
-    own = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    wrong = [name for name, mean in posterior.mean.items() if own.get(name) != tuple(mean.shape)]
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    wrong = [name for name, mean in posterior.mean.items() if shapes.get(name) != tuple(mean.shape)]
     if wrong:
         raise ModelMismatchError(
             f"the posterior is over {wrong[0]!r} of shape {list(posterior.mean[wrong[0]].shape)} (and {len(wrong) - 1} "
             "more like it), which these networks do not have. Fit it to EncoderDecoder(encoder, decoder), whose "
-            f"parameters are called {next(iter(own), 'encoder.*')!r} and so on."
+            f"parameters are called {next(iter(shapes), 'encoder.*')!r} and so on."
         )

@@ -12,18 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the draws of a model say about one tensor (docs/method/autoencoders.md#predictions-from-samples).
+    """Hold mean and variance of one tensor over samples (docs/method/autoencoders.md#predictions-from-samples).
 
     Attributes:
-        mean: Mean over the draws, in the space of the data (probabilities for a Bernoulli likelihood).
-        variance: Unbiased variance over the draws: what is not known about the network (and, for a variational
-            autoencoder, about the code). Zero for a model with a single network.
-        draws: How many draws were averaged.
-        mean_known: Whether `mean` is that of all draws that there could be, because the model knows it, and not only of
-            those that were made. Then `variance` is around it, `(1/S) sum_s (draw - mean)²`.
-        noise_variance: Variance of the data around each draw, averaged over the draws; None where there is no such
-            thing (codes). Apart from `variance`, because more data shrinks only that.
-        samples: The draws themselves, `[draws, *mean.shape]`, if they were asked for.
+        mean: Mean over the samples, in the space of the data (probabilities for a Bernoulli likelihood).
+        variance: Unbiased variance over the samples: the uncertainty of the network (and, for a variational
+            autoencoder, of the code). Zero for a model with a single network.
+        draws: Number of samples.
+        mean_known: Whether `mean` is exact and not estimated from the samples. Then `variance` is around it,
+            `(1/S) sum_s (sample - mean)²`.
+        noise_variance: Variance of the data around each sample, averaged over the samples; None for codes. Apart from
+            `variance`, because more data shrink only that.
+        samples: The samples themselves, `[draws, *mean.shape]`, if they were kept.
     """
 
     mean: Tensor
@@ -35,7 +35,7 @@ class Estimate:
 
     @property
     def total_variance(self) -> Tensor:
-        """Variance of a new observation: over the draws and around them."""
+        """Return the variance of a new observation: over the samples and around them."""
         return self.variance if self.noise_variance is None else self.variance + self.noise_variance
 
     @property
@@ -46,12 +46,12 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(Estimate):
-    """An estimate of the input itself, with the code on the way.
+    """Hold an estimate of the input itself, together with its code.
 
     Attributes:
-        latent: Estimate of the code by the same draws.
-        log_prob: `log (1/S) sum_s p(x | draw s)` per datum, `[B]`: normalised, over the observed entries.
-        expected_log_prob: `(1/S) sum_s log p(x | draw s)` per datum, `[B]`: never larger than `log_prob` (Jensen).
+        latent: Estimate of the code by the same samples.
+        log_prob: `log (1/S) sum_s p(x | sample s)` per example, `[B]`: normalised, over the observed entries.
+        expected_log_prob: `(1/S) sum_s log p(x | sample s)` per example, `[B]`: at most `log_prob` (Jensen).
     """
 
     latent: Estimate
@@ -60,7 +60,7 @@ class Reconstruction(Estimate):
 
 
 class Output(NamedTuple):
-    """One draw's decoding, as the likelihood wants it and as the data look."""
+    """Hold one sample's output, as the likelihood takes it and as the data look."""
 
     f: Tensor
     mean: Tensor
@@ -68,9 +68,9 @@ class Output(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One network out of the model's distribution: two functions that belong together.
+    """Hold one sampled network as two functions.
 
-    `joined` is both at once, code and output, where that is not the one after the other.
+    `joined` computes code and output at once, where that is not the one after the other.
     """
 
     encode: Callable[[Tensor], Tensor]
@@ -78,7 +78,7 @@ class Draw(NamedTuple):
     joined: Callable[[Tensor], tuple[Tensor, Output]] | None = None
 
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Output]:
-        """The code of `x` and what it decodes to."""
+        """Return the code of `x` and its decoding."""
         if self.joined is not None:
             return self.joined(x)
         z = self.encode(x)
@@ -86,49 +86,52 @@ class Draw(NamedTuple):
 
 
 class Moments:
-    """Welford's running mean and variance: stable, one pass, memory of two tensors however many are added."""
+    """Update mean and variance by Welford's rule: stable, one pass, memory of two tensors."""
 
     def __init__(self, keep: bool = False, mean: Tensor | None = None) -> None:
-        """`keep` also stores every tensor that is added; `mean`, where it is known beforehand, is not estimated."""
-        self.count, self.mean_known = 0, mean is not None
+        """Keep every tensor that is added, if `keep`; a `mean` that is known beforehand is not estimated."""
+        self.count, self.mean_known, self.noise = 0, mean is not None, Average()
         self.kept: list[Tensor] | None = [] if keep else None
         if mean is not None:
             self.mean, self.squares = mean, torch.zeros_like(mean)
 
-    def add(self, value: Tensor) -> None:
-        """One more draw."""
+    def add(self, value: Tensor, noise_variance: Tensor | None = None) -> None:
+        """Add one sample, and the variance of the data around it."""
         self.count += 1
+        if noise_variance is not None:
+            self.noise.add(noise_variance)
         if self.kept is not None:
             self.kept.append(value)
         if self.count == 1 and not self.mean_known:
             self.mean, self.squares = value.clone(), torch.zeros_like(value)
             return
-        away = value - self.mean
+        difference = value - self.mean
         if self.mean_known:
-            self.squares.addcmul_(away, away)
+            self.squares.addcmul_(difference, difference)
             return
-        self.mean.add_(away, alpha=1 / self.count)
-        self.squares.addcmul_(away, away, value=1 - 1 / self.count)  # what is left of `away` once the mean has moved
+        self.mean.add_(difference, alpha=1 / self.count)
+        self.squares.addcmul_(difference, difference, value=1 - 1 / self.count)  # the mean has moved towards the value
 
-    @property
-    def variance(self) -> Tensor:
-        """Unbiased; zero for a single draw whose mean is not known."""
-        return self.squares / (self.count if self.mean_known else max(self.count - 1, 1))
-
-    @property
-    def samples(self) -> Tensor | None:
-        """All that was added, `[count, ...]`, if it was kept."""
-        return None if self.kept is None else torch.stack(self.kept)
+    def estimate(self) -> Estimate:
+        """Return mean and unbiased variance; the variance of a single sample whose mean is not known is zero."""
+        return Estimate(
+            mean=self.mean,
+            variance=self.squares / (self.count if self.mean_known else max(self.count - 1, 1)),
+            draws=self.count,
+            noise_variance=self.noise.mean,
+            samples=None if self.kept is None else torch.stack(self.kept),
+            mean_known=self.mean_known,
+        )
 
 
 class Average:
-    """Running mean alone. A number expanded to a shape stays a number, so that constant noise costs no pass at all."""
+    """Update a mean; one number expanded to a shape stays one number, so that constant noise costs no pass."""
 
     def __init__(self) -> None:
         self.count, self._mean, self._shape = 0, torch.zeros(()), torch.Size()
 
     def add(self, value: Tensor) -> None:
-        """One more draw."""
+        """Add one sample."""
         self.count, self._shape = self.count + 1, value.shape
         if value.numel() and not any(value.stride()):
             value = value[(0,) * value.ndim]
@@ -136,5 +139,5 @@ class Average:
 
     @property
     def mean(self) -> Tensor | None:
-        """Of all that was added."""
+        """Return the mean of all samples; None if there are none."""
         return self._mean.expand(self._shape) if self.count else None

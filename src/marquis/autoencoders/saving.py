@@ -75,7 +75,7 @@ def load(
         model = spec.build(0, networks)
         model.to(next(weight.dtype for weight in weights.values() if weight.is_floating_point()))
         _put_weights(model, weights, path)
-        return _give_back(model, spec, header["extra"], tensors).eval(), spec
+        return _restore_extra(model, spec, header["extra"], tensors).eval(), spec
     except MarquisError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RuntimeError, OverflowError) as error:
@@ -103,7 +103,7 @@ def _unpack_spec(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _pack_extra(model: BaseAutoencoder) -> State:
-    """What a model knows besides its weights."""
+    """Return the state of a model besides its weights."""
     if isinstance(model, LaplacianAutoencoder):
         held: dict[str, Any] = {}
         model.on_save_checkpoint(held)
@@ -131,10 +131,10 @@ def _pack_extra(model: BaseAutoencoder) -> State:
     return {}, {}
 
 
-def _give_back(
+def _restore_extra(
     model: BaseAutoencoder, spec: ModelSpec, extra: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> BaseAutoencoder:
-    """The inverse of `_pack_extra`."""
+    """Restore what `_pack_extra` returned."""
     if find_kind(spec.kind).posthoc:
         held = split_prefix(tensors, "laplace.")
         network = EncoderDecoder(model.encoder, model.decoder).eval()
@@ -176,14 +176,14 @@ def _require_size(spec: ModelSpec, weights: Mapping[str, Tensor], path: Any) -> 
 
 
 def _put_weights(model: BaseAutoencoder, weights: Mapping[str, Tensor], path: Any) -> None:
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
     if wrong:
         first = wrong[0]
         raise ModelMismatchError(
-            f"{path} does not fit the model it describes: {first!r} is {theirs.get(first, 'absent')} in the file and "
-            f"{own.get(first, 'absent')} in the model ({len(wrong)} such)."
+            f"{path} does not fit the model it describes: {first!r} is {shapes.get(first, 'absent')} in the file and "
+            f"{expected.get(first, 'absent')} in the model ({len(wrong)} such)."
         )
     with torch.no_grad():
         model.load_state_dict(weights)

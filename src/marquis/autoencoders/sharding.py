@@ -12,7 +12,7 @@ from marquis.errors import UnsupportedOperationError
 
 
 class Dealt(Sampler[int]):
-    """Every `count`-th row of another sampler's order, beginning with row number `rank`.
+    """Yield every `count`-th row of another sampler's order, beginning with row number `rank`.
 
     Rows that would leave the processes with different numbers are left out, at most `count - 1` and different ones in
     every epoch. Batches of B in each of `count` processes are then the batches of `count B` of a single process;
@@ -32,7 +32,7 @@ class Dealt(Sampler[int]):
         return len(self.order) // self.count
 
     def __iter__(self) -> Iterator[int]:
-        """The share of one process."""
+        """Yield the rows of one process."""
         last = len(self) * self.count
         for number, row in enumerate(self.order):
             if number < last and number % self.count == self.rank:
@@ -40,7 +40,7 @@ class Dealt(Sampler[int]):
 
 
 class SharedData(LightningDataModule):
-    """A data module for several processes: training rows are dealt out, validation rows are everybody's.
+    """Split the training rows of a data module among processes; every process has all validation rows.
 
     So every process has the same validation loss, of every row once.
     """
@@ -50,15 +50,15 @@ class SharedData(LightningDataModule):
         self.inner = inner
 
     def prepare_data(self) -> None:
-        """As the inner one."""
+        """Prepare the inner module."""
         self.inner.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """As the inner one."""
+        """Set up the inner module."""
         self.inner.setup(stage)  # pyright: ignore[reportArgumentType]
 
     def train_dataloader(self) -> Any:
-        """This process's share.
+        """Return a loader of this process's rows.
 
         Raises:
             UnsupportedOperationError: The inner loader cannot be dealt out.
@@ -82,5 +82,5 @@ class SharedData(LightningDataModule):
         )
 
     def val_dataloader(self) -> Any:
-        """As the inner one."""
+        """Return the inner module's validation loader."""
         return self.inner.val_dataloader()

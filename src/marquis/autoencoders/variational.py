@@ -1,9 +1,10 @@
-"""The variational autoencoder: two encoders, two decoders, and a bound with sums per datum on both sides."""
+"""The variational autoencoder: two encoders, two decoders, and the evidence bound per example."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,12 +21,12 @@ from marquis.variational.base import evaluation_mode
 
 
 class VariationalAutoencoder(BaseAutoencoder):
-    """Variational autoencoder: minimises `-E_q log p(x|z) + w KL(q(z|x) ‖ N(0, I))` per example.
+    """Train a variational autoencoder: `-E_q log p(x|z) + w KL(q(z|x) ‖ N(0, I))` per example.
 
     Source: Kingma and Welling (2014); docs/method/autoencoders.md#baselines.
 
     `q(z|x) = N(μ(x), σ²(x))` and, for the Gaussian, `p(x|z) = N(m(z), s²(z))`: four networks that share nothing. Both
-    terms are sums over the entries of one datum, so `w = 1` is the evidence bound; the published code sets a sum
+    terms are sums over the entries of one example, so `w = 1` is the evidence bound; the published code sets a sum
     against a mean, and its weights of 1e-4 and 1e-5 are about 4 and 0.4 on this scale (784 pixels, batches of 50).
 
     Its samples differ in the code, not in the network. Codes have the exact mean μ and variance σ²; one sample of
@@ -91,9 +92,9 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     @torch.no_grad()
     def elbo(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
-        """The evidence bound `E_q log p(x|z) - KL <= log p(x)` per datum, `[B]`, whatever `kl_weight`.
+        """Estimate the evidence bound `E_q log p(x|z) - KL <= log p(x)` per example, `[B]`, whatever `kl_weight`.
 
-        The KL is exact; the expectation is an average over `samples` codes of each datum's own. Unbiased.
+        The KL is exact; the expectation is an average over `samples` codes of each example. Unbiased.
         """
         x, mask = self._data(x)
         fit = [fit for fit, _, _ in self._weighed(x, mask, samples, generator)]
@@ -101,10 +102,10 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     @torch.no_grad()
     def log_marginal(self, x: Tensor, samples: int = 1000, *, generator: torch.Generator | None = None) -> Tensor:
-        """`log (1/S) Σ_s p(x|z_s) p(z_s) / q(z_s|x)` per datum, `[B]`, with `z_s ~ q(z|x)` (Burda et al. 2016).
+        """Estimate `log p(x)` per example, `[B]`, by importance sampling from `q(z|x)` (Burda et al. 2016).
 
-        Below `log p(x)` on average, ever closer with more samples; above the ELBO on average. Cost: `samples` decoder
-        passes, memory `samples` numbers per datum.
+        `log (1/S) Σ_s p(x|z_s) p(z_s) / q(z_s|x)` with `z_s ~ q(z|x)`: below `log p(x)` on average, closer with more
+        samples; above the ELBO on average. Cost: `samples` decoder passes, memory `samples` numbers per example.
         """
         x, mask = self._data(x)
         weights = [fit + prior - q for fit, prior, q in self._weighed(x, mask, samples, generator)]
@@ -134,8 +135,9 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield samples with one ε each, the same for all data; the encoders run once per batch."""
-        code = _remembered(self._code)
-        seeds = torch.randint(2**62, (samples,), generator=generator, device=_device_of(generator)).tolist()
+        code = functools.lru_cache(maxsize=1)(self._code)
+        device = "cpu" if generator is None else generator.device
+        seeds = torch.randint(2**62, (samples,), generator=generator, device=device).tolist()
         for seed in seeds:
             yield Draw(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
 
@@ -176,7 +178,7 @@ class VariationalAutoencoder(BaseAutoencoder):
             n: Number of rows.
             generator: Source of the samples.
             latent: K, where the encoder's last dense layer does not tell.
-            noise: Whether to draw from `p(x|z)`; False gives its mean, which is what is usually shown.
+            noise: Whether to sample from `p(x|z)`; False gives its mean, which is what is usually shown.
         """
         if n < 1:
             raise DataError(f"n={n}: at least one.")
@@ -203,24 +205,8 @@ def _normal(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
 
-def _device_of(generator: torch.Generator | None) -> torch.device | str:
-    return "cpu" if generator is None else generator.device
-
-
 def _moved(code: tuple[Tensor, Tensor], seed: int) -> Tensor:
     """Return `μ + σ ε` with the one ε of this seed."""
     mu, log_sigma = code
     noise = _normal((1, *mu.shape[1:]), mu, torch.Generator().manual_seed(seed))
     return mu + log_sigma.exp() * noise
-
-
-def _remembered(code: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the same function, which computes its result anew only for another tensor."""
-    last: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
-
-    def answer(x: Tensor) -> tuple[Tensor, Tensor]:
-        if not last or last[0][0] is not x:
-            last[:] = [(x, code(x))]
-        return last[0][1]
-
-    return answer
