@@ -173,7 +173,7 @@ def adapted(
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A point that was accepted, its value, and the jump from it that is tried; `step` is the plain one."""
+    """Hold a point that was accepted, its value, and the jump from it that is tried; `step` is the plain one."""
 
     start: EvidenceProblem
     value: float
@@ -297,7 +297,7 @@ def shifted_network(model: Any) -> Any:
     kind: type[nn.Module] = type(model)
 
     class Shifted(kind):
-        """A network whose outputs are shifted by constants."""
+        """Add a constant to the outputs of a network."""
 
         def forward(self, *inputs: Any, **named: Any) -> Tensor:
             if SHIFT in named:

@@ -27,7 +27,7 @@ FEW = 0.05
 
 
 class Anderson:
-    """Fixed points of `x -> x + step(x)` from the last few steps (Anderson 1965).
+    """Find fixed points of `x -> x + step(x)` from the last few steps (Anderson 1965).
 
     Plain steps crawl where the data hardly determine a group (there the step shrinks by a constant factor close to 1);
     the combination of earlier steps that would have cancelled them is where such sequences are heading.

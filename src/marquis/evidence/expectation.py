@@ -20,7 +20,7 @@ SAMPLES = 8
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Random numbers of K posterior samples, drawn once so that every iteration sees the same ones.
+    """Hold the random numbers of K posterior samples, the same ones for every iteration.
 
     Attributes:
         prior: standard normal numbers `[K, P]`.
@@ -45,7 +45,7 @@ class Noise:
         diagonal = torch.zeros_like(like)
         for batch in tangent.batches():
             coefficients = normal(samples, batch.f.shape[0], *tangent.likelihood.root_shape(batch.f)).to(batch.f)
-            part = batch.pull(tangent.likelihood.apply_sqrt(batch.f, coefficients, batch.mask)).to(like)
+            part = batch.transposed_times(tangent.likelihood.apply_sqrt(batch.f, coefficients, batch.mask)).to(like)
             data += part
             diagonal += part.square().mean(0)
         return Noise(normal(samples, len(like)), data, diagonal)
@@ -99,17 +99,17 @@ def posterior_samples(
     return known + solved.x
 
 
-def effective_by_samples(prior: BoundPrior, samples: Tensor, images: Tensor) -> Tensor:
-    """Return `gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `images` is H times them.
+def effective_by_samples(prior: BoundPrior, samples: Tensor, products: Tensor) -> Tensor:
+    """Return `gamma_g` as the mean of `sum_{p in g} theta_p (H theta)_p` over samples; `products` is H times them.
 
     Unbiased for each group, since `H Sigma = I - Delta Sigma`; kept between 0 and the size of the group.
     """
-    gamma = sum_by_group(prior, (samples * images).mean(0))
+    gamma = sum_by_group(prior, (samples * products).mean(0))
     return torch.minimum(gamma.clamp_min(0), prior.sizes.to(gamma))
 
 
 class Exact:
-    """Effective parameters `tr_g(H Sigma)` by a factorisation: P products once, then P^3 per call.
+    """Compute effective parameters `tr_g(H Sigma)` by a factorisation: P products once, then P^3 per call.
 
     Args:
         tangent: the linear model.
@@ -138,7 +138,7 @@ class Exact:
 
 
 class Sampled:
-    """Effective parameters from K posterior samples, the same random numbers in every call.
+    """Estimate effective parameters from K posterior samples, the same random numbers in every call.
 
     Args:
         tangent: the linear model.
@@ -153,7 +153,7 @@ class Sampled:
     ) -> None:
         self._product, self._noise = tangent.product, Noise.draw(tangent, samples, generator)
         self._tolerance, self._max_products = tolerance, max_products
-        self._draws: Tensor | None = None
+        self._solutions: Tensor | None = None
         self.samples, self.diagonal = samples, self._noise.diagonal
 
     def __str__(self) -> str:
@@ -162,15 +162,15 @@ class Sampled:
 
     def __call__(self, prior: BoundPrior, precision: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Return the effective parameters per group `[G]`, and their standard errors (infinite for one sample)."""
-        self._draws = posterior_samples(
+        self._solutions = posterior_samples(
             self._product,
             precision,
             scale,
             self._noise,
-            start=self._draws,
+            start=self._solutions,
             tolerance=self._tolerance,
             max_products=self._max_products,
         )
-        images = scale * self._product(self._draws)
-        spread = Estimate.from_samples(sum_by_group(prior, self._draws * images)).standard_error
-        return effective_by_samples(prior, self._draws, images), spread.nan_to_num(nan=float("inf"))
+        products = scale * self._product(self._solutions)
+        spread = Estimate.from_samples(sum_by_group(prior, self._solutions * products)).standard_error
+        return effective_by_samples(prior, self._solutions, products), spread.nan_to_num(nan=float("inf"))

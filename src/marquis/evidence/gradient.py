@@ -1,42 +1,24 @@
-"""Evidence by gradient: Adam on the logarithms of prior and noise precision, the best iterate kept."""
+"""The maximum of the evidence at fixed weights: by Adam on the logarithms, or MacKay's fixed points and then Adam."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.inputs import EvidenceProblem
-from marquis.evidence.log_evidence import log_evidence
-from marquis.evidence.mackay import step_of
-from marquis.evidence.tuning_result import HIGHEST, LOWEST, Step
+from marquis.evidence.log_evidence import effective_parameters, log_evidence
+from marquis.evidence.mackay import mackay, step_of
+from marquis.evidence.tuning_result import HIGHEST, LOWEST, Maximum, Step
 from marquis.priors import BoundPrior
 
 
-@dataclass(frozen=True, eq=False)
-class Ascent:
-    """The best iterate, its evidence, the slope there, and every step."""
-
-    problem: EvidenceProblem
-    log_evidence: float
-    slope: float
-    converged: bool
-    history: list[Step]
-
-    @property
-    def notes(self) -> list[str]:
-        """Return notes for the report if it stopped early."""
-        if self.converged:
-            return []
-        return [f"Adam stopped at a slope of {self.slope:.2g} nats per e-fold; more steps= may gain a little."]
-
-
 class LogPrecisions:
-    """Logarithms of the precisions as leaves of an optimiser, which outlives the problem they belong to.
+    """Hold the logarithms of the precisions as leaves of an optimiser, which outlives the problem they belong to.
 
     Training with evidence keeps one such object, so that Adam's moments carry over from update to update.
     """
@@ -98,6 +80,14 @@ class LogPrecisions:
             for leaf in self.leaves:
                 leaf.clamp_(math.log(LOWEST), math.log(HIGHEST))
 
+    def ascended(self, problem: EvidenceProblem, steps: int) -> EvidenceProblem:
+        """Return the problem after so many steps of Adam."""
+        for _ in range(steps):
+            self.value_and_gradient(problem)
+            self.step()
+        with torch.no_grad():
+            return self.apply(problem)
+
 
 def ascend(
     problem: EvidenceProblem,
@@ -107,7 +97,7 @@ def ascend(
     steps: int = 100,
     tolerance: float = 1e-3,
     log_prior: Callable[[Tensor], Tensor] | None = None,
-) -> Ascent:
+) -> Maximum:
     """Maximise the evidence by Adam on `log delta` and `log beta`, and return the best iterate.
 
     The gradient in `log delta_g` is `1/2 (gamma_g - delta_g |theta_g|^2)`, in `log beta` it is
@@ -138,4 +128,25 @@ def ascend(
         logs.step()
     if not math.isfinite(best_value):
         raise NumericalError("the log evidence is NaN or infinite at the present precisions; check the curvature.")
-    return Ascent(best, best_value, slope, slope <= tolerance, history)
+    converged, notes = slope <= tolerance, []
+    if not converged:
+        notes = [f"Adam stopped at a slope of {slope:.2g} nats per e-fold; more steps= may gain a little."]
+    return Maximum(best, best_value, converged, history, by="Adam", notes=notes)
+
+
+def maximise(
+    problem: EvidenceProblem, *, noise: bool = True, tolerance: float = 1e-3, max_iterations: int = 100
+) -> Maximum:
+    """Iterate MacKay's fixed points; if they do not converge, go on with up to 500 steps of Adam."""
+    fixed = mackay(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
+    if fixed.converged:
+        return fixed
+    ascent = ascend(fixed.problem, noise=noise, steps=500)
+    note = f"MacKay's fixed points did not converge in {len(fixed.history) - 1} iterations; Adam continued."
+    return replace(
+        ascent,
+        gamma=effective_parameters(ascent.problem).detach(),
+        by="MacKay, then Adam",
+        history=[*fixed.history, *ascent.history[1:]],
+        notes=[note, *ascent.notes],
+    )

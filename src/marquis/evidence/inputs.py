@@ -20,7 +20,7 @@ from marquis.structures import Layout, Structure
 
 @dataclass(frozen=True, eq=False)
 class EvidenceProblem:
-    """Everything the evidence and its tuning need; a value.
+    """Hold everything that the evidence and its tuning need; a value.
 
     Attributes:
         curvature: H summed over the data, without temperature: at noise precision 1 for a Gaussian with one noise

@@ -34,18 +34,18 @@ DENSE_WEIGHTS = 3000
 
 
 class TangentBatch:
-    """One batch, differentiated once: outputs f `[B, ...]`, and products with J and its transpose."""
+    """Hold one batch, differentiated once: outputs f `[B, ...]`, and products with J and its transpose."""
 
     def __init__(self, network: NetworkFunction, layout: Layout, x: Any, y: Tensor, mask: Tensor | None) -> None:
         self.x, self.y, self.mask = x, y, mask
         self._layout, self._jacobian = layout, BatchJacobian(network, x)
         self.f = self._jacobian.outputs.detach()
 
-    def push(self, rows: Tensor) -> Tensor:
+    def times(self, rows: Tensor) -> Tensor:
         """Return J v, `[k, *f.shape]`, for rows `[k, P]`."""
         return self._jacobian.times(list(self._layout.unflatten(rows).values()), batched=False)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def transposed_times(self, cotangents: Tensor) -> Tensor:
         """Return J^T u, `[k, P]`, for cotangents `[k, *f.shape]`."""
         products = self._jacobian.transposed_times(cotangents, batched=False)
         return self._layout.flatten(dict(zip(self._layout.names, products, strict=True)))
@@ -53,7 +53,7 @@ class TangentBatch:
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """The linear model's optimum, the fit of the data there, and whether Newton's method got there."""
+    """Hold the linear model's optimum, the fit of the data there, and whether Newton's method got there."""
 
     theta: Tensor
     statistics: Statistics
@@ -61,7 +61,7 @@ class Optimum:
 
 
 class LinearModel:
-    """`h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified.
+    """Compute with `h(theta, x) = f(x; tilde-theta) + J(x) (theta - tilde-theta)`, or `J(x) theta` if simplified.
 
     See docs/method/evidence.md#evidence-of-the-linear-model.
 
@@ -133,8 +133,8 @@ class LinearModel:
     def outputs(self, batch: TangentBatch | StoredBatch, theta: Tensor) -> Tensor:
         """Return h(theta, x) for one batch."""
         if self.simplified:
-            return batch.push(theta[None])[0]
-        return batch.f + batch.push((theta - self.centre)[None])[0]
+            return batch.times(theta[None])[0]
+        return batch.f + batch.times((theta - self.centre)[None])[0]
 
     def fit(self, theta: Tensor) -> tuple[Statistics, Tensor]:
         """Return the statistics of h(theta) and the gradient `sum_n J^T r` of the data term there, `[P]`."""
@@ -142,14 +142,14 @@ class LinearModel:
         for batch in self.batches():
             h = self.outputs(batch, theta)
             seen.add(h, batch.y, batch.mask)
-            gradient += batch.pull(self.likelihood.gradient(h, batch.y, batch.mask)[None])[0].to(theta)
+            gradient += batch.transposed_times(self.likelihood.gradient(h, batch.y, batch.mask)[None])[0].to(theta)
         return seen.statistics(), gradient
 
     def losses(self, theta: Tensor, direction: Tensor, lengths: Sequence[float]) -> Tensor:
         """Return the data term at `theta + t direction` for each length t, in one pass: h is linear in t."""
         total = torch.zeros(len(lengths), dtype=torch.float64, device=theta.device)
         for batch in self.batches():
-            h, change = self.outputs(batch, theta), batch.push(direction[None])[0]
+            h, change = self.outputs(batch, theta), batch.times(direction[None])[0]
             for i, t in enumerate(lengths):
                 total[i] -= self.likelihood.log_prob(h + t * change, batch.y, batch.mask).double().sum()
         return total
@@ -167,7 +167,7 @@ class LinearModel:
             total = torch.zeros_like(rows)
             pairs = ((batch, self._curvature(batch, theta)) for batch in self.batches()) if ready is None else ready
             for batch, curved in pairs:
-                total += batch.pull(curved(batch.push(rows))).to(rows)
+                total += batch.transposed_times(curved(batch.times(rows))).to(rows)
             return total
 
         return times

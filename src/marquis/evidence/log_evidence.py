@@ -14,7 +14,7 @@ from marquis.priors import BoundPrior
 
 @dataclass(frozen=True)
 class EvidenceTerms:
-    """`log Z = fit - 1/2 (scatter + complexity)`, term by term (docs/method/evidence.md#log-marginal-likelihood).
+    """Hold the terms of `log Z = fit - 1/2 (scatter + complexity)` (docs/method/evidence.md#log-marginal-likelihood).
 
     Attributes:
         fit: log likelihood at the weights, divided by the temperature.

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
-from marquis.evidence.tuning_result import Step, limited
-
-
-@dataclass(frozen=True, eq=False)
-class FixedPoint:
-    """Where the iteration ended: the problem with the precisions found, and how it went."""
-
-    problem: EvidenceProblem
-    gamma: Tensor
-    log_evidence: float
-    converged: bool
-    history: list[Step]
+from marquis.evidence.tuning_result import Maximum, Step, limited
 
 
 def proposal(problem: EvidenceProblem, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -44,7 +31,7 @@ def proposal(problem: EvidenceProblem, gamma: Tensor) -> tuple[Tensor, Tensor | 
 
 def mackay(
     problem: EvidenceProblem, *, noise: bool = True, tolerance: float = 1e-3, max_iterations: int = 100
-) -> FixedPoint:
+) -> Maximum:
     """Iterate the fixed points until no precision changes by more than `tolerance`, relatively.
 
     Steps go half the way in the logarithm. With the weights held fixed, log Z is concave in the logarithms of all
@@ -61,16 +48,15 @@ def mackay(
     """
     if not tolerance > 0 or max_iterations < 1:
         raise DataError(f"tolerance={tolerance} and max_iterations={max_iterations} have to be positive.")
-    best: FixedPoint | None = None
+    best: Maximum | None = None
     history: list[Step] = []
-    converged = False
     with torch.no_grad():
         for iteration in range(max_iterations + 1):
             gamma = effective_parameters(problem)
             value = float(log_evidence(problem))
             history.append(step_of(problem, value, gamma))
             if best is None or value > best.log_evidence:
-                best = FixedPoint(problem, gamma, value, False, history)
+                best = Maximum(problem, value, False, history, gamma)
             precision, beta = proposal(problem, gamma)
             beta = beta if noise else None
             now = problem.grouped_prior.precision.double()
@@ -78,15 +64,13 @@ def mackay(
             if beta is not None and problem.noise is not None:
                 changes = torch.maximum(changes, (beta / problem.noise.double() - 1).abs())
             if bool(changes <= tolerance):
-                converged = True
-                best = FixedPoint(problem, gamma, value, True, history)
-                break
+                return Maximum(problem, value, True, history, gamma)
             if iteration == max_iterations or not bool(changes.isfinite()):
                 break
             halfway = None if beta is None or problem.noise is None else (beta * problem.noise.double()).sqrt()
             problem = problem.with_hyper((precision * now).sqrt(), halfway)
     assert best is not None
-    return FixedPoint(best.problem, best.gamma, best.log_evidence, converged, history)
+    return best
 
 
 def step_of(problem: EvidenceProblem, value: float | None, gamma: Tensor | None = None) -> Step:

@@ -19,7 +19,7 @@ from marquis.loaders import Batch, MaskOf, read_batches
 
 @dataclass(frozen=True)
 class Statistics:
-    """The fit of the data.
+    """Hold how well the data are fitted.
 
     Attributes:
         n: Number of data.

@@ -21,17 +21,17 @@ TEMPORARY_BYTES = 2**28
 
 
 class StoredBatch:
-    """One batch with its Jacobian `[B M, P]`, M outputs per sample; the same interface as `TangentBatch`."""
+    """Hold one batch with its Jacobian `[B M, P]`, M outputs per sample; the interface is that of `TangentBatch`."""
 
     def __init__(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor, jacobian: Tensor) -> None:
         self.x, self.y, self.mask, self.f = x, y, mask, f
         self._jacobian = jacobian
 
-    def push(self, rows: Tensor) -> Tensor:
+    def times(self, rows: Tensor) -> Tensor:
         """Return J v for rows `[k, P]`: `[k, *f.shape]`."""
         return (rows.to(self._jacobian) @ self._jacobian.mT).reshape(len(rows), *self.f.shape)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def transposed_times(self, cotangents: Tensor) -> Tensor:
         """Return J^T u for cotangents `[k, *f.shape]`: `[k, P]`."""
         return cotangents.reshape(len(cotangents), -1).to(self._jacobian) @ self._jacobian
 

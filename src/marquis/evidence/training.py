@@ -15,10 +15,9 @@ from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature import accumulate
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.evidence.gradient import LogPrecisions
+from marquis.evidence.gradient import LogPrecisions, maximise
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
-from marquis.evidence.maximise import maximise
 from marquis.evidence.statistics import Collector
 from marquis.evidence.tuning_result import Step, finish
 from marquis.functional.call import run as run_module
@@ -35,7 +34,7 @@ UPDATES = ("gradient", "mackay")
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """One epoch: mean loss per sample while training, and the values after it.
+    """Hold one epoch: mean loss per sample while training, and the values after it.
 
     Attributes:
         number: counted from 1.
@@ -54,7 +53,7 @@ class Epoch:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What `train` gives back.
+    """Hold the outcome of `train`.
 
     Attributes:
         model: a trained copy of the network, in evaluation mode, at the epoch of the largest evidence.
@@ -130,7 +129,7 @@ def train(
         prior: by default one precision per layer, starting at 1.
         structure: of the curvature.
         estimator: of the curvature.
-        epochs: how many.
+        epochs: number of epochs.
         burn_in: first epoch with an update.
         every: epochs between updates.
         update: `"gradient"`: `hyper_steps` of Adam on the logarithms, its moments kept from update to update;
@@ -191,7 +190,7 @@ def train(
                     problem = maximise(problem, noise=noise).problem
                 else:
                     logs = logs or LogPrecisions(problem, noise=noise, learning_rate=hyper_learning_rate)
-                    problem = _climb(logs, problem, hyper_steps)
+                    problem = logs.ascended(problem, hyper_steps)
                 run.prior, run.likelihood = problem.grouped_prior, problem.likelihood
                 value = float(log_evidence(problem))
                 if best is None or value > best.log_evidence:
@@ -206,7 +205,7 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class _Checkpoint:
-    """The network and the precisions at one update."""
+    """Hold the network and the precisions at one update."""
 
     log_evidence: float
     epoch: int
@@ -216,7 +215,7 @@ class _Checkpoint:
 
 @dataclass(eq=False)
 class _Run:
-    """The copy that is trained, with the prior and the likelihood in force."""
+    """Train a copy of the network with the prior and the likelihood in force."""
 
     network: nn.Module
     chosen: dict[str, nn.Parameter]
@@ -272,14 +271,6 @@ class _Run:
             )
         theta = self.layout.flatten(self.chosen).detach()
         return EvidenceProblem(curvature, theta, self.prior, self.likelihood, seen, self.temperature)
-
-
-def _climb(logs: LogPrecisions, problem: EvidenceProblem, steps: int) -> EvidenceProblem:
-    for _ in range(steps):
-        logs.value_and_gradient(problem)
-        logs.step()
-    with torch.no_grad():
-        return logs.apply(problem)
 
 
 def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,13 +11,12 @@ from torch import Tensor
 from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.evidence.adapted import adapted
-from marquis.evidence.gradient import ascend
+from marquis.evidence.gradient import ascend, maximise
 from marquis.evidence.grid import grid
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
-from marquis.evidence.maximise import maximise
 from marquis.evidence.sampled import sampled
-from marquis.evidence.tuning_result import Tuned, finish
+from marquis.evidence.tuning_result import Maximum, Tuned, finish
 from marquis.priors import BoundPrior
 
 METHODS = ("evidence", "gradient", "adapted", "grid", "sampled")
@@ -58,49 +57,35 @@ def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> 
     return functions[method](problem, **options)
 
 
-def by_evidence(
-    problem: EvidenceProblem, *, noise: bool = True, tolerance: float = 1e-3, max_iterations: int = 100
-) -> Tuned:
+@functools.wraps(maximise, assigned=())
+def by_evidence(problem: EvidenceProblem, *, noise: bool = True, **options: Any) -> Tuned:
     """Tune by MacKay's fixed points, and by Adam on the logarithms where they do not converge.
 
     See docs/method/evidence.md#mackay-updates.
     """
     if not isinstance(problem.prior, BoundPrior):  # an earlier posterior: only the noise is left
         return by_gradient(problem, noise=noise, steps=500)
-    maximum = maximise(problem, noise=noise, tolerance=tolerance, max_iterations=max_iterations)
+    maximum = maximise(problem, noise=noise, **options)
+    return _tuned(problem, maximum, maximum.log_evidence, maximum.gamma)
+
+
+@functools.wraps(ascend, assigned=())
+def by_gradient(problem: EvidenceProblem, **options: Any) -> Tuned:
+    """Tune by Adam on the logarithms (docs/method/evidence.md#gradient-and-grid)."""
+    maximum = ascend(problem, **options)
+    has_groups = isinstance(maximum.problem.prior, BoundPrior)
+    value = float(log_evidence(maximum.problem).detach())  # without the hyper-prior
+    return _tuned(problem, maximum, value, effective_parameters(maximum.problem).detach() if has_groups else None)
+
+
+def _tuned(problem: EvidenceProblem, maximum: Maximum, value: float, gamma: Tensor | None) -> Tuned:
     return finish(
         problem,
         maximum.problem,
         method=f"evidence ({maximum.by})",
-        log_evidence=maximum.log_evidence,
-        gamma=maximum.gamma,
+        log_evidence=value,
+        gamma=gamma,
         history=maximum.history,
         notes=maximum.notes,
         converged=maximum.converged,
-    )
-
-
-def by_gradient(
-    problem: EvidenceProblem,
-    *,
-    noise: bool = True,
-    learning_rate: float = 0.1,
-    steps: int = 100,
-    tolerance: float = 1e-3,
-    log_prior: Callable[[Tensor], Tensor] | None = None,
-) -> Tuned:
-    """Tune by Adam on the logarithms (docs/method/evidence.md#gradient-and-grid)."""
-    ascent = ascend(
-        problem, noise=noise, learning_rate=learning_rate, steps=steps, tolerance=tolerance, log_prior=log_prior
-    )
-    has_groups = isinstance(ascent.problem.prior, BoundPrior)
-    return finish(
-        problem,
-        ascent.problem,
-        method="evidence (Adam)",
-        log_evidence=float(log_evidence(ascent.problem).detach()),  # without the hyper-prior
-        gamma=effective_parameters(ascent.problem).detach() if has_groups else None,
-        history=ascent.history,
-        notes=ascent.notes,
-        converged=ascent.converged,
     )

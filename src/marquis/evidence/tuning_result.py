@@ -1,4 +1,4 @@
-"""What tuning gives back: the new prior and noise, and a table that says what changed."""
+"""Results of tuning: the new prior and noise, and a table that says what changed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SHOWN = 12
 
 
 class TuningWarning(UserWarning):
-    """What tuning gave should not be trusted as it is; the message says why and what to do."""
+    """Warn that the tuned values should not be trusted as they are; the message says why and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One iteration of tuning.
+    """Hold one iteration of tuning.
 
     Attributes:
         log_evidence: at these values; a validation score for method "grid"; None where it is not known.
@@ -43,8 +43,31 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
+class Maximum:
+    """Hold the best point that a method reached, how it got there, and notes for the report.
+
+    Attributes:
+        problem: with the precisions of that point.
+        log_evidence: there, with the hyper-prior where there is one.
+        converged: whether the method's own stopping rule was met.
+        history: every step.
+        gamma: effective parameters per prior group there, where the method computes them.
+        by: name of the method.
+        notes: what a user should know.
+    """
+
+    problem: EvidenceProblem
+    log_evidence: float
+    converged: bool
+    history: list[Step]
+    gamma: Tensor | None = None
+    by: str = "MacKay"
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
 class Tuned:
-    """The outcome of `tune`.
+    """Hold the outcome of `tune`.
 
     Attributes:
         prior: with the tuned precisions.
@@ -110,7 +133,7 @@ def finish(
     theta_star: Tensor | None = None,
     value_name: str = "log evidence",
 ) -> Tuned:
-    """Detach what was found, add notes on limits, and write the table."""
+    """Detach the tuned values, add notes on limits, and write the table."""
     prior, likelihood = after.prior, after.likelihood
     if isinstance(prior, BoundPrior):
         prior = prior.with_precision(prior.precision.detach().clone())
