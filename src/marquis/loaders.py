@@ -22,7 +22,7 @@ MaskOf = Callable[[Any], Tensor]
 
 
 class Batch(NamedTuple):
-    """Inputs, labels and mask of one batch; labels and mask are None where there are none."""
+    """Hold inputs, labels and mask of one batch; labels and mask are None where there are none."""
 
     x: Any
     y: Any
@@ -122,7 +122,7 @@ def is_one_shot(loader: Any) -> bool:
 
 
 class OpenedLoader:
-    """A loader whose first batch is known: the first pass continues behind it, later passes begin anew.
+    """Read the first batch of a loader; the first pass continues behind it, later passes begin anew.
 
     So nothing is read twice and no workers are started just to look at the first batch.
 

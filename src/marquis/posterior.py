@@ -19,7 +19,7 @@ from marquis.structures import Layout, Structure, from_state_dict
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """`theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value.
+    """Hold `theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value.
 
     See docs/method/posterior.md#posterior-precision.
 
@@ -145,7 +145,7 @@ class Posterior:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Posterior:
-        """Inverse of `state_dict`.
+        """Build the posterior that `state_dict` described.
 
         Raises:
             DataError: the state is incomplete or of something else.

@@ -10,7 +10,7 @@ PATIENCE = 1.0
 
 
 class ProgressBar:
-    """A bar on standard error, gone when finished; never written to a file or a pipe.
+    """Show a bar on standard error, gone when finished; never written to a file or a pipe.
 
     Args:
         description: what is going on.

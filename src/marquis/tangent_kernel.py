@@ -61,7 +61,7 @@ def kernel(
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel:
-    """`k(x, x')` of a network with a prior; made by `kernel`."""
+    """Compute `k(x, x')` of a network with a prior; made by `kernel`."""
 
     function: PosteriorFunction
     memory_limit: int | None = None
@@ -105,7 +105,7 @@ class TangentKernel:
 
 @dataclass(frozen=True, eq=False)
 class DualPosterior:
-    """Prediction in function space: `V = k(x,x) - k(x,X) S (I + S^T k(X,X) S)^-1 S^T k(X,x)`, `L = S S^T`.
+    """Predict in function space: `V = k(x,x) - k(x,X) S (I + S^T k(X,X) S)^-1 S^T k(X,x)`, `L = S S^T`.
 
     Equal to `J A^-1 J^T` with the full posterior precision (Woodbury). The square root S of the output Hessian instead
     of the inverse of L makes it right also where L is singular, as for classes.

@@ -15,14 +15,14 @@ from typer.core import TyperGroup
 
 
 class _Placeholder(TyperGroup):
-    """Stands for a group in the help; turns into the real group when it is about to run."""
+    """Show a group in the help, and turn into the real group when it is about to run."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary, short_help=summary)
         self.module = module
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """Hand over to the real group: the context it returns names that one as its command."""
+        """Make the context of the real group, which names that one as its command."""
         command = typer.main.get_command(import_module(self.module).app)
         return command.make_context(info_name, args, parent=parent, **extra)
 

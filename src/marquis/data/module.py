@@ -21,7 +21,7 @@ _Loader = DataLoader[tuple[Tensor, ...]]
 
 
 class EpochShuffle(Sampler[int]):
-    """A new order every epoch, a function of seed and epoch only.
+    """Shuffle anew every epoch, as a function of seed and epoch only.
 
     Lightning calls `set_epoch`, so that training resumed at epoch 7 sees what an uninterrupted run would have seen;
     without Lightning each pass counts as an epoch. It has its own generator.
@@ -48,7 +48,7 @@ class EpochShuffle(Sampler[int]):
 
 
 class DataModule(LightningDataModule):
-    """Loaders for training on a data set.
+    """Load training, validation and test batches of a data set.
 
     Validation rows are chosen from the training rows with `seed`; CelebA has an official validation split, which is
     used unless `validation` is passed. Test rows are those of `load(name, "test")`, never used for anything else.

@@ -11,7 +11,7 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True)
 class KnownFile:
-    """One file of a named set.
+    """Describe one file of a named set.
 
     Attributes:
         name: The name at its public address. A trailing `.gz` may be absent on disk.
@@ -37,7 +37,7 @@ class KnownFile:
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A data set that has a name.
+    """Describe a data set that has a name.
 
     Attributes:
         name: What `load` takes.

@@ -14,7 +14,7 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True)
 class Status:
-    """One line about one split of one set.
+    """Describe where one split of one set lies.
 
     Attributes:
         name: Name of the set.

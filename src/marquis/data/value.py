@@ -16,7 +16,7 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Data:
-    """Rows of a data set, their targets, and where they came from. Never changed after it is made.
+    """Hold the rows of a data set, their targets, and where they came from; never changed after it is made.
 
     Images are kept as bytes (a quarter of the memory); `x` is computed from them on first use.
     `data[:100]`, `data[[3, 5]]` and `data[mask]` are again `Data`, and `data[:100].x` converts only those.
@@ -102,7 +102,7 @@ class Data:
 
 
 class RowDataset(Dataset[tuple[Tensor, ...]]):
-    """`Data` for PyTorch's `DataLoader`; works like `TensorDataset`."""
+    """Serve `Data` to PyTorch's `DataLoader`, as `TensorDataset` does."""
 
     def __init__(self, data: Data) -> None:
         """Wrap `data` without copying it."""

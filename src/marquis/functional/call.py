@@ -113,7 +113,7 @@ def without_inference(x: Any) -> Any:
 
 
 class _SharedSwitch:
-    """A context that turns a switch of torch's for all threads: the first to enter turns it, the last turns it back."""
+    """Turn a switch of torch's for all threads: the first to enter turns it, the last turns it back."""
 
     def __init__(self, turn: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self._turn, self._lock, self._users = turn, threading.Lock(), 0

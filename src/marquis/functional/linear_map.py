@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class _Operator:
-    """Both products, the shapes they map between, and the number that stands for them in a graph."""
+    """Hold both products, the shapes they map between, and the number that stands for them in a graph."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], x: Tensor, handle: int, transp
 
 
 class LinearMap(nn.Module):
-    """A layer without parameters that applies a linear operator to the last dimensions of its input.
+    """Apply a linear operator to the last dimensions of the input: a layer without parameters.
 
     Args:
         forward: `[..., *input_shape]` to `[..., *output_shape]`, linear, for any number of leading dimensions.

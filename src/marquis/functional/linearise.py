@@ -36,7 +36,7 @@ def jacobian_vector_product(function: Callable[[Weights], Any], point: Weights, 
 
 
 class BatchJacobian:
-    """Products with the Jacobian J of one batch, and with its transpose; the network runs once.
+    """Multiply by the Jacobian J of one batch, and by its transpose; the network runs once.
 
     J v is the derivative of `J^T u` in u, so whatever autograd differentiates twice works: no rules, no forward mode.
 
@@ -98,7 +98,7 @@ def vector_jacobian_products(
 
 
 class Linearisation:
-    """Functions of the weights and of an input to first order around a point, for many steps from it.
+    """Linearise functions of weights and input around a point, for many steps from it.
 
     Args:
         point: The weights μ.

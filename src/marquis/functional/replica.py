@@ -51,7 +51,7 @@ def replicate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[nn.Module,
 
 
 class _Replicas:
-    """Replicas of modules, and of what refers to them, each made once."""
+    """Make replicas of modules, and of what refers to them, each once."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self.modules: dict[int, nn.Module] = {}

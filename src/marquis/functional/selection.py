@@ -18,7 +18,7 @@ Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
 
 class SelectionError(MarquisError, ValueError):
-    """Parameters were asked for that the model does not have, or none at all were selected."""
+    """Report parameters that the model does not have, or a selection of none at all."""
 
 
 def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_ou
 
 @dataclass(frozen=True)
 class Predictive:
-    """Prediction for new data; what does not apply is None.
+    """Hold the prediction for new data; what does not apply is None.
 
     Attributes:
         mean: Mean of the outputs `f` (of the mean half, for the heteroscedastic Gaussian).
@@ -43,7 +43,7 @@ class Predictive:
 
 
 class Likelihood:
-    """Base class, and at once the protocol, of all likelihoods.
+    """Define what every likelihood offers: the base class, and at once the protocol.
 
     A subclass writes `log_prob`, `sample`, `predictive`, and `hessian_sqrt` (or `root_shape` with
     `apply_sqrt` where forming the root is too expensive). All else follows from those, exactly.
@@ -174,7 +174,7 @@ class Likelihood:
 
     @property
     def scalar_noise_precision(self) -> Tensor | None:
-        """The noise precision where it is one number, by which curvature is rescaled; None otherwise."""
+        """Return the noise precision where it is one number, by which curvature is rescaled; None otherwise."""
         return None
 
     def at_unit_noise(self) -> Likelihood:

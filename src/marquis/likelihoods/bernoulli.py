@@ -14,7 +14,7 @@ from marquis.likelihoods.tools import probit_scale
 
 
 class Bernoulli(PointwiseLikelihood):
-    """`y ~ Bernoulli(sigmoid(f))`, independently per output: `l = softplus(f) - y f`, `L = diag(p (1 - p))`.
+    """Model `y ~ Bernoulli(sigmoid(f))` per output: `l = softplus(f) - y f`, `L = diag(p (1 - p))`.
 
     Source: docs/method/likelihoods.md#table-of-likelihoods. Cost: one pass over the outputs. Labels are 0 or 1, of any
     dtype. Grey values between 0 and 1 are accepted as well, as is usual for images: `log_prob` is then the cross

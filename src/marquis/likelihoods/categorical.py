@@ -15,7 +15,7 @@ from marquis.likelihoods.tools import describe, probit_scale
 
 
 class Categorical(PointwiseLikelihood):
-    """`y ~ Categorical(softmax(f))` at every position: `l = logsumexp(f) - f_y`, `L = diag(p) - p p^T`.
+    """Model `y ~ Categorical(softmax(f))` at every position: `l = logsumexp(f) - f_y`, `L = diag(p) - p p^T`.
 
     Source: docs/method/likelihoods.md#table-of-likelihoods. Outputs are logits `[B, C]`, or `[B, C, H, W]` for one
     label per pixel; labels are integers of the same shape without the class dimension. `apply_sqrt` costs one pass over

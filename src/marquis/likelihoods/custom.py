@@ -17,7 +17,7 @@ REQUIRED = ("log_prob", "hessian_sqrt", "sample", "predictive")
 
 
 class CustomLikelihood(Likelihood):
-    """A user's object with the full interface; methods that it does not have are derived from those it has.
+    """Wrap a user's object; methods that it does not have are derived from those it has.
 
     The object provides `log_prob(f, y)`, `hessian_sqrt(f)`, `sample(f, generator=None)`, `predictive(mean, variance)`.
     It may provide any other method or attribute of `Likelihood`, which is then used. A `mask` is passed on, as booleans

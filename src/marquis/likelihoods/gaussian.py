@@ -18,7 +18,7 @@ from marquis.likelihoods.tools import describe, flatten_outputs
 
 
 class Gaussian(PointwiseLikelihood):
-    """`y ~ N(f, noise)` with fixed noise: `l = 1/2 (y-f)^T B (y-f) - 1/2 log det(B / 2 pi)`, `L = B`.
+    """Model `y ~ N(f, noise)` with fixed noise: `l = 1/2 (y-f)^T B (y-f) - 1/2 log det(B / 2 pi)`, `L = B`.
 
     Source: docs/method/likelihoods.md#table-of-likelihoods; MacKay (1992) for the noise precision as a quantity to
     learn. Immutable: `with_noise` returns a new object. Cost: one pass over the outputs, or `B * O * O` with a full
@@ -190,7 +190,7 @@ class Gaussian(PointwiseLikelihood):
 
 
 class _EntrywiseNoise:
-    """Diagonal precision: a number or a tensor that broadcasts to one sample's outputs."""
+    """Hold a diagonal precision: a number or a tensor that broadcasts to one sample's outputs."""
 
     def __init__(self, precision: float | Tensor) -> None:
         # float64 for numbers: a float32 copy would already be wrong in the eighth digit for float64 networks.
@@ -232,7 +232,7 @@ class _EntrywiseNoise:
 
 
 class _MatrixNoise:
-    """Full precision `B = R R^T` over the flattened outputs of one sample."""
+    """Hold a full precision `B = R R^T` over the flattened outputs of one sample."""
 
     def __init__(self, matrix: Tensor) -> None:
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():

@@ -19,7 +19,7 @@ LOG_VARIANCE_LIMIT = 40.0
 
 
 class Heteroscedastic(PointwiseLikelihood):
-    """`f = (mu, s)`, `y ~ N(mu, e^s)`: `l = 1/2 (s + (y - mu)^2 e^-s + log 2 pi)` per label.
+    """Model `f = (mu, s)`, `y ~ N(mu, e^s)`: `l = 1/2 (s + (y - mu)^2 e^-s + log 2 pi)` per label.
 
     The Hessian in `f` depends on `y` and is indefinite, so the curvature is the Fisher information `L = diag(e^-s,
     1/2)` (docs/method/likelihoods.md#heteroscedastic-gaussian), and `label_independent` is False. Beyond |s| = 40 the

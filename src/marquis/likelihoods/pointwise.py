@@ -10,7 +10,7 @@ from marquis.likelihoods.tools import as_mask, sum_outputs
 
 
 class PointwiseLikelihood(Likelihood):
-    """A likelihood that is a product over its labels, so that a mask simply leaves factors out.
+    """Define a likelihood that is a product over its labels, so that a mask simply leaves factors out.
 
     Subclasses write the four methods with a leading underscore for complete data; masks are dealt with here, once.
     """

@@ -36,7 +36,7 @@ Weights = Tensor | Mapping[str, Tensor]
 @checked_fields
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """`theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights.
+    """Describe `theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights.
 
     See docs/method/posterior.md#prior-precisions.
 
@@ -127,7 +127,7 @@ class Prior:
 
 @dataclass(frozen=True, eq=False)
 class BoundPrior:
-    """A prior with numbers: `G` groups over `P` weights.
+    """Hold a prior with numbers: `G` groups over `P` weights.
 
     Attributes:
         layout: the parameters.
@@ -236,7 +236,7 @@ class BoundPrior:
 
 @dataclass(frozen=True, eq=False)
 class StructuredPrior:
-    """An earlier posterior as the next prior: its whole precision matrix, not only a diagonal.
+    """Hold an earlier posterior as the next prior: its whole precision matrix, not only a diagonal.
 
     See docs/method/posterior.md#checks.
 

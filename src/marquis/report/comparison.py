@@ -22,7 +22,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The page and the numbers of a comparison.
+    """Hold the page and the numbers of a comparison.
 
     Attributes:
         path: The page.

@@ -23,7 +23,7 @@ MOST_POINTS = 300
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Reconstructions of some data.
+    """Hold reconstructions of some data.
 
     Attributes:
         mean: `[m, ...]`.

@@ -28,7 +28,7 @@ OVER_SAMPLES, NOISE, CONSTANT = "std over samples", "std of predicted noise", "c
 
 @dataclass(frozen=True, eq=False)
 class LatentMap:
-    """Codes of one model in two dimensions, and the decoder's standard deviation around them.
+    """Hold codes of one model in two dimensions, and the decoder's standard deviation around them.
 
     Attributes:
         points: Codes of the data, `[n, 2]`.

@@ -27,7 +27,7 @@ OUTPUT, CODE = "output variance", "code variance"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is computed.
+    """Say how much is computed.
 
     Attributes:
         rows: Maximum number of held-out rows.
@@ -51,7 +51,7 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Results of a model for a report.
+    """Hold the results of a model for a report.
 
     Attributes:
         numbers: For the table of models.

@@ -23,7 +23,7 @@ Part = tuple[tuple[str, ...], Operator]
 
 
 class Structure(ABC):
-    """A symmetric positive semi-definite matrix A over a flattened parameter vector; an immutable value.
+    """Represent a symmetric positive semi-definite matrix A over a flattened parameter vector; an immutable value.
 
     Arithmetic returns new values and never writes into old ones; tensors are not copied, so do not write
     into those you passed in. `solve`, `logdet`, `sample`, `quadratic` and `inverse_diagonal` need A to be

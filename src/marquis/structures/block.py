@@ -22,7 +22,7 @@ BlockEntry = tuple[tuple[str, ...], Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Block(Structure):
-    """Block diagonal: a dense matrix per group of parameters (docs/method/curvature.md#full-and-block).
+    """Keep a dense matrix per group of parameters (docs/method/curvature.md#full-and-block).
 
     With blocks of n_b weights: memory sum n_b^2, factorisation sum n_b^3/3.
 

@@ -19,7 +19,7 @@ from marquis.structures.operators import DiagonalOperator, require_positive
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Structure):
-    """A = diag(values) (docs/method/curvature.md). Everything costs O(P), `quadratic` O(O P) or O(O^2 P).
+    """Keep A = diag(values) (docs/method/curvature.md). Everything costs O(P), `quadratic` O(O P) or O(O^2 P).
 
     Args:
         layout: Names and shapes of the parameters.
@@ -73,7 +73,7 @@ class Diagonal(Structure):
 
 @dataclass(frozen=True, eq=False)
 class _NamedDiagonal(DiagonalOperator):
-    """One diagonal over all parameters that can say which parameter is singular."""
+    """Represent a diagonal over all parameters that names the parameter that is singular."""
 
     layout: Layout
 

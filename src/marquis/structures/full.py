@@ -19,7 +19,7 @@ from marquis.structures.operators import DenseOperator
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Structure):
-    """A dense `[P, P]` (docs/method/curvature.md#full-and-block). Memory P^2, one Cholesky factorisation P^3/3.
+    """Keep a dense `[P, P]` (docs/method/curvature.md#full-and-block): memory P^2, one factorisation P^3/3.
 
     Args:
         layout: Names and shapes of the parameters.

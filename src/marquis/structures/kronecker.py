@@ -20,7 +20,7 @@ from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactor
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Kronecker(Structure):
-    """A = scale * direct sum of pieces + diagonal (docs/method/kronecker.md#sums-and-forgetting).
+    """Keep A = scale * direct sum of pieces + diagonal (docs/method/kronecker.md#sums-and-forgetting).
 
     A layer's piece means `left (x) right / count`: with the sums over a data set of output curvatures and
     of input products, the classical Kronecker factors. Sides r and s: memory r^2 + s^2,

@@ -22,7 +22,7 @@ Eigen = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KroneckerOperator(Operator):
-    """factor * left (x) right + shift * I, one such block per group (docs/method/posterior.md).
+    """Represent factor * left (x) right + shift * I, one such block per group (docs/method/posterior.md).
 
     With left = Q diag(l) Q^T and right = R diag(m) R^T the eigenvalues are `factor l_i m_j + shift`, the
     eigenvectors Q (x) R; the parameter is the row-major `[g, r, s]`.

@@ -25,7 +25,7 @@ DiagonalLike: TypeAlias = float | Tensor | Mapping[str, float | Tensor]
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """Ordered names and shapes of parameters, and their places in one flat vector.
+    """Hold ordered names and shapes of parameters, and their places in one flat vector.
 
     The order is the caller's; each tensor is flattened row-major. Two layouts are equal when names, shapes
     and order are.

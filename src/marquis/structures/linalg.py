@@ -18,7 +18,7 @@ JITTER_STEPS = 5
 
 
 class NumericalWarning(UserWarning):
-    """A result is usable but was obtained only after a small change of the matrix."""
+    """Warn that a result was obtained only after a small change of the matrix."""
 
 
 def resolution(size: int, dtype: torch.dtype) -> float:

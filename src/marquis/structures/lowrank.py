@@ -20,7 +20,7 @@ from marquis.structures.operators import DenseOperator, Operator, as_rows, gram
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class LowRank(Structure):
-    """A = diag + scale * G G^T with columns `G [P, R]` (docs/method/posterior.md#low-rank-samples).
+    """Keep A = diag + scale * G G^T with columns `G [P, R]` (docs/method/posterior.md#low-rank-samples).
 
     Exact, not an approximation, when G holds one column per sample and output. Inverted by Woodbury's
     identity through an `[R, R]` matrix: O(P R^2 + R^3) once, O(P R) per product and sample, memory P R. From
@@ -148,7 +148,7 @@ def _plain(*scales: Scalar) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LowRankOperator(Operator):
-    """D + c G G^T by Woodbury: A^-1 = D^-1 - c D^-1 G C^-1 G^T D^-1 with C = I + c G^T D^-1 G."""
+    """Invert D + c G G^T by Woodbury: A^-1 = D^-1 - c D^-1 G C^-1 G^T D^-1 with C = I + c G^T D^-1 G."""
 
     columns: Tensor
     values: Tensor

@@ -41,7 +41,7 @@ def require_positive(values: Tensor, what: str) -> Tensor:
 
 
 class Operator(ABC):
-    """One symmetric matrix of size n."""
+    """Represent one symmetric matrix of size n."""
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class Operator(ABC):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalOperator(Operator):
-    """diag(values)."""
+    """Represent diag(values)."""
 
     values: Tensor
     name: str
@@ -147,7 +147,7 @@ class DiagonalOperator(Operator):
 
 @dataclass(frozen=True, eq=False)
 class DenseOperator(Operator):
-    """A dense matrix, inverted through one Cholesky factor that is kept."""
+    """Represent a dense matrix, inverted through one Cholesky factor that is kept."""
 
     matrix: Tensor
     name: str

@@ -20,7 +20,7 @@ from marquis.structures.operators import DenseOperator, DiagonalOperator, Operat
 
 
 class KroneckerFactors(NamedTuple):
-    """One parameter's matrix is `left (x) right + shift I` per group, scale and count already inside left."""
+    """Hold one parameter's matrix `left (x) right + shift I` per group, scale and count already inside left."""
 
     left: Tensor
     right: Tensor
@@ -28,7 +28,7 @@ class KroneckerFactors(NamedTuple):
 
 
 class Piece(ABC):
-    """One parameter's accumulators; `+` is the joint batch, `weighted` is forgetting."""
+    """Hold one parameter's accumulators; `+` is the joint batch, `weighted` is forgetting."""
 
     kind: ClassVar[str]
 
@@ -83,7 +83,7 @@ class Piece(ABC):
 
 @dataclass(frozen=True, eq=False)
 class KroneckerPiece(Piece):
-    """Per group `left (x) right / count`, for a parameter that is row-major `[g, r, s]` (docs/method/kronecker.md).
+    """Keep `left (x) right / count` per group, for a row-major parameter `[g, r, s]` (docs/method/kronecker.md).
 
     A linear layer has one group, r outputs, s inputs; left is the sum of output curvatures, right the sum
     of input products, count the number of terms. A count of 0 is the empty batch: a zero matrix.
@@ -171,7 +171,7 @@ class KroneckerPiece(Piece):
 
 @dataclass(frozen=True, eq=False)
 class DensePiece(Piece):
-    """A dense `[size, size]` block: biases and other small parameters."""
+    """Keep a dense `[size, size]` block: biases and other small parameters."""
 
     kind: ClassVar[str] = "dense"
     matrix: Tensor
@@ -201,7 +201,7 @@ class DensePiece(Piece):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalPiece(Piece):
-    """Only a diagonal `[size]`: normalisation scales, embeddings."""
+    """Keep only a diagonal `[size]`: normalisation scales, embeddings."""
 
     kind: ClassVar[str] = "diagonal"
     values: Tensor

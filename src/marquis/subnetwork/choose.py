@@ -180,7 +180,7 @@ def _warn_if_undetermined(ratio: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Single weights: the parameters that hold any of them, and where.
+    """Hold single weights: the parameters that hold any of them, and where.
 
     Attributes:
         layout: parameters with at least one chosen weight.

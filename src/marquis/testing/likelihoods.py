@@ -148,7 +148,7 @@ class LikelihoodConformance:
         assert (spread < 1e-10) if likelihood.label_independent else (spread > 1e-2)
 
     def test_fisher_identities(self):
-        """`E[r] = 0`, `E[r r^T] = E[Hessian] = L`, over all labels of the model."""
+        """Check `E[r] = 0`, `E[r r^T] = E[Hessian] = L`, over all labels of the model."""
         likelihood, f = self.likelihood(), self.outputs(self.small)
         labels, weights = self.support(f)
         same(weights.sum(0), torch.ones(len(f), dtype=f.dtype))
@@ -223,7 +223,7 @@ class LikelihoodConformance:
         assert not likelihood.sample(f.requires_grad_(), seeded()).requires_grad
 
     def test_sampler_follows_the_model(self):
-        """The score at samples averages to 0 with covariance L: seeded, within five standard errors."""
+        """Check that the score at samples averages to 0 with covariance L: seeded, within five standard errors."""
         likelihood, f, count = self.likelihood(), self.outputs(self.small)[:1], 20_000
         many = f.expand(count, *f.shape[1:])
         score = flat(likelihood.gradient(many, likelihood.sample(many, seeded(6))))
