@@ -60,6 +60,7 @@ CURVATURE_LAYERS = [
     "squared",
     "planning",
     "linop",
+    "output_covariance",
     "ggn",
     "hessian",
     "over_processes",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.curvature.factors.quadratic_forms import Forms, quadratic_forms
+from marquis.curvature.output_covariance import output_covariance
 from marquis.curvature.planning.memory import RESERVE, available_bytes, gigabytes
 from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.likelihoods import Likelihood
+from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.last_layer import LastLayer, find_last_layer
 from marquis.predictive.links import point
@@ -110,29 +115,50 @@ def closed_form(
         return _joint(function, x, mean, limit)
     if diagonal is None and outputs > CLOSED_FORM_OUTPUTS:
         return None
-    needed = _bytes(mean, outputs, function)
+    forms = _forms(function)
+    needed = _bytes(mean, outputs, function, forms is None)
     if diagonal is None:
         whole = outputs <= COVARIANCE_OUTPUTS and needed <= _allowed(mean, limit) // 4
     else:
         whole = not diagonal
         if whole:
-            _check(mean, outputs, limit, function)
+            _check(mean, outputs, limit, function, forms is None)
+    if forms is not None:
+        with suppress(UnsupportedOperationError):  # a network that cannot be captured still has Jacobians
+            params = {**function.fixed, **function.point}
+            _, moments = output_covariance(function.model, params, x, forms, whole=whole, limit=limit)
+            return _moments(mean, moments, whole)
     posterior = function.posterior
     like = posterior.precision._like
-    variance = torch.zeros(len(mean), outputs, dtype=like.dtype, device=like.device)
-    covariance = variance.new_zeros(len(mean), outputs, outputs) if whole else None
+    moments = torch.zeros(len(mean), outputs, *((outputs,) if whole else ()), dtype=like.dtype, device=like.device)
     for inputs, rows, jacobian in jacobian_chunks(function, x, outputs, whole, limit):
-        if covariance is None:
-            variance[inputs, rows] = posterior.precision.quadratic(jacobian, diagonal_only=True)
+        if whole:
+            moments[inputs] = posterior.precision.quadratic(jacobian)
         else:
-            covariance[inputs] = posterior.precision.quadratic(jacobian)
-    if covariance is not None:
-        variance = covariance.diagonal(dim1=-2, dim2=-1)
-    return OutputMoments(mean, variance.reshape(mean.shape).to(mean.dtype), covariance)
+            moments[inputs, rows] = posterior.precision.quadratic(jacobian, diagonal_only=True)
+    return _moments(mean, moments, whole)
+
+
+def _moments(mean: Tensor, moments: Tensor, whole: bool) -> OutputMoments:
+    variance = moments.diagonal(dim1=-2, dim2=-1) if whole else moments
+    return OutputMoments(mean, variance.reshape(mean.shape).to(mean.dtype), moments if whole else None)
+
+
+_FORMS: weakref.WeakKeyDictionary[Posterior, Forms | None] = weakref.WeakKeyDictionary()
+
+
+def _forms(function: PosteriorFunction) -> Forms | None:
+    """Return what makes covariances without Jacobians, once per posterior; None where only Jacobians do."""
+    posterior = function.posterior
+    if function.at is not None or posterior.index is not None:
+        return None
+    if posterior not in _FORMS:
+        _FORMS[posterior] = quadratic_forms(posterior.precision)
+    return _FORMS[posterior]
 
 
 def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
-    _check(mean, mean.numel(), limit, function)
+    _check(mean, mean.numel(), limit, function, True)
     outputs = mean[0].numel()
     pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
     stacked = torch.cat(pieces).flatten(0, 1)
@@ -140,18 +166,18 @@ def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None)
     return OutputMoments(mean, covariance.diagonal().reshape(mean.shape).to(mean.dtype), covariance)
 
 
-def _bytes(mean: Tensor, rows: int, function: PosteriorFunction) -> int:
-    """Return the bytes of a covariance of this many outputs, with its Jacobian."""
-    return rows * (rows + COPIES * function.posterior.layout.total) * mean.element_size()
+def _bytes(mean: Tensor, rows: int, function: PosteriorFunction, with_jacobian: bool) -> int:
+    """Return the bytes of a covariance of this many outputs, with its Jacobian where there is one."""
+    return rows * (rows + with_jacobian * COPIES * function.posterior.layout.total) * mean.element_size()
 
 
 def _allowed(mean: Tensor, limit: int | None) -> int:
     return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
 
 
-def _check(mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction) -> None:
+def _check(mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction, with_jacobian: bool) -> None:
     """Refuse a covariance that cannot fit, before it is tried."""
-    needed, allowed = _bytes(mean, rows, function), _allowed(mean, limit)
+    needed, allowed = _bytes(mean, rows, function, with_jacobian), _allowed(mean, limit)
     if needed > max(allowed, 2**24):
         raise MemoryBudgetError(
             f"the covariance of {rows:,} outputs over {function.posterior.layout.total:,} weights takes about "

@@ -45,7 +45,8 @@ class KroneckerOperator(Operator):
         return self.left.shape[0], self.left.shape[-1], self.right.shape[-1]
 
     @cached_property
-    def _bases(self) -> tuple[Tensor, Tensor]:
+    def bases(self) -> tuple[Tensor, Tensor]:
+        """Return the eigenvectors Q `[g, r, r]` and R `[g, s, s]`."""
         return self.eigen()[0][1], self.eigen()[1][1]
 
     @cached_property
@@ -55,7 +56,8 @@ class KroneckerOperator(Operator):
         return self.factor * left.unsqueeze(-1) * right.unsqueeze(-2)
 
     @cached_property
-    def _eigenvalues(self) -> Tensor:
+    def eigenvalues(self) -> Tensor:
+        """Return the eigenvalues with the shift, `[g, r, s]`; all have to be positive."""
         return require_positive(self._curvature + self.shift, self.name)
 
     def _fold(self, v: Tensor) -> Tensor:
@@ -63,14 +65,14 @@ class KroneckerOperator(Operator):
 
     def _rotate(self, v: Tensor) -> Tensor:
         """Return coordinates in the eigenbasis, `[..., g, r, s]`."""
-        return self._bases[0].mT @ self._fold(v) @ self._bases[1]
+        return self.bases[0].mT @ self._fold(v) @ self.bases[1]
 
     def _back(self, v: Tensor) -> Tensor:
-        return (self._bases[0] @ v @ self._bases[1].mT).reshape(*v.shape[:-3], self.size)
+        return (self.bases[0] @ v @ self.bases[1].mT).reshape(*v.shape[:-3], self.size)
 
     def _spread_squares(self, weights: Tensor) -> Tensor:
         """Return diag(Q diag(weights) Q^T) for the joint eigenvectors, `[n]`."""
-        return (self._bases[0].square() @ weights @ self._bases[1].square().mT).reshape(self.size)
+        return (self.bases[0].square() @ weights @ self.bases[1].square().mT).reshape(self.size)
 
     def to_dense(self) -> Tensor:
         """Return the matrix, written out in O(n^2)."""
@@ -90,24 +92,24 @@ class KroneckerOperator(Operator):
 
     def logdet(self) -> Tensor:
         """Return log det A in O(n) after two eigen-decompositions."""
-        return self._eigenvalues.log().sum()
+        return self.eigenvalues.log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
         """Return A^-1 v in O(n (r + s))."""
-        return self._back(self._rotate(v) / self._eigenvalues)
+        return self._back(self._rotate(v) / self.eigenvalues)
 
     def sample_from(self, z: Tensor) -> Tensor:
         """Return Q [z / sqrt(eigenvalues)] R^T."""
-        return self._back(self._fold(z) / self._eigenvalues.sqrt())
+        return self._back(self._fold(z) / self.eigenvalues.sqrt())
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
         """Return J A^-1 J^T by the eigenbasis: O(o n (r + s)), and O(o^2 n) for the whole matrix."""
-        half = self._rotate(jacobian) / self._eigenvalues.sqrt()
+        half = self._rotate(jacobian) / self.eigenvalues.sqrt()
         return gram(half.reshape(jacobian.shape), diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:
         """Return diag(A^-1) in O(n (r + s))."""
-        return self._spread_squares(1 / self._eigenvalues)
+        return self._spread_squares(1 / self.eigenvalues)
 
     def effective_dimension(self, d: Tensor) -> Tensor:
         """Return the diagonal with the same eigenvectors and eigenvalues h / (h + d); d has to be a scalar."""

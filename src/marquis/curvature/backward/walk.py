@@ -16,7 +16,7 @@ from math import prod
 
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators import Accumulator
+from marquis.curvature.backward.accumulators.base import Receiver
 from marquis.curvature.backward.bottlenecks import Bottleneck, choose_bottlenecks, find_bottlenecks, step_costs
 from marquis.curvature.backward.output_roots import PixelwiseRoot, SquareRoot
 from marquis.curvature.backward.recompression import TriangularRoot, add_gram, square_root
@@ -62,7 +62,7 @@ class BackwardWalk:
 
     backward: BackwardSteps
     context: Context
-    accumulator: Accumulator
+    accumulator: Receiver
     chunk_bytes: int
     observer: Observer | None = None
 
@@ -149,7 +149,7 @@ class BackwardWalk:
 def chosen_bottlenecks(
     backward: BackwardSteps,
     shapes: Mapping[int, tuple[int, ...]],
-    accumulator: Accumulator,
+    accumulator: Receiver,
     root: SquareRoot,
     samples: int,
 ) -> list[Bottleneck]:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from typing_extensions import override
 
 from marquis.curvature.backward.accumulators import Accumulator, DiagonalAccumulator, KroneckerAccumulator
+from marquis.curvature.backward.accumulators.base import Receiver
 from marquis.curvature.backward.bottlenecks import Bottleneck
 from marquis.curvature.backward.output_roots import ExplicitRoot, PixelwiseRoot, SquareRoot, exact_root
 from marquis.curvature.backward.steps import BackwardSteps
@@ -35,7 +36,6 @@ from marquis.curvature.planning.memory import AllocationMeter, tensors_in
 from marquis.curvature.squared.squared import squared_forward, squared_pass
 from marquis.errors import MarquisError
 from marquis.likelihoods import Likelihood
-from marquis.structures import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Rehearsal(Observer):
 
 
 @dataclass(eq=False)
-class _Rehearsed(Accumulator):
+class _Rehearsed(Receiver):
     """Takes gradients as another accumulator would, for the temporaries that this takes, and adds nothing up.
 
     Attributes:
@@ -167,10 +167,6 @@ class _Rehearsed(Accumulator):
     def end_chunk(self) -> None:
         self.held.clear()
 
-    @override
-    def finish(self) -> Structure:
-        raise NotImplementedError
-
 
 def rehearse_factored(
     backward: BackwardSteps,
@@ -204,7 +200,7 @@ def rehearse_factored(
         forward = partial(network.forward, values, keep, result.shapes, backward.with_extra)
         outputs = _forward(values, result, forward)
         real = make_accumulator()
-        accumulator = _Rehearsed(real.layout, real.like, real=real, kept=result.kept)
+        accumulator = _Rehearsed(real.like, real=real, kept=result.kept)
         with AllocationMeter() as meter:
             if probes is None:
                 image = image_shape(network, result.shapes)

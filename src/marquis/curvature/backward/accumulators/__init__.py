@@ -37,12 +37,12 @@ def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int,
         reduce: for `kronecker`, sum over positions first.
     """
     if structure == "diagonal":
-        return DiagonalAccumulator(layout, like)
+        return DiagonalAccumulator(like, layout)
     if structure == "kronecker":
-        return KroneckerAccumulator(layout, like, samples=samples, reduce=reduce)
+        return KroneckerAccumulator(like, layout, samples=samples, reduce=reduce)
     if structure == "block":
-        return BlockAccumulator(layout, like, members=modules_of(layout.names))
-    return FullAccumulator(layout, like) if structure == "full" else LowRankAccumulator(layout, like)
+        return BlockAccumulator(like, layout, members=modules_of(layout.names))
+    return FullAccumulator(like, layout) if structure == "full" else LowRankAccumulator(like, layout)
 
 
 def modules_of(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

@@ -1,9 +1,9 @@
-"""What every accumulator does: take per-sample gradients, give a structure."""
+"""What every accumulator does: take per-sample gradients; most give a structure."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,17 +15,16 @@ GRADIENT_BYTES = 2**25
 
 
 @dataclass(eq=False)
-class Accumulator(ABC):
-    """Collects gradients of the parameters of a layout.
+class Receiver(ABC):
+    """Takes the gradients that a backward walk meets; this much of it the walk knows.
 
     Attributes:
-        layout: selected parameters.
         like: a tensor with the dtype and device of the result.
     """
 
-    layout: Layout
     like: Tensor
-    recompresses: bool = True
+    recompresses: bool = field(default=False, init=False)
+    """Whether the columns may be replaced by others with the same S Sᵀ."""
 
     @abstractmethod
     def add(self, name: str, gradients: ParameterGradients) -> None:
@@ -39,14 +38,30 @@ class Accumulator(ABC):
         """Take note that all chunks of columns down to the next bottleneck have been added."""
         return None
 
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return groups of parameters whose gradients must have the same columns."""
+        return []
+
+    def refuse_shared(self, name: str, uses: int) -> None:
+        """Raise if a parameter with several uses cannot be expressed."""
+        return None
+
+
+@dataclass(eq=False)
+class Accumulator(Receiver):
+    """Collects gradients of the parameters of a layout.
+
+    Attributes:
+        layout: selected parameters.
+    """
+
+    layout: Layout
+    recompresses: bool = field(default=True, init=False)
+
     @abstractmethod
     def finish(self) -> Structure:
         """Return the structure of everything added."""
 
     def groups(self) -> list[tuple[str, ...]]:
-        """Return groups of parameters whose gradients must have the same columns."""
+        """Return one group per parameter."""
         return [(name,) for name in self.layout.names]
-
-    def refuse_shared(self, name: str, uses: int) -> None:
-        """Raise if the structure cannot express a parameter with several uses."""
-        return None

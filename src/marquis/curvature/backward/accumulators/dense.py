@@ -93,7 +93,7 @@ class BlockAccumulator(DenseAccumulator):
 class FullAccumulator(BlockAccumulator):
     """The whole matrix: columns must be the same for all parameters, so nothing is recompressed."""
 
-    recompresses: bool = False
+    recompresses: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Put all parameters into one block."""
@@ -108,7 +108,7 @@ class FullAccumulator(BlockAccumulator):
 class LowRankAccumulator(DenseAccumulator):
     """All gradients, as columns of G with H = G Gᵀ."""
 
-    recompresses: bool = False
+    recompresses: bool = field(default=False, init=False)
     kept: list[Tensor] = field(default_factory=list)
 
     @override
