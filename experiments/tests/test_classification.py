@@ -94,7 +94,7 @@ def test_links_are_those_of_predict(small_posterior):
     network, laplace, x = small_posterior
     mean, covariances = StackCovariance(network, [laplace.posterior])(x[:5])
     found = linked(mean, covariances[0], 40)
-    assert torch.allclose(found["probit"], laplace.predict(x[:5]).probs, rtol=1e-10)
+    assert torch.allclose(found["probit"], laplace.predict(x[:5], link="probit").probs, rtol=1e-10)
     # The Monte-Carlo average by hand, for one image, from the same standard normal numbers.
     values, vectors = torch.linalg.eigh(covariances[0][3])
     z = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)).double()

@@ -101,10 +101,11 @@ def test_two_classes_are_a_bernoulli():
     probs, expected = Categorical().predictive(f, both).probs, Bernoulli().predictive(logit, variance).probs
     assert probs is not None and expected is not None
     torch.testing.assert_close(probs[:, 1], expected)
-    # Half the variance on either logit is the same Gaussian over their difference, but the diagonal form shrinks less.
+    # Half the variance on either logit is the same Gaussian over their difference.
     halves = torch.stack([variance, variance], 1) / 2
     split = Categorical().predictive(f, halves).probs
-    assert split is not None and ((split[:, 1] - expected).abs() > 1e-4).all()
+    assert split is not None
+    torch.testing.assert_close(split[:, 1], expected)
 
 
 def test_predictive_of_pixels_sums_to_one_along_the_classes():
@@ -119,12 +120,13 @@ def test_predictive_of_pixels_sums_to_one_along_the_classes():
 
 def test_predictive_without_variance_is_softmax_and_with_much_is_uniform():
     mean = torch.randn(3, 4, generator=seeded(), dtype=torch.float64)
-    assert torch.equal(Categorical().predictive(mean, torch.zeros_like(mean)).probs, mean.softmax(1))
+    torch.testing.assert_close(Categorical().predictive(mean, torch.zeros_like(mean)).probs, mean.softmax(1))
+    assert torch.equal(Categorical().predictive_at(mean).probs, mean.softmax(1))
     torch.testing.assert_close(
         Categorical().predictive(mean, torch.full_like(mean, 1e12)).probs,
         torch.full_like(mean, 0.25),
         rtol=0,
-        atol=1e-5,
+        atol=0.01,  # 512 nodes, each for one class
     )
 
 

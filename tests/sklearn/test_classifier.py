@@ -69,7 +69,8 @@ def test_labels_of_any_type(moons):
         assert model.predict(X).dtype == labels.dtype
 
 
-@pytest.mark.parametrize("link", ["probit", "bridge", "mc"])
+@pytest.mark.filterwarnings("ignore:link=")
+@pytest.mark.parametrize("link", ["quadrature", "probit", "bridge", "mc"])
 def test_several_classes(wine, link):
     X, y = wine
     names = np.array(["Barolo", "Grignolino", "Barbera"])
@@ -82,7 +83,7 @@ def test_several_classes(wine, link):
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probs, rtol=1e-12)
     assert model.score(X, names[y]) > 0.97
     x, source = model._inputs(X), torch.Generator().manual_seed(0)
-    ways = {other: model.laplace_.predict(x, link=other).probs for other in ("probit", "bridge")}
+    ways = {other: model.laplace_.predict(x, link=other).probs for other in ("quadrature", "probit", "bridge")}
     ways["mc"] = model.laplace_.predict(x).sample(100, source).softmax(-1).mean(0)
     for other, own in ways.items():
         assert np.allclose(own / own.sum(1, keepdim=True), probs, rtol=1e-8) == (other == link)
@@ -91,7 +92,7 @@ def test_several_classes(wine, link):
     np.testing.assert_allclose(draws.sum(1), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("link", ["probit", "mc"])
+@pytest.mark.parametrize("link", ["quadrature", "mc"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_row_does_not_depend_on_its_neighbours(wine, link, classes, monkeypatch):
     X, y = wine[0][wine[1] < classes], wine[1][wine[1] < classes]

@@ -115,7 +115,7 @@ class BaseAutoencoder(LightningModule):
 
     def output(self, f: Tensor) -> Output:
         """Return mean and noise variance of the data for the decoder's outputs `f`."""
-        prediction = self.likelihood.predictive(f, f.new_zeros(()).expand_as(f))  # one zero, not a tensor of zeros
+        prediction = self.likelihood.predictive_at(f)
         if prediction.probs is None:
             return Output(f, prediction.mean, prediction.noise_variance)
         return Output(f, prediction.probs, prediction.probs * (1 - prediction.probs))

@@ -216,7 +216,7 @@ class Laplace:
             method: "linearised" (closed form), "linearised-samples" (for many outputs), or "sampled" (networks at
                 sampled weights).
             samples: Number of weight samples, or of logit samples for link="mc".
-            link: How Gaussian logits become probabilities: "probit", "bridge" or "mc".
+            link: How Gaussian logits become probabilities: "quadrature" (default), "mc", "probit" or "bridge".
             at: Path of a module whose output is predicted instead.
             joint: Whether to return the covariance over all inputs together.
             diagonal: True for variances only, False for covariances of any size; None decides by the outputs' number.

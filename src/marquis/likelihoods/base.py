@@ -97,6 +97,10 @@ class Likelihood:
         """Return the prediction for Gaussian outputs with this mean and marginal variance, both shaped like `f`."""
         raise self._missing("predictive")
 
+    def predictive_at(self, f: Tensor) -> Predictive:
+        """Return the prediction for outputs without uncertainty, `predictive` at variance 0."""
+        return self.predictive(f, f.new_zeros(()).expand_as(f))
+
     @checked
     def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.

@@ -8,9 +8,9 @@ from torch.nn.functional import logsigmoid
 
 from marquis.arguments import checked
 from marquis.errors import DataError
+from marquis.likelihoods.averages import sigmoid_average
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
-from marquis.likelihoods.tools import probit_scale
 
 
 class Bernoulli(PointwiseLikelihood):
@@ -33,12 +33,12 @@ class Bernoulli(PointwiseLikelihood):
 
     @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Return the logits' moments and `probs = sigmoid(m / sqrt(1 + pi v / 8))` (MacKay 1992).
-
-        Exact for v = 0 and for m = 0, else within 0.015 of the true average.
-        """
+        """Return the logits' moments and the sigmoid averaged over them (see `averages.sigmoid_average`)."""
         self._check_moments(mean, variance)
-        return Predictive(mean, variance, probs=(mean * probit_scale(variance)).sigmoid())
+        return Predictive(mean, variance, probs=sigmoid_average(mean, variance))
+
+    def predictive_at(self, f: Tensor) -> Predictive:  # noqa: D102
+        return Predictive(f, f.new_zeros(()).expand_as(f), probs=f.sigmoid())
 
     # Both tails are spelled out below, for instance sigmoid(-f) and not 1 - sigmoid(f), which rounds to 0 too early.
 

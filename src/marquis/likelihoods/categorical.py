@@ -9,9 +9,10 @@ from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.likelihoods.averages import softmax_average
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
-from marquis.likelihoods.tools import describe, probit_scale
+from marquis.likelihoods.tools import describe
 
 
 class Categorical(PointwiseLikelihood):
@@ -71,13 +72,31 @@ class Categorical(PointwiseLikelihood):
         return labels.reshape(probs.shape[:-1])
 
     @checked
-    def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
-        """Return the logits' moments and `probs = softmax(m_c / sqrt(1 + pi v_c / 8))`.
+    def predictive(self, mean: Tensor, variance: Tensor, covariance: Tensor | None = None) -> Predictive:
+        """Return the logits' moments and the softmax averaged over them (see `averages.softmax_average`).
 
-        Drops the correlations between logits: only marginal variances enter.
+        Args:
+            mean: Logits, shaped like the outputs.
+            variance: Their variances. Without a covariance the logits count as independent.
+            covariance: Of the flattened outputs of each sample, `[B, O, O]`, or of all of them, `[B O, B O]`.
         """
         self._check_moments(mean, variance)
-        return Predictive(mean, variance, probs=(mean * probit_scale(variance)).softmax(self._class_dim(mean)))
+        dim = self._class_dim(mean)
+        blocks = None if covariance is None else self._class_blocks(covariance, mean, dim)
+        probs = softmax_average(mean.movedim(dim, -1), variance.movedim(dim, -1), blocks)
+        return Predictive(mean, variance, probs=probs.movedim(-1, dim))
+
+    def predictive_at(self, f: Tensor) -> Predictive:  # noqa: D102
+        return Predictive(f, f.new_zeros(()).expand_as(f), probs=f.softmax(self._class_dim(f)))
+
+    @staticmethod
+    def _class_blocks(covariance: Tensor, mean: Tensor, dim: int) -> Tensor:
+        """Return the covariance of the classes at every position, `[B, *positions, C, C]`."""
+        batch, outputs = len(mean), mean[:1].numel()
+        if covariance.dim() == 2:  # over all inputs: their own blocks
+            covariance = covariance.reshape(batch, outputs, batch, outputs).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        index = torch.arange(outputs, device=mean.device).reshape(mean.shape[1:]).movedim(dim - 1, -1)
+        return covariance[:, index.unsqueeze(-1), index.unsqueeze(-2)]
 
     def hessian(self, f: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         dim = self._class_dim(f)

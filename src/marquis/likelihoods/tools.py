@@ -1,4 +1,4 @@
-"""Small tensor helpers that the likelihoods share: masks, sums per sample, the probit factor."""
+"""Small tensor helpers that the likelihoods share: masks and sums per sample."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ def sum_outputs(t: Tensor) -> Tensor:
 def flatten_outputs(t: Tensor) -> Tensor:
     """Reshape `[B, *rest]` to `[B, O]`, also for an empty batch and for no rest at all."""
     return t.reshape(t.shape[0], math.prod(t.shape[1:]))
-
-
-def probit_scale(variance: Tensor) -> Tensor:
-    """Return `1 / sqrt(1 + pi v / 8)`, by which MacKay's approximation shrinks a logit of variance `v`."""
-    return torch.rsqrt(1 + math.pi / 8 * variance)
 
 
 def describe(t: Tensor) -> str:

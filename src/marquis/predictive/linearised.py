@@ -23,7 +23,7 @@ from marquis.predictive.last_layer import LastLayer, find_last_layer
 from marquis.predictive.links import point
 from marquis.predictive.sampling import Averages
 
-COVARIANCE_OUTPUTS = 64
+COVARIANCE_OUTPUTS = 128
 """Up to this many outputs the covariance of each input is kept unless it is not wanted."""
 
 CLOSED_FORM_OUTPUTS = 1024

@@ -1,8 +1,9 @@
-"""From Gaussian logits to class probabilities: probit, Laplace bridge, averages (docs/method/predictive.md)."""
+"""From Gaussian logits to class probabilities (docs/method/predictive.md#classification-links)."""
 
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -11,8 +12,16 @@ from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, Predictive
 
-LINKS = ("probit", "bridge", "mc")
+LINKS = ("quadrature", "probit", "bridge", "mc")
 """How Gaussian logits become probabilities."""
+
+ERRORS = {
+    "probit": "its largest probability is off by .1 to .3 on average where logits have variances from 1 on, and changes "
+    "with a variance that all logits share",
+    "bridge": "its largest probability is off by .1 to .4 on average, also for small variances, where its most probable "
+    "class is often another one than the network's",
+}
+"""What is wrong with the published links for three or more classes (docs/experiments/links.md)."""
 
 
 def check_link(link: str | None, likelihood: Likelihood | None) -> str | None:
@@ -23,8 +32,33 @@ def check_link(link: str | None, likelihood: Likelihood | None) -> str | None:
     if likelihood is None or likelihood.kind in ("gaussian", "heteroscedastic"):
         raise UnsupportedOperationError(f"link={link!r} turns logits into probabilities; {likelihood} has none.")
     if link == "bridge" and not isinstance(likelihood, Categorical):
-        raise UnsupportedOperationError(f"the Laplace bridge needs Categorical, not {likelihood}; use link='probit'.")
+        raise UnsupportedOperationError(f"the Laplace bridge needs Categorical, not {likelihood}; leave link out.")
+    if link in ERRORS and isinstance(likelihood, Categorical):
+        warnings.warn(f"link={link!r}: {ERRORS[link]}. The default, 'quadrature', is within .014.", stacklevel=4)
     return link
+
+
+def linked(
+    likelihood: Likelihood | None, mean: Tensor, variance: Tensor, covariance: Tensor | None, link: str | None
+) -> Predictive:
+    """Return the prediction of the likelihood for Gaussian outputs, its probabilities by the link."""
+    if likelihood is None:
+        return Predictive(mean, variance)
+    if link == "probit":
+        return Predictive(mean, variance, None, probit(likelihood, mean, variance))
+    if isinstance(likelihood, Categorical):
+        if link == "bridge":
+            each = covariance if covariance is not None and covariance.dim() == 3 else None
+            return Predictive(mean, variance, None, bridge(likelihood, mean, variance, each))
+        return likelihood.predictive(mean, variance, covariance)
+    return likelihood.predictive(mean, variance)
+
+
+def probit(likelihood: Likelihood, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return `sigmoid` or `softmax` of `m / sqrt(1 + pi v / 8)` (MacKay 1992); drops correlations between logits."""
+    probs = likelihood.predictive_at(mean * torch.rsqrt(1 + math.pi / 8 * variance)).probs
+    assert probs is not None
+    return probs
 
 
 def bridge(likelihood: Categorical, mean: Tensor, variance: Tensor, covariance: Tensor | None = None) -> Tensor:
@@ -61,7 +95,7 @@ def point(likelihood: Likelihood | None, outputs: Tensor) -> Predictive:
     """Return the likelihood's predictive distribution for outputs without uncertainty, `[B, *rest]`."""
     if likelihood is None:
         return Predictive(outputs, torch.zeros_like(outputs))
-    return likelihood.predictive(outputs, torch.zeros_like(outputs))
+    return likelihood.predictive_at(outputs)
 
 
 def label_entropy(likelihood: Likelihood | None, probs: Tensor) -> Tensor:

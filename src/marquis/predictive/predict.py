@@ -14,12 +14,12 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.unwrap import plain_inputs
-from marquis.likelihoods import Categorical, Likelihood, Predictive, as_likelihood
+from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
-from marquis.predictive.links import bridge, check_link
+from marquis.predictive.links import check_link, linked
 from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
 from marquis.progress import ProgressBar
@@ -57,7 +57,8 @@ def predict(
         likelihood: p(y|f); None predicts outputs only.
         method: see the table.
         samples: number of weight samples, or of logit samples for link="mc".
-        link: "probit" (default of the closed form), "bridge", or "mc" (default of the samples).
+        link: "quadrature" (default of the closed form: fixed nodes), "mc" (default of the samples), or the published
+            "probit" and "bridge", which warn for classes, as they are far off.
         at: path of a module whose output is predicted instead, with mean and variance.
         joint: covariance over all inputs together, `[B O, B O]`.
         diagonal: True for variances only, never an O x O block; False to insist on covariances; None: up to 64
@@ -81,7 +82,7 @@ def predict(
     link = check_link(link, known)
     with naming_inputs(model, x, lambda: function.at_point(x)):
         if method == "sampled":
-            if joint or diagonal is False or link in ("probit", "bridge"):
+            if joint or diagonal is False or link not in (None, "mc"):
                 raise UnsupportedOperationError(
                     "method='sampled' averages over networks: it has no joint= or diagonal=False covariance and no "
                     "link; use method='linearised', or prediction.sample(n)."
@@ -109,7 +110,7 @@ def _from_moments(
     generator: torch.Generator | None,
 ) -> Prediction:
     """Return the prediction for Gaussian outputs with known moments."""
-    predictive = _with_link(likelihood, moments.mean, moments.variance, moments.covariance, link)
+    predictive = linked(likelihood, moments.mean, moments.variance, moments.covariance, link)
     entropy = None
     if link == "mc" and likelihood is not None:
         if moments.can_draw:
@@ -131,23 +132,11 @@ def _from_samples(
 ) -> Prediction:
     average = likelihood is not None and link in (None, "mc")
     summary: SampleSummary = summarise_linearised(runner, likelihood, samples, generator, probs=average)
-    predictive = _with_link(likelihood, summary.mean, summary.variance, None, link)
+    predictive = linked(likelihood, summary.mean, summary.variance, None, link)
     if average:
         predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, summary.probs)
     name = f"linearised ({samples} samples)"
     return _finish(predictive, None, name, likelihood, runner, summary.expected_entropy)
-
-
-def _with_link(
-    likelihood: Likelihood | None, mean: Tensor, variance: Tensor, covariance: Tensor | None, link: str | None
-) -> Predictive:
-    if likelihood is None:
-        return Predictive(mean, variance)
-    predictive = likelihood.predictive(mean, variance)
-    if link == "bridge" and isinstance(likelihood, Categorical):
-        each = covariance if covariance is not None and covariance.dim() == 3 else None
-        return Predictive(predictive.mean, predictive.variance, None, bridge(likelihood, mean, variance, each))
-    return predictive
 
 
 def _finish(

@@ -17,6 +17,7 @@ from marquis.loaders import read_batches
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import COVARIANCE_OUTPUTS
+from marquis.predictive.links import linked
 from marquis.predictive.predict import predict
 from marquis.predictive.prediction import Prediction
 
@@ -75,8 +76,9 @@ class ValidationScore:
         if batch.jacobian is None or batch.mean is None:
             same = torch.Generator().manual_seed(0)  # the same samples for every prior, if there are any
             return predict(posterior, self._model, batch.x, likelihood, diagonal=None, generator=same)
-        variance = posterior.precision.quadratic(batch.jacobian, diagonal_only=True)
-        predictive = likelihood.predictive(batch.mean, variance.reshape(batch.mean.shape).to(batch.mean.dtype))
+        covariance = posterior.precision.quadratic(batch.jacobian)
+        variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(batch.mean.shape).to(batch.mean.dtype)
+        predictive = linked(likelihood, batch.mean, variance, covariance, None)
         return Prediction(
             predictive.mean,
             predictive.variance,

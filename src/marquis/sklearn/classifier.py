@@ -16,13 +16,12 @@ from marquis.choices import choose, match_choice
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.options import renamed_arguments
+from marquis.predictive.links import LINKS
 from marquis.priors import Prior
 from marquis.sklearn.base import NEW_NAMES, ROWS, LaplaceEstimator, generator_from
 from marquis.sklearn.input_tables import plain_labels, plain_table
 from marquis.sklearn.network import ModuleLike
 from marquis.sklearn.parameter_checks import whole
-
-LINKS = ("probit", "bridge", "mc")
 
 DRAWS, SEED = 100, 0
 """Networks whose probabilities link="mc" averages: the same ones for all rows, every time."""
@@ -58,7 +57,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         scale: whether features are standardised first.
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.
-        link: how probabilities are averaged: "probit", "bridge", or "mc" (over 100 networks, the same for all rows).
+        link: how probabilities are averaged: "quadrature" (fixed nodes), "mc" (over 100 networks, the same for all
+            rows), or the published "probit" and "bridge", which are far off for three or more classes.
         random_state: of initial weights and mini-batches. Global generators are left alone.
         verbose: 1 prints training and tuning, 2 also shows progress bars.
 
@@ -94,7 +94,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         scale: bool = True,
         dtype: str = "float64",
         device: str = "cpu",
-        link: str = "probit",
+        link: str = "quadrature",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:

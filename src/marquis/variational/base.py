@@ -155,10 +155,10 @@ class Method(nn.Module):
         with evaluation_mode(self.network):
             if samples == 0:
                 outputs = run(self.network, x)
-                return self.likelihood.predictive(outputs, torch.zeros_like(outputs))
+                return self.likelihood.predictive_at(outputs)
             buffers = buffers_of(self.network)
             outputs = [call(self.network, self.draw(), buffers, x) for _ in range(samples)]
-        single = [self.likelihood.predictive(f, torch.zeros_like(f)) for f in outputs]
+        single = [self.likelihood.predictive_at(f) for f in outputs]
         return Predictive(
             mean=torch.stack([p.mean for p in single]).mean(0),
             variance=torch.stack([p.mean for p in single]).var(0, correction=0),

@@ -19,6 +19,7 @@ from marquis.functional.jacobian import jacobian
 from marquis.laplace import Laplace
 from marquis.likelihoods import Categorical
 from marquis.posterior import Posterior
+from marquis.predictive import links
 from marquis.predictive.function import PosteriorFunction
 from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Full, Layout, Structure
@@ -120,9 +121,7 @@ def by_evidence(candidate: Candidate, weights: Tensor, statistics: Statistics) -
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
     """Return class probabilities of Gaussian logits (docs/method/predictive.md)."""
-    probs = Categorical().predictive(mean, variance.to(mean.dtype)).probs
-    assert probs is not None
-    return probs
+    return links.probit(Categorical(), mean, variance.to(mean.dtype))
 
 
 def candidates(

@@ -1,0 +1,1 @@
+"""Studies behind the defaults: which link for classes, which tuning."""
