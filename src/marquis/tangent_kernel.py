@@ -145,7 +145,7 @@ class DualPosterior:
         return torch.linalg.solve_triangular(self._factor, self._root.mT @ self.kernel(self.x, x), upper=False)
 
     def predict(self, x: Any) -> Prediction:
-        """Return the mean and variance at new inputs, with the probit link for classes."""
+        """Return the mean and variance at new inputs; for classes, logits count as independent in the link."""
         mean = self.kernel.function.at_point(x)
         outputs = mean[0].numel()
         variance = self.kernel(x, diagonal=True) - self._explained(x).square().sum(0).reshape(-1, outputs)

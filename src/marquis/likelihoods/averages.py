@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 NODES = 512
-"""Nodes of the softmax's average. Mean error of the largest probability: at most .014 (docs/experiments/links.md)."""
+"""Nodes of the softmax's average. Mean error of the largest probability: at most .017 (docs/experiments/links.md)."""
 
 ENTRIES = 2**23
 """Logits at all nodes that exist at once."""

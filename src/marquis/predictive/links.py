@@ -34,7 +34,7 @@ def check_link(link: str | None, likelihood: Likelihood | None) -> str | None:
     if link == "bridge" and not isinstance(likelihood, Categorical):
         raise UnsupportedOperationError(f"the Laplace bridge needs Categorical, not {likelihood}; leave link out.")
     if link in ERRORS and isinstance(likelihood, Categorical):
-        warnings.warn(f"link={link!r}: {ERRORS[link]}. The default, 'quadrature', is within .014.", stacklevel=4)
+        warnings.warn(f"link={link!r}: {ERRORS[link]}. The default, 'quadrature', is within .017.", stacklevel=4)
     return link
 
 

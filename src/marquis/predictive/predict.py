@@ -61,7 +61,7 @@ def predict(
             "probit" and "bridge", which warn for classes, as they are far off.
         at: path of a module whose output is predicted instead, with mean and variance.
         joint: covariance over all inputs together, `[B O, B O]`.
-        diagonal: True for variances only, never an O x O block; False to insist on covariances; None: up to 64
+        diagonal: True for variances only, never an O x O block; False to insist on covariances; None: up to 128
             outputs have them.
         generator: source of randomness.
         memory_limit: bytes for temporaries; default 256 MB.
