@@ -51,8 +51,8 @@ def softmax_average(mean: Tensor, variance: Tensor, covariance: Tensor | None = 
     """Return `E softmax(f)` for `f ~ N(mean, V)`, classes along the last dimension.
 
     Two classes are a sigmoid of one difference. More are averaged over fixed quasi-Monte-Carlo nodes
-    `f = m + R z`, `R` the symmetric root of `P V P` with `P = I - 1 1^T / C`: neither a constant added to all logits nor a
-    common variance changes the result, it is the softmax at `V = 0`, and a row's result depends on no other row.
+    `f = m + R z`, `R` the symmetric root of `P V P` with `P = I - 1 1^T / C`: neither a constant added to all logits
+    nor a common variance changes the result, it is the softmax at `V = 0`, and no row depends on another row.
     Another order of the classes moves the largest probability by up to twice the error, .02 on average at 100 classes.
 
     Args:
@@ -71,7 +71,9 @@ def softmax_average(mean: Tensor, variance: Tensor, covariance: Tensor | None = 
         second = sigmoid_average(mean[..., 1] - mean[..., 0], spread.clamp(min=0).to(mean.dtype))
         return torch.stack([first, second], -1)
     lead, mean = mean.shape[:-1], mean.reshape(-1, classes)
-    root = variance.reshape(-1, classes).sqrt() if covariance is None else _root(covariance.reshape(-1, classes, classes))
+    root = (
+        variance.reshape(-1, classes).sqrt() if covariance is None else _root(covariance.reshape(-1, classes, classes))
+    )
     z = nodes(classes).to(device=mean.device, dtype=mean.dtype)
     parts = []
     for m, r in zip(mean.split(rows := max(1, ENTRIES // z.numel())), root.to(mean.dtype).split(rows), strict=True):

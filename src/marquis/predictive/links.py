@@ -16,9 +16,9 @@ LINKS = ("quadrature", "probit", "bridge", "mc")
 """How Gaussian logits become probabilities."""
 
 ERRORS = {
-    "probit": "its largest probability is off by .1 to .3 on average where logits have variances from 1 on, and changes "
+    "probit": "probabilities are off by up to .1 to .4 on average where logits have variances from 1 on, and change "
     "with a variance that all logits share",
-    "bridge": "its largest probability is off by .1 to .4 on average, also for small variances, where its most probable "
+    "bridge": "probabilities are off by up to .1 to .8 on average, also for small variances, where the most probable "
     "class is often another one than the network's",
 }
 """What is wrong with the published links for three or more classes (docs/experiments/links.md)."""
