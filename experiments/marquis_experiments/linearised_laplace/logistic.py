@@ -59,10 +59,7 @@ def draw_data(n: int, seed: int) -> tuple[Tensor, Tensor]:
 def compare(n: int, seed: int, points: int) -> dict[str, Any]:
     """Compare Laplace and quadrature on one data set: log evidence, and probabilities along two rays."""
     x, y = draw_data(n, seed)
-    model = nn.Linear(2, 1, bias=False, dtype=torch.float64).eval()
-    to_mode(model, x, y, Bernoulli(), {"weight": 1.0})
-    laplace = Laplace(model, "bernoulli", "full", prior=1.0).fit([(x, y)], progress=False)
-    mode = model.weight.detach().flatten()
+    laplace, mode = laplace_of(x, y)
     weights, log_joint, area = grid_of(x, y, mode, laplace.posterior.precision.to_dense(), points)
     exact = torch.logsumexp(log_joint, 0) + math.log(area)
     share = (log_joint - torch.logsumexp(log_joint, 0)).exp()
@@ -70,10 +67,7 @@ def compare(n: int, seed: int, points: int) -> dict[str, Any]:
     across = torch.stack([-along[1], along[0]])
 
     def predictions(inputs: Tensor) -> dict[str, Tensor]:
-        parts = zip(weights.split(4_000), share.split(4_000), strict=True)
-        average = torch.stack([mass @ (part @ inputs.T).sigmoid() for part, mass in parts]).sum(0)
-        by_laplace = probabilities(laplace.predict(inputs)).flatten()
-        return {"exact": average, "laplace": by_laplace, "map": (inputs @ mode).sigmoid()}
+        return three_predictions(laplace, mode, weights, share, inputs)
 
     edge = torch.linspace(-3, 3, 13, dtype=torch.float64)
     inside = predictions(torch.cartesian_prod(edge, edge))
@@ -86,6 +80,50 @@ def compare(n: int, seed: int, points: int) -> dict[str, Any]:
         rays = predictions(torch.stack([distance * direction for distance in DISTANCES]))
         result[name] = {key: value.tolist() for key, value in rays.items()}
     return result
+
+
+def laplace_of(x: Tensor, y: Tensor) -> tuple[Laplace, Tensor]:
+    """Return the Laplace approximation at the mode, and the mode."""
+    model = nn.Linear(2, 1, bias=False, dtype=torch.float64).eval()
+    to_mode(model, x, y, Bernoulli(), {"weight": 1.0})
+    laplace = Laplace(model, "bernoulli", "full", prior=1.0).fit([(x, y)], progress=False)
+    return laplace, model.weight.detach().flatten()
+
+
+def three_predictions(
+    laplace: Laplace, mode: Tensor, weights: Tensor, share: Tensor, inputs: Tensor
+) -> dict[str, Tensor]:
+    """Return p(y = 1) by quadrature over the grid of weights, by Laplace and at the mode."""
+    parts = zip(weights.split(4_000), share.split(4_000), strict=True)
+    average = torch.stack([mass @ (part @ inputs.T).sigmoid() for part, mass in parts]).sum(0)
+    by_laplace = probabilities(laplace.predict(inputs)).flatten()
+    return {"exact": average, "laplace": by_laplace, "map": (inputs @ mode).sigmoid()}
+
+
+def two_dimensional_maps(points: int = 81) -> dict[str, Any]:
+    """Compute posterior densities over both weights and predictions over both inputs, for one data set of ten."""
+    x, y = draw_data(NUMBERS[0], 0)
+    laplace, mode = laplace_of(x, y)
+    precision = laplace.posterior.precision.to_dense()
+    weights, log_joint, area = grid_of(x, y, mode, precision, points)
+    share = (log_joint - torch.logsumexp(log_joint, 0)).exp()
+    edge = torch.linspace(-8, 8, 33, dtype=torch.float64)
+    predicted = three_predictions(laplace, mode, weights, share, torch.cartesian_prod(edge, edge))
+    spread = torch.linalg.inv(precision).diagonal().sqrt()
+    axes = [torch.linspace(float(m - 4 * s), float(m + 4 * s), 41).double() for m, s in zip(mode, spread, strict=True)]
+    at = torch.cartesian_prod(*axes)
+    fits = nn.functional.logsigmoid((at @ x.T) * (2 * y - 1).T).sum(1)
+    evidence = torch.logsumexp(log_joint, 0) + math.log(area)
+    exact = (fits - 0.5 * at.square().sum(1) - math.log(2 * math.pi) - evidence).exp()
+    gaussian = torch.distributions.MultivariateNormal(mode, precision_matrix=precision).log_prob(at).exp()
+    return {
+        "weights": axes,
+        "density": {"exact": exact, "laplace": gaussian},
+        "edge": edge,
+        "predicted": predicted,
+        "x": x.numpy(),
+        "y": y.flatten().numpy(),
+    }
 
 
 def grid_of(x: Tensor, y: Tensor, mode: Tensor, precision: Tensor, points: int) -> tuple[Tensor, Tensor, float]:
@@ -136,6 +174,29 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     right.set(xlabel="variance of the logit", title="probit formula: worst error", ylim=(0, 0.0165))
     right.legend(fontsize=8)
     figure.save(folder / "logistic.png")
+    draw_maps(folder, two_dimensional_maps())
+
+
+def draw_maps(folder: Path, maps: dict[str, Any]) -> None:
+    """Draw the posterior over both weights and the predictions over both inputs, exact and approximate."""
+    figure = Figure(5, 5, 2.3, 2.5)
+    titles = {"exact": "exact", "laplace": "Laplace", "map": "MAP"}
+    highest = float(maps["density"]["exact"].max())
+    for axes, name in zip(figure.axes, ("exact", "laplace"), strict=False):
+        density = maps["density"][name].reshape(41, 41).T
+        axes.contour(*maps["weights"], density, levels=[f * highest for f in (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)])
+        axes.set(title=f"posterior: {titles[name]}", xlabel="first weight")
+    figure.axes[0].set(ylabel="second weight")
+    x, y = maps["x"], maps["y"]
+    for axes, name in zip(figure.axes[2:], titles, strict=True):
+        p = maps["predicted"][name].reshape(33, 33).T
+        drawn = axes.contourf(maps["edge"], maps["edge"], p, levels=np.linspace(0, 1, 11), cmap="RdBu_r")
+        axes.contour(maps["edge"], maps["edge"], p, levels=[0.1, 0.5, 0.9], colors="k", linewidths=0.7)
+        for label, marker in ((0, "o"), (1, "^")):
+            axes.plot(*x[y == label].T, marker, color="k", mfc="w", ms=4)
+        axes.set(title=f"p(y = 1): {titles[name]}", xlabel="first input", xticks=[-5, 0, 5], yticks=[-5, 0, 5])
+    figure.axes[4].figure.colorbar(drawn, ax=figure.axes[4], ticks=[0, 0.5, 1])
+    figure.save(folder / "logistic-maps.png")
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
