@@ -168,12 +168,14 @@ def test_the_second_training_in_a_folder_is_refused(marquis, run, tmp_path):
 def test_a_lock_may_be_taken_again_by_its_own_thread_only(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    def take() -> None:
-        with exclusive(tmp_path, "a training"):
+    def take(again: bool = True) -> None:
+        with exclusive(tmp_path, "a training", again=again):
             pass
 
     with exclusive(tmp_path, "a training"):
         take()
+        with pytest.raises(StorageError, match="another thread"):
+            take(again=False)
         with ThreadPoolExecutor(1) as pool, pytest.raises(StorageError, match="another thread"):
             pool.submit(take).result()
     take()

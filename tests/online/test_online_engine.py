@@ -62,6 +62,7 @@ def test_one_forward_pass_serves_loss_and_curvature(estimator, monkeypatch):
     online.step(x)
     forward = Network.forward
     monkeypatch.setattr(Network, "forward", lambda *a, **k: RUNS.append("graph") or forward(*a, **k))
+    monkeypatch.setattr(cache, "_difference", lambda *args: 0.0)  # graph and model are compared on two samples
     RUNS.clear()
     online.step(x)
     assert RUNS == ["graph"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from marquis.arguments import LARGEST_COUNT, checked
 from marquis.autoencoders.network import beside_mask, parts_of
 from marquis.autoencoders.predictions import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
+from marquis.functional.checks import naming_shape
 from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
 from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.posterior import Posterior
@@ -24,6 +27,7 @@ VALIDATION_SAMPLES, VALIDATION_SEED = 10, 20221128
 PLATEAU = 5
 """Number of epochs without improvement after which the next one halves the learning rate (LAE, appendix D)."""
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+Method = TypeVar("Method", bound=Callable[..., Any])
 Missing = bool | Literal["mask"]
 """How a model treats NaN; see `BaseAutoencoder`."""
 
@@ -49,6 +53,18 @@ class UncertainAutoencoder(Protocol):
     ) -> Reconstruction:
         """Return the reconstruction of `x`."""
         ...
+
+
+def _naming_shape(method: Method) -> Method:
+    """Return a method that names the shape of its data, and the network's first layer, where torch refuses them."""
+
+    @functools.wraps(method)
+    def wrapper(self: BaseAutoencoder, x: Tensor, *args: Any, **options: Any) -> Any:
+        network = self.decoder if method.__name__ == "decode" else self.encoder
+        with naming_shape(network, x, method.__name__):
+            return method(self, x, *args, **options)
+
+    return cast(Method, wrapper)
 
 
 class BaseAutoencoder(LightningModule):
@@ -146,6 +162,8 @@ class BaseAutoencoder(LightningModule):
 
     # The protocol
 
+    @checked
+    @_naming_shape
     @torch.no_grad()
     def encode(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
@@ -166,6 +184,8 @@ class BaseAutoencoder(LightningModule):
             moments.add(draw.encode(inputs))
         return moments.estimate()
 
+    @checked
+    @_naming_shape
     @torch.no_grad()
     def decode(
         self, z: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
@@ -180,6 +200,8 @@ class BaseAutoencoder(LightningModule):
             moments.add(output.mean, output.noise_variance)
         return moments.estimate()
 
+    @checked
+    @_naming_shape
     @torch.no_grad()
     def reconstruct(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
@@ -205,6 +227,8 @@ class BaseAutoencoder(LightningModule):
             expected_log_prob=expected / moments.count,
         )
 
+    @checked
+    @_naming_shape
     @torch.no_grad()
     def entry_log_probs(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
         """Return the log-likelihood of each entry of `x` under each sample, `[S, *x.shape]`; 0 for missing entries.
@@ -222,8 +246,8 @@ class BaseAutoencoder(LightningModule):
         return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
     def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
-        if samples < 1:
-            raise DataError(f"samples={samples}: at least one sample.")
+        if not 1 <= samples <= LARGEST_COUNT:
+            raise DataError(f"samples={samples}: at least one sample, at most {LARGEST_COUNT}.")
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
             yield from self.draws(samples, generator)
 

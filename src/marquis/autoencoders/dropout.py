@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from marquis.autoencoders.base import BaseAutoencoder, Missing
 from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw, Output
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.replica import replicate
 from marquis.likelihoods import Likelihood
 
 
@@ -104,12 +104,10 @@ class DropoutAutoencoder(BaseAutoencoder):
             seeds = torch.randint(2**62, (len(layers),), generator=generator, device=device).tolist()
 
             def encode(x: Tensor, seeds: list[int] = seeds) -> Tensor:
-                with _network(layers, seeds):
-                    return self.encoder(x)
+                return _thinned(self.encoder, layers, seeds)(x)
 
             def decode(z: Tensor, seeds: list[int] = seeds) -> Output:
-                with _network(layers, seeds):
-                    return self.output(self.decoder(z))
+                return self.output(_thinned(self.decoder, layers, seeds)(z))
 
             yield Draw(encode, decode)
 
@@ -125,16 +123,14 @@ class DropoutAutoencoder(BaseAutoencoder):
                 layer.source = None
 
 
-@contextmanager
-def _network(layers: list[UnitDropout], seeds: list[int]) -> Iterator[None]:
-    """Use the thinned network of these seeds within this context."""
+def _thinned(network: nn.Module, layers: list[UnitDropout], seeds: list[int]) -> nn.Module:
+    """Return a replica of the network, thinned by these seeds; the network itself may be in use by another thread."""
+    replica, parts = replicate(network, {})
     for layer, seed in zip(layers, seeds, strict=True):
-        layer.seed = seed
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.seed = None
+        part = parts.get(id(layer))
+        if isinstance(part, UnitDropout):
+            part.seed = seed
+    return replica
 
 
 def with_dropout(network: nn.Module, p: float) -> nn.Module:

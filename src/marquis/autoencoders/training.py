@@ -150,7 +150,7 @@ def _only_writer(out: Path) -> Iterator[None]:
     if getattr(rank_zero_only, "rank", 0) != 0:
         yield
         return
-    with exclusive(out, "a training"):
+    with exclusive(out, "a training", again=True):
         for folder in (out, out / CHECKPOINTS):
             remove_leftovers(folder)
         yield

@@ -106,6 +106,31 @@ def naming_inputs(model: Any, x: Any, run: Callable[[], Any], what: str = "x") -
         raise
 
 
+@contextmanager
+def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
+    """Add the data's shape and the network's first layer to what torch raises when they do not fit.
+
+    Args:
+        model: The model that is called within the context.
+        x: Its input.
+        what: For the error.
+
+    Raises:
+        DataError: Torch refused the batch.
+    """
+    try:
+        yield
+    except (MarquisError, NotImplementedError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        first = first_layer(model)
+        hint = "" if first is None else f" Its first layer is {first}."
+        raise DataError(
+            f"{what}: {type(model).__name__} cannot take data of shape {list(x.shape[1:])} each: {reason}.{hint}"
+        ) from error
+
+
 def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
     """Return the message for inputs on which a network's own forward pass failed."""
     leaves = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]

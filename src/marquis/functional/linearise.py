@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import plain_attention
 from marquis.functional.function import NetworkFunction
+from marquis.functional.quiet import quiet
 
 Weights = dict[str, Tensor]
 
@@ -139,8 +139,7 @@ class Linearisation:
         """
         self._traced = None
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's folding of constants talks about its own nodes
+            with quiet():  # torch's folding of constants talks about its own nodes
                 with _FORWARD_MODE:
                     value, linear = linearize(functionalize(lambda weights: function(weights, x)), self.point)
                 linear(step)

@@ -17,15 +17,16 @@ _held: dict[str, int] = {}
 
 
 @contextmanager
-def exclusive(path: str | os.PathLike[str] | None, what: str) -> Iterator[None]:
+def exclusive(path: str | os.PathLike[str] | None, what: str, *, again: bool = False) -> Iterator[None]:
     """Hold the only right to write to `path` for the length of a block.
 
     The lock is the system's (`flock`), not the presence of a file: a process that is killed, however, leaves none. The
-    file `.NAME.lock` (inside a folder: `.lock`) only carries it. The thread that holds a lock may take it again.
+    file `.NAME.lock` (inside a folder: `.lock`) only carries it.
 
     Args:
         path: A folder that exists, or a file that may come to be in one; None where nothing is written.
         what: What is written there, for the message, such as "a training".
+        again: Whether the thread that holds the lock may take it again, which changes nothing.
 
     Raises:
         StorageError: Another process (the message names its number) or thread holds it.
@@ -36,7 +37,7 @@ def exclusive(path: str | os.PathLike[str] | None, what: str) -> Iterator[None]:
     path = Path(path)
     file = path / SUFFIX if path.is_dir() else path.with_name(f".{path.name}{SUFFIX}")
     key = os.path.realpath(file)
-    if _held.get(key) == threading.get_ident():
+    if again and _held.get(key) == threading.get_ident():
         yield
         return
     handle = _locked(file, path, what)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from numbers import Integral
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from marquis.arguments import LARGEST_COUNT
-from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.functional.checks import first_layer
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import naming_shape as naming_shape
 from marquis.progress import ProgressBar
 
 Data = Tensor | Iterable[Any]
@@ -107,31 +106,6 @@ def data_tensor(model: Any, data: Any, what: str) -> Tensor:
     if isinstance(data, Tensor) or weight is None or not (weight.is_floating_point() and tensor.is_floating_point()):
         return tensor
     return tensor.to(weight.dtype)
-
-
-@contextmanager
-def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
-    """Add the data's shape and the network's first layer to what torch raises when they do not fit.
-
-    Args:
-        model: The model that is called within the context.
-        x: Its input.
-        what: For the error.
-
-    Raises:
-        DataError: Torch refused the batch.
-    """
-    try:
-        yield
-    except (MarquisError, NotImplementedError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        first = first_layer(model)
-        hint = "" if first is None else f" Its first layer is {first}."
-        raise DataError(
-            f"{what}: {type(model).__name__} cannot take data of shape {list(x.shape[1:])} each: {reason}.{hint}"
-        ) from error
 
 
 def require(model: Any, method: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -196,16 +198,33 @@ class Method(nn.Module):
         ]
 
 
+_EVALUATING = threading.RLock()  # re-entrant: a generator that is collected leaves its context wherever that happens
+_evaluated: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+"""Modules within `evaluation_mode`: how many contexts, and the flag before the first."""
+
+
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode within the context; every submodule's flag is restored."""
-    flags = [(module, module.training) for module in network.modules()]
-    network.eval()
+    """Switch to evaluation mode within the context; every submodule's flag is restored.
+
+    Threads may share a network: the first that enters switches a module, the last that leaves switches it back.
+    """
+    modules = list(network.modules())
+    with _EVALUATING:
+        for module in modules:
+            users, flag = _evaluated.get(module, (0, module.training))
+            _evaluated[module] = users + 1, flag
+            module.training = False
     try:
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        with _EVALUATING:
+            for module in modules:
+                users, flag = _evaluated.pop(module)
+                if users == 1:
+                    module.training = flag
+                else:
+                    _evaluated[module] = users - 1, flag
 
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

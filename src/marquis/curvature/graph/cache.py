@@ -2,17 +2,21 @@
 
 Capturing costs a fraction of a second, a curvature call on a small network a millisecond. The memory is keyed by the
 model object and checked at every call: by everything that can change what `forward` does (`fingerprint.py`), by names,
-shapes and types of the parameters, and by the shapes of the inputs.
+shapes and types of the parameters, and by the shapes of the inputs. What no description sees (an environment variable,
+a file, a foreign object's state) may change the network too. So a model with code of the user's own also runs on two
+samples, and a graph that gives other outputs than at its capture, beyond rounding, is captured anew.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -20,23 +24,26 @@ from marquis.curvature.graph.capture import capture
 from marquis.curvature.graph.fingerprint import Description, Fingerprint
 from marquis.curvature.graph.network import Network
 from marquis.curvature.graph.verify import check_separation
-from marquis.functional.call import Model, call, copied_buffers
-from marquis.functional.checks import batch_size, naming_inputs
+from marquis.functional.call import Model, call, copied_buffers, unfused_layers
+from marquis.functional.checks import all_finite, batch_size, naming_inputs, samples_of
 from marquis.functional.unwrap import unwrap
 
 
 @dataclass(frozen=True, eq=False)
 class _Capture:
-    """One captured network, and what has to be the same for using it again."""
+    """One captured network, what has to be the same for using it again, and how much rounding changes its outputs."""
 
     network: Network
     fingerprint: Fingerprint
     inputs: tuple[Any, ...]
     parameters: list[Any]
+    difference: float
 
 
 _CAPTURES: weakref.WeakKeyDictionary[Any, list[_Capture]] = weakref.WeakKeyDictionary()
 _CAPTURING = threading.RLock()
+_COMPARED = 2
+"""Samples of every batch on which the graph is compared with the model."""
 _KEPT = 8
 """Captures kept per model: different input shapes, or batch sizes where the capture is tied to one."""
 
@@ -62,7 +69,9 @@ def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
         for known in captures:
             same = known.inputs == inputs and known.network.fixed_batch in (None, size)
             if same and known.parameters == parameters and known.fingerprint.matches(description):
-                return known.network
+                if description.complete or _difference(known.network, model, params, x) <= 4 * known.difference:
+                    return known.network
+                known.fingerprint.expired = True
         return None
 
     network = remembered()
@@ -71,12 +80,26 @@ def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
             network = remembered()
             if network is None:
                 network = capture(model, params, x)
+                rounding = 0.0 if description.complete else _difference(network, model, params, x)
+                dtype = next((p.dtype for p in params.values() if p.is_floating_point()), torch.float32)
+                rounding = max(rounding, 32 * torch.finfo(dtype).eps)
                 captures[:] = [known for known in captures if not known.fingerprint.expired][1 - _KEPT :]
-                captures.append(_Capture(network, Fingerprint(description), inputs, parameters))
+                captures.append(_Capture(network, Fingerprint(description), inputs, parameters, rounding))
                 return network
     if size > 1 and "separated" not in network.memo:  # captured on one sample, where nothing can mix
         check_separation(network, model, params, x)
     return network
+
+
+def _difference(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> float:
+    """Return the largest difference of graph and model on the first samples, relative to the largest output."""
+    rows = samples_of(x, 0, _COMPARED) if network.fixed_batch is None else x
+    with torch.no_grad(), unfused_layers:
+        expected = call(model, params, copied_buffers(model), rows)
+        outputs = network.forward(network.bind(params, rows))
+    if outputs.shape != expected.shape or not all_finite(expected):
+        return math.inf
+    return float((outputs - expected).abs().max()) / max(float(expected.abs().max()), 1e-30)
 
 
 def _describe_inputs(x: Any) -> tuple[Any, ...]:

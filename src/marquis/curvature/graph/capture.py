@@ -5,10 +5,6 @@ The result is checked against the model itself, values and gradients, before it 
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,6 +20,7 @@ from marquis.curvature.graph.verify import check_separation, refuse_training_mod
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run, unfused_layers
 from marquis.functional.checks import batch_size
+from marquis.functional.quiet import quiet
 from marquis.functional.replica import replicate
 from marquis.functional.unwrap import is_sharded, named_parameters, one_output
 
@@ -120,17 +117,8 @@ def _export(
 
 def _quietly(action: Callable[[], Any]) -> Any:
     """Run with gradients on, so that blocks under `no_grad` stay marked as such, and without torch's own reports."""
-    loggers = [logging.getLogger(name) for name in NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), torch.enable_grad(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            return action()
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quiet(NOISY), torch.enable_grad():
+        return action()
 
 
 def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> None:

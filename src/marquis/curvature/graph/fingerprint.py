@@ -3,7 +3,7 @@
 Module types and identities, train/eval flags, plain attributes (also inside lists and dictionaries), functions kept as
 attributes, hooks, which parameters are tied, and constant tensors with their version (changed in place or not). For a
 function also what it refers to: closures, defaults, and the modules and plain values among its globals. Other objects
-count by identity: looking inside them would cost more than it helps.
+count by identity: looking inside them would cost more than it helps, and `cache.py` compares outputs instead.
 
 Every curvature call makes this list once, so it holds plain values and addresses only. An address means nothing after
 its object has died; `Fingerprint` notices that through weak references, which it makes once, when it is stored.
@@ -32,6 +32,7 @@ class Description:
     Attributes:
         atoms: the description, flat: types, plain values, lengths of containers, versions and addresses.
         by_address: the objects that are described by their address.
+        complete: whether the model consists of torch's own layers without hooks, so that nothing else can change it.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,6 +40,7 @@ class Description:
         self.by_address: list[Any] = []
         self._tied: dict[int, int] = {}  # parameters by first appearance: the same number means tied
         self._visited: set[int] = set()
+        self.complete = isinstance(model, nn.Module)
         if isinstance(model, (nn.Module, types.FunctionType, types.MethodType, functools.partial)):
             self._value(model, DEPTH)
         else:
@@ -57,6 +59,8 @@ class Description:
         atoms, kind = self.atoms, type(module)
         atoms.append(kind)
         self._address(kind.forward)
+        if not kind.__module__.startswith("torch.nn.") or module._forward_hooks or module._forward_pre_hooks:
+            self.complete = False
         for name, value in module.__dict__.items():
             if name not in MODULE_INTERNALS:
                 if type(value) in PLAIN:
