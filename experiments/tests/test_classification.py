@@ -17,8 +17,9 @@ from marquis.laplace import Laplace
 from marquis.predictive import predict
 from marquis.priors import Prior
 from marquis_experiments.common import images
-from marquis_experiments.common.images import Labelled, Shuffled, fitted_temperature, load_images
+from marquis_experiments.common.images import Labelled, fitted_temperature, load_images
 from marquis_experiments.common.networks import image_cnn, image_mlp
+from marquis_experiments.common.training import Shuffled
 from marquis_experiments.linearised_laplace import evidence_training, weight_decay
 from marquis_experiments.linearised_laplace.classifiers import Recipe, train_map
 from marquis_experiments.linearised_laplace.fashion_classification import scores as fashion_scores
@@ -153,19 +154,19 @@ def test_learning_rate_rises_then_falls_to_nothing():
 
 def test_every_pass_has_every_row_once_in_another_order():
     data = Labelled(torch.arange(10.0).reshape(10, 1, 1, 1), torch.arange(10))
-    batches = Shuffled(data, 4, seed=3)
+    batches = Shuffled(data.tensors, 4, seed=3)
     first, second = ([y for _, y in batches] for _ in range(2))
     assert [len(y) for y in first] == [4, 4, 2] and len(batches) == 3
     assert torch.cat(first).sort().values.tolist() == list(range(10))
     assert torch.cat(first).tolist() != torch.cat(second).tolist()
-    assert torch.cat([y for _, y in Shuffled(data, 4, seed=3)]).tolist() == torch.cat(first).tolist()
+    assert torch.cat([y for _, y in Shuffled(data.tensors, 4, seed=3)]).tolist() == torch.cat(first).tolist()
 
 
 def test_flipped_images_are_mirrored_and_nothing_else():
     x = torch.arange(12.0).reshape(3, 1, 2, 2)
     data = Labelled(x, torch.arange(3))
     seen: dict[int, set[tuple[float, ...]]] = {y: set() for y in range(3)}
-    whole = Shuffled(data, 3, 0, flip=True)
+    whole = Shuffled(data.tensors, 3, 0, flip=True)
     for _ in range(20):
         for batch, labels in whole:
             for image, label in zip(batch, labels.tolist(), strict=True):

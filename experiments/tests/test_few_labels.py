@@ -8,28 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from marquis.autoencoders import (
-    Autoencoder,
-    EnsembleAutoencoder,
-    LaplacianAutoencoder,
-    VariationalAutoencoder,
-    for_data,
-    linearised,
-)
+from marquis.autoencoders import Autoencoder, EnsembleAutoencoder, VariationalAutoencoder, for_data
 from marquis.data import load
 from marquis.errors import DataError
-from marquis.tasks.semi_supervised import embed, evaluate_codes
 from marquis_experiments.laplacian_autoencoder.codes import codes_of, exceeds, mean_and_error, points, width
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import CONTROL, TEMPERATURES, Rows, accuracies
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.study import (
-    CONTROL_WIDTH,
-    STUDY,
-    codes_of_row,
-    held_out,
-    measured,
-    names,
-)
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.widths import best_cloud, by_chosen_width, clouds
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import Rows, accuracies
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.study import STUDY, held_out, jobs, measured
 
 
 def pair():
@@ -60,35 +44,6 @@ def test_mean_of_a_variational_autoencoder_is_exact():
     assert codes_of(Autoencoder(*pair()), images(), 7, 0)[0].shape == (1, 12, 2)
 
 
-def learnt() -> LaplacianAutoencoder:
-    own = LaplacianAutoencoder(*pair(), num_data=12)
-    own.loss(images(), None)
-    return own
-
-
-def test_linearised_rows_are_the_tangent_at_their_temperature_around_the_mean_code():
-    own = learnt()
-    one, ten = (codes_of_row(name, own, images(), 9, 0) for name in TEMPERATURES)
-    for codes, means in (one, ten):
-        assert codes.shape == (9, 12, 2) and means is not None
-        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
-    assert one[1] is not None and ten[1] is not None
-    assert torch.allclose(ten[0] - ten[1], 10**0.5 * (one[0] - one[1]), rtol=1e-3, atol=1e-5)
-    again = embed(
-        linearised(own, 1.0), images(), 9, copies=True, generator=torch.Generator().manual_seed(2000), progress=False
-    )
-    assert torch.allclose(one[0], again, rtol=1e-5)
-
-
-def test_the_control_is_round_and_as_wide_as_it_says():
-    plain = Autoencoder(*pair())
-    codes, means = codes_of_row(CONTROL, plain, images(400), 50, 0)
-    assert means is not None and torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
-    assert width(codes, means) == pytest.approx(CONTROL_WIDTH, rel=0.02)
-    spread = (codes - means).std((0, 1))
-    assert float(spread.max() / spread.min()) < 1.05
-
-
 def test_width_is_spread_of_copies_over_spread_of_images():
     means = torch.tensor([[3.0, 0.0], [-3.0, 0.0]], dtype=torch.float64)  # variance 9 + 0
     shift = torch.tensor([[0.0, 1.5], [0.0, -1.5]], dtype=torch.float64)  # variance 2.25
@@ -96,56 +51,6 @@ def test_width_is_spread_of_copies_over_spread_of_images():
     assert width(codes, means) == pytest.approx(0.5, rel=1e-12)
     assert width(2 * codes, 2 * means) == pytest.approx(0.5, rel=1e-12)
     assert width(means[None], means) == 0.0
-
-
-# Clouds of several widths
-
-
-def test_clouds_have_the_widths_they_say():
-    plain = Autoencoder(*pair())
-    found = clouds(plain, images(400), 50, 0)
-    for wanted, (codes, means) in found.items():
-        assert torch.allclose(means, plain.encoder(images(400)), rtol=1e-5)
-        assert width(codes, means) == pytest.approx(wanted, rel=0.02)
-    own = learnt()
-    wide = clouds(own, images(), 50, 0)
-    assert list(wide) == [1, 10, 100, 1000]
-    first = wide[1][0] - wide[1][1]
-    for factor, (codes, means) in wide.items():
-        assert torch.allclose(means, own.encoder(images()), rtol=1e-5)
-        assert torch.allclose(codes - means, factor**0.5 * first, rtol=1e-3, atol=1e-4)
-    with pytest.raises(DataError, match="only a Laplacian"):
-        clouds(VariationalAutoencoder(*pair()), images(), 5, 0)
-
-
-def two_classes() -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight codes on a line, their classes taking turns in pairs."""
-    return torch.tensor([[0.0], [1], [4], [5], [8], [9], [12], [13]]), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
-
-
-def test_the_labels_choose_the_width():
-    codes, labels = two_classes()
-    fold = torch.tensor([0, 1] * 4)  # the neighbour of a pair is in the other fold
-    good = torch.stack([codes, codes])
-    blurred = torch.stack([codes + 4, codes - 4])  # copies lie on the other class
-    means = {1.0: codes, 10.0: codes}
-    assert best_cloud({1.0: good, 10.0: blurred}, means, labels, fold, [2, 4]) == (1.0, 2)
-    assert best_cloud({1.0: blurred, 10.0: good}, means, labels, fold, [2, 4]) == (10.0, 2)
-    assert best_cloud({1.0: good, 10.0: good}, means, labels, fold, [2, 4]) == (1.0, 2)  # of equals the first
-
-
-def test_one_width_is_the_way_that_counts_images():
-    generator = torch.Generator().manual_seed(0)
-    means = torch.randn(60, 2, generator=generator)
-    labels = (means[:, 0] > 0).long()
-    codes = means + 0.3 * torch.randn(4, 60, 2, generator=generator)
-    found = by_chosen_width({1.0: (codes, means)}, labels, (1, 4, 8), 3, torch.Generator().manual_seed(5))
-    options = {"means": means, "repetitions": 3, "count": "data", "generator": torch.Generator().manual_seed(5)}
-    assert found["accuracy"] == evaluate_codes(codes, labels, (1, 4, 8), **options).accuracy.tolist()
-    assert found["chosen"] == [[1.0] * 3] * 3
-    both = {1.0: (-means.repeat(4, 1, 1), means), 10.0: (codes, means)}  # the first ones lie on the wrong side
-    again = by_chosen_width(both, labels, (1, 8), 3, torch.Generator().manual_seed(5))
-    assert again["chosen"] == [[1.0] * 3, [10.0] * 3]  # one label per class leaves nothing to choose by
 
 
 # Pairs
@@ -156,7 +61,7 @@ def results(accuracy: dict[tuple[str, int], list[list[float]]]) -> dict:
         {"name": name, "seed": seed, "failed": None, "ways": {"mean": {"accuracy": value}}, "width": 0.0}
         for (name, seed), value in accuracy.items()
     ]
-    return {"settings": {"per_class": [1, 50]}, "rows": rows}
+    return {"settings": {"per_class": [1, 50], "models": ["ae", "vae"]}, "rows": rows}
 
 
 def test_differences_are_taken_within_seeds():
@@ -231,7 +136,7 @@ def test_quick(tmp_path):
     page = STUDY.run("quick", tmp_path / "few-labels", None, lines.append)
     assert (page.parent / "few-labels.png").stat().st_size > 10_000
     found = json.loads((page.parent / "results.json").read_text())
-    assert sorted(row["name"] for row in found["rows"]) == sorted(names(STUDY.settings("quick")))
+    assert sorted(row["name"] for row in found["rows"]) == sorted(name for name, _ in jobs(STUDY.settings("quick")))
     assert not any(row["failed"] for row in found["rows"])
     pixels = next(row for row in found["rows"] if row["name"] == "pixels")
     assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do

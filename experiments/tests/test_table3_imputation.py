@@ -10,26 +10,22 @@ import torch
 from torch import nn
 
 from marquis.autoencoders import Autoencoder, build
-from marquis.errors import DataError
+from marquis.tasks.imputation import impute
 from marquis.tasks.masks import top_half
 from marquis_experiments.common.images import Labelled
 from marquis_experiments.laplacian_autoencoder.table3_imputation import study as imputation
-from marquis_experiments.laplacian_autoencoder.table3_imputation.page import mce_by_chance, reached
-from marquis_experiments.laplacian_autoencoder.table3_imputation.pictures import pooled
+from marquis_experiments.laplacian_autoencoder.table3_imputation.page import mce_by_chance, pooled, reached
 from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import (
-    TRAINING,
+    PUBLISHED,
     WEIGHTED,
     Judge,
     Procedure,
-    filled_in,
 )
 from marquis_experiments.laplacian_autoencoder.table3_imputation.scores import (
     LEAST,
     class_shares,
     classified,
     nearest_by_observed,
-    scores,
-    scores_in_parts,
 )
 
 
@@ -68,37 +64,6 @@ def test_a_class_that_was_ruled_out_costs_a_finite_amount():
     assert classified(sure, torch.tensor([1]), Flat().eval())["nll"] == pytest.approx(-math.log(LEAST))
 
 
-def test_starting_from_training_images_equals_imputation_from_each_of_them(plain):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.rand(4, 1, 8, 8, generator=generator)
-    training = torch.rand(9, 1, 8, 8, generator=generator)
-    missing = top_half((1, 8, 8))
-    found = filled_in(plain, x, missing, Procedure(TRAINING, 3, 2, 2), training, torch.Generator().manual_seed(0))
-    again = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for version in range(3):
-            image = torch.where(missing, training[torch.randint(9, (4,), generator=again)], x)
-            image = plain.decoder(plain.encoder(image))
-            for _ in range(2):
-                image = plain.decoder(plain.encoder(torch.where(missing, image, x)))
-            assert torch.allclose(found.reconstructions[version], image, rtol=1e-5, atol=1e-6)
-            assert torch.equal(found.samples[version][~missing.expand_as(x)], x[~missing.expand_as(x)])
-    assert float(found.std[..., :4, :].mean()) > 0  # a plain autoencoder has versions that differ
-    assert len(filled_in(plain, x, missing, Procedure("noise", 3), training, again).samples) == 1  # and here only one
-
-
-def test_starts_are_where_they_should_be_and_unknown_ones_refused(plain):
-    x, training = torch.rand(2, 1, 8, 8), torch.rand(5, 1, 8, 8)
-    missing = top_half((1, 8, 8))
-    upper = missing.expand_as(x)
-    black = filled_in(plain, x, missing, Procedure("black"), training, torch.Generator())
-    assert float(black.filled[upper].abs().max()) == 0
-    average = filled_in(plain, x, missing, Procedure("mean image"), training, torch.Generator())
-    assert torch.equal(average.filled[upper], training.mean(0).expand_as(x)[upper])
-    with pytest.raises(DataError, match="no start is called 'grey'"):
-        filled_in(plain, x, missing, Procedure("grey"), training, torch.Generator())
-
-
 def test_neighbours_are_found_by_the_observed_pixels_only():
     training = torch.zeros(3, 1, 2, 1)
     training[:, 0, 1, 0] = torch.tensor([0.0, 1.0, 3.0])
@@ -113,7 +78,6 @@ def test_class_shares_by_hand():
     assert found["shares"] == pytest.approx([0.75, 0.25])
     assert found["entropy_bits"] == pytest.approx(-(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)), rel=1e-12)
     assert found["confidence"] == pytest.approx((0.9 + 0.8 + 0.7 + 0.6) / 4, rel=1e-12)
-    assert found["several_classes"] == 0.5
 
 
 def test_pooled_bins_weigh_seeds_by_their_images():
@@ -124,38 +88,23 @@ def test_pooled_bins_weigh_seeds_by_their_images():
     assert share == pytest.approx([0.5, 0.5])
 
 
-def test_procedures_are_chosen_by_the_likelihood_of_the_class_with_and_without_weights():
-    options = [Procedure(), Procedure("black"), *(Procedure(WEIGHTED, exponent=e) for e in (0.1, 0.2))]
-    likely = {"put_back": {"nll": 0.5, "accuracy": 0.1}}
-    found = {option.name: {"put_back": {"nll": 1.0, "accuracy": 0.9}} for option in options}
-    found |= {options[1].name: likely, options[2].name: likely}
-    assert imputation.chosen({"procedures": found}, options, "own") == options[1].name
-    assert imputation.chosen({"procedures": found}, options, "weighted") == options[2].name
-    assert imputation.chosen({"procedures": {}}, options, "own") is None
-    assert len({option.name for option in options}) == 4
+def test_the_procedure_under_which_the_true_class_is_most_likely_is_chosen():
+    tried = {name: {"put_back": {"nll": nll, "accuracy": 0.9}} for name, nll in (("a", 1.0), ("b", 0.5), ("c", 2.0))}
+    assert imputation.most_likely(tried) == "b" and imputation.most_likely({}) is None
 
 
-def test_parts_meet_the_same_networks_and_add_up(plain):
+def test_published_and_weighted_imputation_are_those_of_the_library(plain):
     generator = torch.Generator().manual_seed(3)
     x, training = torch.rand(6, 1, 8, 8, generator=generator), torch.rand(9, 1, 8, 8, generator=generator)
     data, classifier = Labelled(x, torch.tensor([0, 1, 0, 1, 1, 1])), Flat().eval()
-    judge = Judge(classifier, classifier, training, data, data, data)
+    judge = Judge(classifier, classifier, training, data, data)
+    again = torch.Generator().manual_seed(0)
+    theirs = impute(plain, x, top_half((1, 8, 8)), generator=again, batch_size=6, progress=False)
+    assert torch.equal(judge.fill_in(plain, x, PUBLISHED, 0).samples, theirs.samples)
     how = Procedure(WEIGHTED, 5, exponent=0.5, donors=7, networks=2)
-    parts = scores_in_parts(plain, data, how, judge, 0, 4)
-    whole = scores_in_parts(plain, data, how, judge, 0, 6)
-    assert whole["put_back"] == whole["first"]
-    first = Labelled(x[:4], data.y[:4])
-    assert parts["first"] == scores_in_parts(plain, first, how, judge, 0, 4)["put_back"]
-    second = filled_in(plain, x[4:], judge.missing, how, training, torch.Generator().manual_seed(0))
-    alone = scores(second, x[4:], data.y[4:], classifier)
-    begun = scores_in_parts(plain, first, how, judge, 0, 4)
-    for name in ("accuracy", "nll", "confidence"):
-        together = (4 * begun["put_back"][name] + 2 * alone["put_back"][name]) / 6
-        assert parts["put_back"][name] == pytest.approx(together, rel=1e-6)
-    for name in ("coverage", "spread"):
-        assert parts[name] == pytest.approx((4 * begun[name] + 2 * alone[name]) / 6, rel=1e-6)
-    away = (4 * begun["errors"]["missing"] + 2 * alone["errors"]["missing"]) / 6
-    assert parts["errors"]["missing"] == pytest.approx(away, rel=1e-6)
+    imputed = judge.fill_in(plain, x, how, 0)
+    observed = ~judge.missing.expand_as(x)
+    assert len(imputed.samples) == 5 and all(torch.equal(one[observed], x[observed]) for one in imputed.samples)
 
 
 def test_accuracy_has_to_be_large_and_calibration_errors_small():
@@ -181,17 +130,13 @@ def test_quick_run_end_to_end(tmp_path, monkeypatch):
     assert {row["key"] for row in results["rows"]} == {"ae", "vae", "online-sketched"}
     assert "nan" not in text.lower().split()
     for row in results["rows"]:
-        ways = [row[way]["put_back"] for way in ("published", "own", "weighted")]
-        for one in (*ways, row["weighted"]["first"], row["published"]["reconstructions"]):
+        for one in (row["published"]["put_back"], row["weighted"]["first"], row["published"]["reconstructions"]):
             assert one["ece"] <= one["rmsce"] + 1e-12 <= one["mce"] + 2e-12
         assert 0 < row["published"]["errors"]["missing"] < row["published"]["errors"]["all"]
-        images = 120 if row["key"] == "online-sketched" else 80
-        assert sum(row["weighted"]["put_back"]["bins"]["count"]) == images
         assert sum(row["weighted"]["first"]["bins"]["count"]) == 80
     assert results["references"]["classifier, complete image"]["accuracy"] > 0.5
     # a second run computes nothing anew
     monkeypatch.setattr(imputation.Bench, "_scores", None)
-    monkeypatch.setattr(imputation, "scores_in_parts", None)
     monkeypatch.setattr(imputation.Bench, "_complete", None)
     imputation.STUDY.run("quick", tmp_path / "imputation", say=lambda _: None)
     assert json.loads((page.parent / "results.json").read_text()) == results

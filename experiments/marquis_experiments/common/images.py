@@ -6,7 +6,7 @@ Images are standardised by the training rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,11 @@ class Labelled:
     def __len__(self) -> int:
         """Number of images."""
         return len(self.y)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        return self.x, self.y
 
     def batches(self, size: int = CHUNK) -> list[tuple[Tensor, Tensor]]:
         """Return batches in order, as views."""
@@ -85,27 +90,6 @@ def load_images(
 def _enlarged(images: Tensor) -> Tensor:
     """Return smaller images (the digits of the quick size) at the networks' size."""
     return images if images.shape[-1] == EDGE else F.interpolate(images, size=(EDGE, EDGE))
-
-
-class Shuffled:
-    """Mini-batches in a new order for every pass, the same for the same seed; `flip` mirrors half of the images."""
-
-    def __init__(self, data: Labelled, batch: int, seed: int, flip: bool = False) -> None:
-        self._data, self._batch, self._flip = data, batch, flip
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        return -(-len(self._data) // self._batch)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one pass."""
-        for rows in torch.randperm(len(self._data), generator=self._generator).split(self._batch):
-            x = self._data.x[rows]
-            if self._flip:
-                mirrored = torch.rand(len(rows), 1, 1, 1, generator=self._generator) < 0.5
-                x = torch.where(mirrored, x.flip(3), x)
-            yield x, self._data.y[rows]
 
 
 @torch.no_grad()

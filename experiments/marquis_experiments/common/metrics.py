@@ -45,3 +45,10 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Compute Spearman's rank correlation, without ties."""
     ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
     return float(torch.corrcoef(ranks)[0, 1])
+
+
+def standard_error_of_auroc(area: float, count: int) -> float:
+    """Compute the standard error of an AUROC over test images, `count` on each side (Hanley and McNeil, 1982)."""
+    first, second = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (count - 1) * (first + second - 2 * area**2)
+    return (variance / count**2) ** 0.5

@@ -30,6 +30,9 @@ RESULTS = CHECKOUT / "experiments" / "results"
 PAGES = CHECKOUT / "docs" / "experiments"
 """Committed pages and their pictures."""
 
+Row = dict[str, Any]
+"""A row of a study's results."""
+
 _SECTION = re.compile(r"\{\{([#^*])([\w.@-]+)\}\}(\n?)(.*?)\{\{/\2\}\}(\n?)", re.DOTALL)
 _VALUE = re.compile(r"\{\{([\w.@-]+)(?::([^}]*))?\}\}")
 
@@ -107,7 +110,12 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
 
 def judged(claims: Mapping[str, bool]) -> dict[str, Any]:
     """Return `holds` ("yes" or "no" for every claim) and the `verdict`, for a template."""
-    return {"holds": {name: "yes" if claims[name] else "no" for name in claims}, "verdict": verdict(*claims.values())}
+    return {"holds": {name: yes(claims[name]) for name in claims}, "verdict": verdict(*claims.values())}
+
+
+def yes(holds: bool) -> str:
+    """Return "yes" or "no"."""
+    return "yes" if holds else "no"
 
 
 def verdict(*claims: bool) -> str:

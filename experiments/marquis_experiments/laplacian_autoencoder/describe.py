@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 BASES = {
@@ -27,11 +27,6 @@ SUFFIXES = {
     "-paper": ", preset paper",
     "-read-at-1": ", evaluated at T = 1",
     "-linearised": ", linearised at T = 1",
-    "-linearised-1": ", linearised at T = 1",
-    "-linearised-10": ", linearised at T = 10",
-    "-together": ", ensemble of 3 trainings",
-    "-both": ", ensemble of 2 trainings",
-    "-round": ", isotropic noise on the codes",
 }
 
 
@@ -65,6 +60,6 @@ def training(recipe: Mapping[str, Any]) -> str:
     return f"{data_name(recipe)}, {recipe['images']:,} training images, `{recipe['architecture']}`{width}, {length}"
 
 
-def yes(holds: bool) -> str:
-    """Return "yes" or "no"."""
-    return "yes" if holds else "no"
+def failures(rows: Iterable[Mapping[str, Any]], key: str = "key") -> str:
+    """Return the models whose training failed, with the reasons."""
+    return "; ".join(f"{label(row[key])}: {row['failed']}" for row in rows if row["failed"])

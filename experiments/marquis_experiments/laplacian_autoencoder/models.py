@@ -30,6 +30,7 @@ from marquis.online.settings import NEW_NAMES
 from marquis_experiments.common.cells import stored, write_json
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run
+from marquis_experiments.common.training import Shuffled, descend
 
 ESTIMATORS = ("exact", "approximate", "sketched")
 PRESETS: dict[str, dict[str, Any]] = {
@@ -276,23 +277,13 @@ def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
 
 
 def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:
-    """Train with Adam and a new order of the images in every epoch; yield the loss of every step."""
+    """Train with Adam and return the losses of the steps, each of which is taken when its loss is asked for."""
     before, epochs = (0, recipe.epochs) if recipe.falling is None else (recipe.epochs, recipe.falling)
     optimiser = torch.optim.Adam(untrained.parameter_groups(), recipe.lr, fused=True)
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(before):
-        torch.randperm(len(x), generator=order)  # further epochs have orders of their own
+    batches = Shuffled((x,), recipe.batch, seed, skip=before)
+    schedule = LambdaLR(optimiser, lambda step: recipe.rate(step, epochs * len(batches)))
     untrained.train()
-    steps = epochs * -(-len(x) // recipe.batch)
-    schedule = LambdaLR(optimiser, lambda step: recipe.rate(step, steps))
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x), generator=order).split(recipe.batch):
-            loss = untrained.loss(x[rows], None)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            yield loss.detach()
+    return (loss for _, loss in descend(optimiser, batches, epochs, lambda rows: untrained.loss(rows, None), schedule))
 
 
 def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Images, seed: int, logs: Path) -> None:

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from marquis.errors import NumericalError
-from marquis_experiments.common.images import ImageData, Labelled, Shuffled
+from marquis_experiments.common.images import ImageData, Labelled
 from marquis_experiments.common.networks import image_network, trained
+from marquis_experiments.common.training import Shuffled, descend
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,13 @@ def train_map(network: nn.Module, data: Labelled, precision: float, recipe: Reci
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     # Adam with the decay added to the gradient is the gradient of the penalised loss: a mode, unlike AdamW.
     steps = torch.optim.Adam(weights, lr=recipe.learning_rate, weight_decay=precision / len(data))
-    batches = Shuffled(data, recipe.batch, seed, recipe.flip)
+    batches = Shuffled(data.tensors, recipe.batch, seed, recipe.flip)
     schedule = torch.optim.lr_scheduler.LambdaLR(steps, lambda step: recipe.factor(step / len(batches)))
     network.train()
-    for epoch in range(recipe.epochs):
-        for x, y in batches:
-            steps.zero_grad()
-            loss = F.cross_entropy(network(x), y)
-            if not bool(torch.isfinite(loss)):
-                raise NumericalError(f"the loss is {loss.item()} in epoch {epoch + 1}; lower the learning rate.")
-            loss.backward()
-            steps.step()
-            schedule.step()
+    losses = descend(steps, batches, recipe.epochs, lambda x, y: F.cross_entropy(network(x), y), schedule)
+    for epoch, loss in losses:
+        if not bool(torch.isfinite(loss)):
+            raise NumericalError(f"the loss is {loss.item()} in epoch {epoch}; lower the learning rate.")
     network.eval()
 
 
@@ -72,15 +68,8 @@ def trained_map(
     folder: Path, kind: str, data: ImageData, precision: float, recipe: Recipe, seed: int, shape: Mapping[str, Any]
 ) -> nn.Module:
     """Return a network trained by `train_map`, from the folder if it was trained before."""
-    settings = {
-        "kind": kind,
-        "data": data.name,
-        "rows": len(data.train),
-        "precision": precision,
-        "seed": seed,
-        **recipe.described(),
-        **shape,
-    }
+    settings = {"kind": kind, "data": data.name, "rows": len(data.train), "precision": precision, "seed": seed}
+    settings |= {**recipe.described(), **shape}
     return trained(
         folder,
         f"{data.name}-{kind}-{precision:g}-s{seed}",

@@ -31,10 +31,7 @@ class StackCovariance:
 
     Args:
         model: Layers one after the other; uncertain weights only in `Linear` and ungrouped `Conv2d`.
-        posteriors: Posteriors over all weights or over those of some layers, with different prior precisions.
-
-    Attributes:
-        layers: Names of the layers with uncertain weights.
+        posteriors: Posteriors over all weights, with different prior precisions.
     """
 
     def __init__(self, model: nn.Sequential, posteriors: Sequence[Posterior]) -> None:
@@ -55,18 +52,9 @@ class StackCovariance:
         }
         for name, layer in self._layers.items():
             _require_plain(name, layer)
-        self.layers = tuple(self._layers)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits `[n, c]` and covariances `[p, n, c, c]`. Cost: c backward passes, `c r s l` per convolution."""
-        mean, parts = self.by_layer(x)
-        return mean, torch.stack(list(parts.values())).sum(0)
-
-    def by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return logits, and what every layer adds to the covariances, `[p, n, c, c]`.
-
-        Layers are independent under a Kronecker posterior, so that parts of different priors may be combined.
-        """
         entered: dict[str, Tensor] = {}
         left: dict[str, Tensor] = {}
         with torch.enable_grad():
@@ -79,14 +67,13 @@ class StackCovariance:
                     left[name] = value
         outputs = list(left.values())
         rows = [torch.autograd.grad(value[:, c].sum(), outputs, retain_graph=True) for c in range(value.shape[1])]
-        parts: dict[str, Tensor] = {}
+        parts: list[Tensor] = []
         for index, name in enumerate(left):
             flowing = torch.stack(
                 [row[index].flatten(2) if row[index].dim() == 4 else row[index].unsqueeze(-1) for row in rows], 1
             )
-            both = list(self._parts(name, flowing, self._rotated(name, entered[name])))
-            parts[name] = torch.stack(both).sum(0)
-        return value.detach(), parts
+            parts += self._parts(name, flowing, self._rotated(name, entered[name]))
+        return value.detach(), torch.stack(parts).sum(0)
 
     def _rotated(self, name: str, a: Tensor) -> Tensor:
         """Return what enters the weight, `[n, l, s]`, in the eigenbasis of its right factor."""

@@ -17,9 +17,10 @@ from torch import nn
 from marquis.evidence import train
 from marquis.priors import Prior
 from marquis_experiments.common.cells import cell
-from marquis_experiments.common.images import ImageData, Shuffled, load_images, logits
+from marquis_experiments.common.images import ImageData, load_images, logits
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.networks import image_network, trained
+from marquis_experiments.common.training import Shuffled
 from marquis_experiments.linearised_laplace.classifiers import Recipe, trained_map
 
 CNN = {"channels": (24, 48, 64), "hidden": (64, 32)}
@@ -130,17 +131,9 @@ def ensemble(
 def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network of `evidence.train`, one precision per layer and no validation data, and its history."""
     recipe = case.recipe
-    settings = {
-        "kind": case.kind,
-        "data": data.name,
-        "rows": len(data.train),
-        "evidence": [case.burn_in, case.every],
-        "update": UPDATE,
-        **recipe.described(),
-        **case.shape,
-    }
+    settings = {"kind": case.kind, "data": data.name, "rows": len(data.train), "update": UPDATE}
+    settings |= {"evidence": [case.burn_in, case.every], **recipe.described(), **case.shape}
     name = f"{case.data}-{case.kind}-evidence"
-
     kept: list[dict[str, Any]] = []
 
     def untrained() -> nn.Module:
@@ -149,7 +142,7 @@ def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module,
     def fit(network: nn.Module) -> None:
         result = train(
             network,
-            Shuffled(data.train, recipe.batch, 1000, recipe.flip),
+            Shuffled(data.train.tensors, recipe.batch, 1000, recipe.flip),
             "categorical",
             prior=Prior(START, groups="layer"),
             estimator="sketched",

@@ -54,6 +54,12 @@ def measure_slice(settings: dict[str, Any], arrays: Path, data_dir: str | None) 
         by_tv[factor] = psnr(image, truth, span), image
     best_tv = max(by_tv.values(), key=lambda pair: pair[0])
     started = time.perf_counter()
+    passed: list[float] = []
+
+    def watch(step: int, image: torch.Tensor, _: float) -> None:
+        if step % 10 == 0:
+            passed.append(psnr(image.double(), truth, span))
+
     trained = deep_image_prior(
         sinogram,
         geometry,
@@ -65,6 +71,7 @@ def measure_slice(settings: dict[str, Any], arrays: Path, data_dir: str | None) 
         start=best_tv[1] if settings["start"] == "tv" else None,
         generator=generator,
         progress=False,
+        watch=watch,
     )
     result: dict[str, Any] = {
         "psnr": {
@@ -72,6 +79,7 @@ def measure_slice(settings: dict[str, Any], arrays: Path, data_dir: str | None) 
             "tv": best_tv[0],
             "tv_weights": {str(factor): pair[0] for factor, pair in by_tv.items()},
             "dip": psnr(trained.image, truth, span),
+            "dip_best_step": max(passed),
         },
         "residual": trained.residual / variance,
         "steps_taken": len(trained.losses),

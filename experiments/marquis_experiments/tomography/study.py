@@ -17,6 +17,9 @@ from marquis_experiments.tomography.tables import values
 MAIN = (20, 0.05)
 """Angles and noise of the main table."""
 
+PROBLEM_IMAGES = (3, 4, 5, 6)
+"""KMNIST test images of the other linear problems."""
+
 TRAININGS: dict[str, dict[str, Any]] = {
     "base": {"steps": 2500, "start": "fbp", "stop_at": None, "tv_factor": 1.0},
     "long": {"steps": 7500, "start": "fbp", "stop_at": None, "tv_factor": 1.0},
@@ -76,7 +79,9 @@ def jobs_of(run: Run) -> list[tuple[Any, ...]]:
         settings = {"size": size, "training": training, **TRAININGS[training], "samples": samples, "both": both}
         settings |= {"angles": 60 if size <= 128 else 120, "rank": 350}
         jobs.append((one_slice, cells, arrays, settings, data_dir))
-    jobs += [(one_problem, cells, arrays, {"problem": name, "image": 3}, data_dir) for name in run.settings.problems]
+    for name in run.settings.problems:
+        for image in PROBLEM_IMAGES:
+            jobs.append((one_problem, cells, arrays, {"problem": name, "image": image}, data_dir))
     jobs += [(one_design, cells, {"image": image}) for image in range(run.settings.designs)]
     return jobs
 
@@ -112,7 +117,7 @@ def collect(run: Run) -> dict[str, Any]:
             kind, name = "ct", f"ct-{settings['size']}-{settings['training']}"
         elif work is one_problem:
             settings = job[3]
-            kind, name = "problem", f"problem-{settings['problem'].replace(' ', '-')}"
+            kind, name = "problem", f"problem-{settings['problem'].replace(' ', '-')}-i{settings['image']}"
         else:
             settings = job[2]
             kind, name = "design", f"design-i{settings['image']}"

@@ -10,8 +10,7 @@ from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import table, verdict
-from marquis_experiments.laplacian_autoencoder.describe import yes
+from marquis_experiments.common.page import table, verdict, yes
 
 Row = dict[str, Any]
 Score = Callable[[Row], float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from marquis.online.settings import NEW_NAMES
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 from marquis_experiments.common.study import Settings
+from marquis_experiments.common.training import Shuffled, descend
 
 LATENT, BATCH, LEVEL = 2, 64, 0.9
 QUIET, LIVELY = 0.1, 0.3
@@ -100,15 +102,12 @@ def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
     """Train one model and score it; a training that fails is a row with the reason."""
     model = build(job, images)
     optimiser = torch.optim.Adam(model.parameter_groups(), job.lr, fused=True)
-    order = torch.Generator().manual_seed(2000 + job.seed)
+    batches = Shuffled((images.train,), BATCH, 2000 + job.seed)
     curve = [float((model(images.test) - images.test).detach().square().flatten(1).sum(1).mean())]
     started = time.thread_time()
     try:
         for _ in range(job.epochs):
-            for rows in torch.randperm(len(images.train), generator=order).split(BATCH):
-                optimiser.zero_grad()
-                model.loss(images.train[rows], None).backward()
-                optimiser.step()
+            deque(descend(optimiser, batches, 1, lambda x: model.loss(x, None)), 0)
             curve.append(float(scored(model, images.test, 5).sampled_errors.mean()))
         seconds = time.thread_time() - started
         result = {**scores(model, images, settings.draws), "curve": curve, "cpu_seconds": seconds}

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.figure import BLUE, GOLD, GREY, ORANGE, Figure
+from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
-from marquis_experiments.laplacian_autoencoder.describe import label, training, yes
+from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
 
-DEFAULT, CONTROL = "online-sketched", "ae-round"
-TEMPERATURES = {f"{DEFAULT}-linearised-1": 1.0, f"{DEFAULT}-linearised-10": 10.0}
-"""Rows that evaluate the default's posterior by the linearised encoder, and their temperatures."""
+DEFAULT, PIXELS = "online-sketched", "pixels"
 RIVALS = ("ae", "vae", "dropout", "posthoc-sketched")
 """Models of the paper's figure that the online model is claimed to beat."""
 FEW = 20
 """The claim is about at most this many labels per class."""
 SHOWN = (1, 2, 4, 10, 25, 100)
 """Numbers of labels per class in the first table."""
-ADDED = {
-    (DEFAULT, "codes"): ("as trained, k counts codes", GREY, "--"),
-    (DEFAULT, "data"): ("as trained, k counts images", GREY, "-"),
-    (f"{DEFAULT}-linearised-1", "data"): ("linearised at T = 1, k counts images", BLUE, "-"),
-    (f"{DEFAULT}-linearised-10", "data"): ("linearised at T = 10, k counts images", GREEN, "-"),
-    (DEFAULT, "widths"): ("width chosen by the labels", "black", "-"),
-}
-"""Curves of the second panel."""
-
 
 def accuracies(row: dict[str, Any], way: str = "codes") -> np.ndarray:
     """Return accuracies `[numbers of labels, repetitions]`; a row without samples has one way only."""
@@ -45,14 +33,10 @@ class Rows:
         self.per_class: list[int] = list(results["settings"]["per_class"])
         self.by_name: dict[str, dict[int, dict[str, Any]]] = {}
         for row in results["rows"]:
-            if not row["failed"]:
+            if not row["failed"] and row["name"] in (PIXELS, *results["settings"]["models"]):
                 self.by_name.setdefault(row["name"], {})[row["seed"]] = row
         self.few = [place for place, number in enumerate(self.per_class) if number <= FEW]
         self.many = [place for place, number in enumerate(self.per_class) if number > FEW]
-
-    def has(self, name: str, way: str) -> bool:
-        """Return whether every finished seed of this row was used in this way."""
-        return name in self.by_name and all(way in row["ways"] for row in self.by_name[name].values())
 
     def accuracy(self, name: str, way: str = "codes") -> tuple[np.ndarray, np.ndarray]:
         """Compute mean and standard error for each number of labels."""
@@ -95,8 +79,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "verdict": verdict(*holds.values()),
         "table": accuracy_table(rows),
         "samples": samples_table(rows),
-        "widths": widths_table(rows),
-        "failed": "; ".join(f"{label(row['name'])}: {row['failed']}" for row in results["rows"] if row["failed"]),
+        "failed": failures(results["rows"], "name"),
     }
 
 
@@ -118,7 +101,7 @@ def samples_table(rows: Rows) -> str:
     columns = {"few": rows.few, "many": rows.many}
     body = []
     for name, seeds in rows.by_name.items():
-        if rows.has(name, "codes"):
+        if all("codes" in row["ways"] for row in seeds.values()):
             gaps = [
                 points(*rows.mean_difference(places, name, name, way, "mean"), sign=True) if places else "–"
                 for places in columns.values()
@@ -129,45 +112,21 @@ def samples_table(rows: Rows) -> str:
     return table(["model", "width", *head], body)
 
 
-def widths_table(rows: Rows) -> str:
-    """Return the gain where the labels choose the width, against mean codes and against the control."""
-    body = []
-    for name in rows.by_name:
-        if rows.has(name, "widths"):
-            others = ((name, "mean"), ("ae", "mean"), ("ae", "widths"))
-            gaps = [rows.mean_difference(rows.few, name, other, "widths", way) for other, way in others]
-            body.append([label(name), f"{chosen_width(rows, name):.3f}", *(points(*gap, sign=True) for gap in gaps)])
-    head = ["model", "width", "minus its mean codes", "minus autoencoder", "minus autoencoder with isotropic noise"]
-    return table(head, body)
-
-
-def chosen_width(rows: Rows, name: str) -> float:
-    """Return the median width that was chosen with 4 to 20 labels per class."""
-    widths = []
-    for row in rows.by_name[name].values():
-        way = row["ways"]["widths"]
-        for number, factors in zip(rows.per_class, way["chosen"], strict=True):
-            if 4 <= number <= FEW:
-                widths += [way["widths"][f"{factor:g}"] for factor in factors]
-    return median(widths) if widths else float("nan")
-
-
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw differences to the autoencoder, and what samples of the default add to its mean codes."""
     rows = Rows(results)
     figure = Figure(2, 2, 5.2, 4.2)
     left, right = figure.axes
-    curves = {"pixels": "black", "ensemble": "#b8860b", "dropout": GREY, "posthoc-sketched": ORANGE, DEFAULT: BLUE}
+    curves = {PIXELS: "black", "ensemble": GOLD, "dropout": GREY, "posthoc-sketched": ORANGE, DEFAULT: BLUE}
     for name, colour in curves.items():
         if name in rows.by_name:
             curve(left, rows.per_class, rows.difference(name, "ae"), colour, "-", label(name))
     left.set_title("accuracy minus that of the autoencoder")
-    for (name, way), (text, colour, style) in ADDED.items():
-        if rows.has(name, way):
-            curve(right, rows.per_class, rows.difference(name, name, way, "mean"), colour, style, text)
+    for way, text, colour in (("codes", "k counts codes, as published", GREY), ("data", "k counts images", BLUE)):
+        curve(right, rows.per_class, rows.difference(DEFAULT, DEFAULT, way, "mean"), colour, "-", text)
     right.set_title("LAE online, default: sampled minus mean codes")
     for axis in figure.axes:
-        axis.axhline(0, color="#bbbbbb", lw=0.8)
+        axis.axhline(0, color="0.7", lw=0.8)
         axis.set(xscale="log", xlabel="labels per class", ylabel="percentage points")
         axis.set_xticks(rows.per_class, [str(number) for number in rows.per_class])
         axis.minorticks_off()

@@ -2,10 +2,8 @@
 
 MNIST, dense 784-512-256-2 and back. Labelled and evaluated images come from the last 5,000 training rows, on which no
 model was trained. All models use the same labelled images. A labelled image is embedded by many posterior samples;
-there are four ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that samples
-of one image do not crowd out votes of several images), `mean` (the mean code only), and for some models `widths` (k
-counts images, and the labelled images choose how wide the samples scatter). The default's posterior is also evaluated
-by the linearised encoder, at temperature 1 (the Laplace posterior) and 10; a control has isotropic noise.
+there are three ways to use them: `codes` (the published one: k counts codes), `data` (k counts images, so that samples
+of one image do not crowd out votes of several images) and `mean` (the mean code only).
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.autoencoders import LaplacianAutoencoder, linearised
-from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError
@@ -28,39 +24,19 @@ from marquis.tasks.semi_supervised import PER_CLASS, evaluate_codes
 from marquis_experiments.common.cells import cell, stored
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.laplacian_autoencoder.codes import SAMPLES_SEED, codes_of, width
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import (
-    CONTROL,
-    DEFAULT,
-    TEMPERATURES,
-    accuracies,
-    draw,
-    values,
-)
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.widths import (
-    FACTORS,
-    ROUND,
-    by_chosen_width,
-    clouds,
-    isotropic,
-    mean_codes,
-)
+from marquis_experiments.laplacian_autoencoder.codes import codes_of, width
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import DEFAULT, PIXELS, accuracies, draw, values
 from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, model, train_ahead
 
-PIXELS = "pixels"
 MODELS = (
     *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
     *(DEFAULT, "online-sketched-temperature-0.1", "online-sketched-paper-code", "online-sketched-paper"),
 )
-WIDENED = ("ae", "posthoc-sketched", DEFAULT, "online-sketched-temperature-0.1", "online-sketched-paper-code")
-"""Rows whose samples are also scaled to several widths."""
-OFTEN = (PIXELS, "ae", CONTROL, DEFAULT, *TEMPERATURES, "online-sketched-paper-code")
+OFTEN = (PIXELS, "ae", DEFAULT, "online-sketched-paper-code")
 """Rows of the claim: trainings of the same model differ by more than these models do."""
 ONCE = ("online-sketched-paper",)
 """Rows that are at chance in every training."""
-CONTROL_WIDTH = 0.08
-"""Width of the control's noise: that of the default's samples at temperature 1."""
-LABELS_SEED, WIDTHS_SEED = 1000, 3000
+LABELS_SEED = 1000
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -69,10 +45,10 @@ def measure(run: Run) -> dict[str, Any]:
     images, held = Images.load(settings.recipe, run.data_dir), held_out(settings, run.data_dir)
     wanted = jobs(settings)
     if run.size != "quick":
-        trained = [(name, seed) for name, seed in wanted if name in settings.models]
+        trained = [(name, seed) for name, seed in wanted if name != PIXELS]
         load = partial(Images.load, settings.recipe, run.data_dir)
         train_ahead(run.shared, settings.recipe, trained, images, load, run.say)
-        missing = [job for job in wanted if not is_there(run.cells, settings, *job)]
+        missing = [job for job in wanted if stored(run.cells, *_row_cell(settings, *job)) is None]
         run_in_processes(_row_in_process, [(place, settings, *job) for job in missing], run.say)
     rows = []
     for job in wanted:
@@ -81,22 +57,17 @@ def measure(run: Run) -> dict[str, Any]:
     return {"settings": settings.plain(), "rows": rows}
 
 
-def names(settings: Settings) -> list[str]:
-    """Return the rows of the tables."""
-    return [PIXELS, *settings.models, CONTROL, *TEMPERATURES]
-
-
 def jobs(settings: Settings) -> list[tuple[str, int]]:
     """Return rows and their seeds, the first seed of all rows first."""
 
     def seeds(name: str) -> int:
         return 1 if name in ONCE else settings.seeds if name in OFTEN else settings.other_seeds
 
-    last = max(settings.seeds, settings.other_seeds)
-    return [(name, seed) for seed in range(last) for name in names(settings) if seed < seeds(name)]
+    names, last = (PIXELS, *settings.models), max(settings.seeds, settings.other_seeds)
+    return [(name, seed) for seed in range(last) for name in names if seed < seeds(name)]
 
 
-def held_out(settings: Settings, data_dir: str | Path | None) -> Data:
+def held_out(settings: Settings, data_dir: Path | None) -> Data:
     """Return images with labels that no model was trained on."""
     last = settings.first + settings.held
     rows = load_data(settings.recipe.data, "train", data_dir, limit=last)[settings.first :]
@@ -117,47 +88,18 @@ def one_row(
         before = time.process_time()
         if name == PIXELS:
             return {"failed": None, **measured(held.x.flatten(1)[None], None, held, settings, seed)}
-        key = "ae" if name == CONTROL else DEFAULT if name in TEMPERATURES else name
-        outcome = model(place.shared, key, seed, settings.recipe, images, say)
+        outcome = model(place.shared, name, seed, settings.recipe, images, say)
         if outcome.model is None:
             return {"failed": outcome.failed}
-        scores = measured(*codes_of_row(name, outcome.model, held.x, settings.copies, seed), held, settings, seed)
+        scores = measured(*codes_of(outcome.model, held.x, settings.copies, seed), held, settings, seed)
         return {"failed": None, **scores, "cpu_seconds": time.process_time() - before}
 
-    row = cell(place.folder, *_row_cell(settings, name, seed), compute)
-    if row["failed"] or name not in WIDENED:
-        return row
-
-    def compute_widths() -> dict[str, Any]:
-        before = time.process_time()
-        autoencoder = model(place.shared, name, seed, settings.recipe, images, say).require()
-        scaled = clouds(autoencoder, held.x, settings.data_copies, WIDTHS_SEED + seed)
-        labels = torch.Generator().manual_seed(LABELS_SEED + seed)
-        assert held.y is not None
-        chosen = by_chosen_width(scaled, held.y.long(), settings.per_class, settings.repetitions, labels)
-        widths = {f"{key:g}": width(*codes) for key, codes in scaled.items()}
-        return {**chosen, "widths": widths, "cpu_seconds": time.process_time() - before}
-
-    by_width = cell(place.folder, *_widths_cell(settings, name, seed), compute_widths)
-    return {**row, "ways": row["ways"] | {"widths": {key: by_width[key] for key in ("accuracy", "chosen", "widths")}}}
-
-
-def is_there(folder: Path, settings: Settings, name: str, seed: int) -> bool:
-    """Return whether the row was computed before."""
-    row = stored(folder, *_row_cell(settings, name, seed))
-    if row is None or row["failed"] or name not in WIDENED:
-        return row is not None
-    return stored(folder, *_widths_cell(settings, name, seed)) is not None
+    return cell(place.folder, *_row_cell(settings, name, seed), compute)
 
 
 def _row_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
     """Return the name of a cell and all that it depends on."""
     return f"{name}-s{seed}", {"name": name, "seed": seed, **settings.without("seeds", "other_seeds", "models")}
-
-
-def _widths_cell(settings: Settings, name: str, seed: int) -> tuple[str, dict[str, Any]]:
-    described = _row_cell(settings, name, seed)[1]
-    return f"{name}-widths-s{seed}", described | {"factors": [*FACTORS, *ROUND], "linearised": True}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -169,20 +111,6 @@ def line(row: dict[str, Any]) -> str:
 def _row_in_process(place: Place, settings: Settings, name: str, seed: int) -> str:
     images, held = Images.load(settings.recipe, place.data_dir), held_out(settings, place.data_dir)
     return line(one_row(place, settings, images, held, name, seed, lambda text: None))
-
-
-def codes_of_row(
-    name: str, trained: BaseAutoencoder, x: Tensor, copies: int, seed: int
-) -> tuple[Tensor, Tensor | None]:
-    """Compute `codes_of` for a row, from the model that was trained for it."""
-    if name == CONTROL:
-        means = mean_codes(trained, x)
-        source = torch.Generator().manual_seed(SAMPLES_SEED + seed)
-        return means + CONTROL_WIDTH * isotropic(means, copies, source), means
-    if name in TEMPERATURES:
-        assert isinstance(trained, LaplacianAutoencoder)
-        trained = linearised(trained, TEMPERATURES[name])
-    return codes_of(trained, x, copies, seed)
 
 
 def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:
@@ -204,36 +132,19 @@ def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings
     return {"ways": ways, "width": width(codes, means), "copies": len(codes), "numbers": codes.shape[2]}
 
 
+# fmt: off
 STUDY = Study(
-    "few-labels",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "few-labels", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "recipe": TASK_RECIPES["default"],
-        "seeds": 6,
-        "other_seeds": 3,
-        "first": 55_000,
-        "held": 5_000,
-        "per_class": PER_CLASS,
-        "repetitions": 5,
-        "copies": 100,
-        "data_copies": 20,
-        "models": MODELS,
+        "recipe": TASK_RECIPES["default"], "seeds": 6, "other_seeds": 3, "first": 55_000, "held": 5_000,
+        "per_class": PER_CLASS, "repetitions": 5, "copies": 100, "data_copies": 20, "models": MODELS,
     },
     quick={
-        "recipe": TASK_RECIPES["quick"],
-        "seeds": 1,
-        "other_seeds": 1,
-        "first": 1000,
-        "held": 400,
-        "per_class": (1, 2, 5),
-        "repetitions": 3,
-        "copies": 10,
-        "data_copies": 5,
+        "recipe": TASK_RECIPES["quick"], "seeds": 1, "other_seeds": 1, "first": 1000, "held": 400,
+        "per_class": (1, 2, 5), "repetitions": 3, "copies": 10, "data_copies": 5,
         "models": tuple(key for key in MODELS if "temperature" not in key),
     },
     full={"recipe": TASK_RECIPES["full"], "seeds": 10, "other_seeds": 5, "repetitions": 20, "data_copies": 100},
     cells="",
 )
+# fmt: on

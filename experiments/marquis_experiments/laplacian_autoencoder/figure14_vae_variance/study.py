@@ -14,6 +14,7 @@ and an ordinary variational autoencoder, `free`, whose means are learnt too.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -26,9 +27,9 @@ from marquis.autoencoders import VariationalAutoencoder
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, soft_clip
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import rank_correlation
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.common.study import Run, Study
-from marquis_experiments.laplacian_autoencoder.describe import yes
+from marquis_experiments.common.training import descend
 
 SPREAD, START, REACH = 4.0, 1.0, 3.0
 """Means are `SPREAD z`, `z` from -REACH to REACH; all standard deviations start near START."""
@@ -113,11 +114,12 @@ def compare(seed: int, steps: int) -> dict[str, Any]:
 
     network = variance_network(seed)
     optimiser = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(steps):
-        optimiser.zero_grad()
+
+    def loss() -> Tensor:
         log_sigma = soft_clip(network(z.unsqueeze(1)).squeeze(1), MIN_LOG_SIGMA)
-        (-log_joint(x, means, log_weights, log_sigma).logsumexp(1).mean()).backward()
-        optimiser.step()
+        return -log_joint(x, means, log_weights, log_sigma).logsumexp(1).mean()
+
+    deque(descend(optimiser, [()], steps, loss), 0)
 
     fixed = train_vae(x, seed, steps, fixed_means=True)
     free = train_vae(x, seed, steps, fixed_means=False)
@@ -156,10 +158,7 @@ def train_vae(x: Tensor, seed: int, steps: int, fixed_means: bool) -> Variationa
             variance_network(seed + 200), decoder, variance_network(seed + 300), variance_network(seed)
         ).double()
         optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2)
-        for _ in range(steps):
-            optimiser.zero_grad()
-            model.loss(x.unsqueeze(1), None).backward()
-            optimiser.step()
+        deque(descend(optimiser, [(x.unsqueeze(1),)], steps, lambda rows: model.loss(rows, None)), 0)
     return model
 
 

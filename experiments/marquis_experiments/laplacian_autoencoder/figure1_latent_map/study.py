@@ -13,9 +13,9 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.report.canvas import png
 from marquis.report.latent_map import LatentMap, latent_figure, latent_map
 from marquis_experiments.common.metrics import rank_correlation
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.common.study import Run, Study
-from marquis_experiments.laplacian_autoencoder.describe import training, yes
+from marquis_experiments.laplacian_autoencoder.describe import training
 from marquis_experiments.laplacian_autoencoder.models import RECIPES, Images, model
 
 SHOWN = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict
-from marquis_experiments.laplacian_autoencoder.describe import yes
+from marquis_experiments.common.page import table, verdict, yes
 
 Row = dict[str, Any]
 COLOURS = {"exact": ORANGE, "sketched": BLUE, "approximate": GREEN, "kronecker": "#e0a32e"}

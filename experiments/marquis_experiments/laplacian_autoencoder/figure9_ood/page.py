@@ -8,10 +8,10 @@ from statistics import mean
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict, with_error
-from marquis_experiments.laplacian_autoencoder.describe import data_name, label, training, yes
+from marquis_experiments.common.metrics import standard_error_of_auroc
+from marquis_experiments.common.page import Row, table, verdict, with_error, yes
+from marquis_experiments.laplacian_autoencoder.describe import data_name, failures, label, training
 
-Row = dict[str, Any]
 SCORES = {
     "error": "squared error",
     "typicality": "typicality",
@@ -60,11 +60,9 @@ def reaches(value: float, goal: float) -> bool:
     return round(value, 2) >= goal
 
 
-def standard_error_of_auroc(area: float, count: int) -> float:
-    """Compute the standard error of an AUROC over test images, `count` on each side (Hanley and McNeil, 1982)."""
-    first, second = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = area * (1 - area) + (count - 1) * (first + second - 2 * area**2)
-    return (variance / count**2) ** 0.5
+def finished(results: dict[str, Any]) -> list[Row]:
+    """Return the rows of single trainings; earlier results have ensembles of trainings, too (docs/.../notes.md)."""
+    return [row for row in results["rows"] if "together" not in row["key"] and "both" not in row["key"]]
 
 
 def pairs(results: dict[str, Any]) -> list[tuple[dict[str, Any], str, list[Row]]]:
@@ -73,7 +71,7 @@ def pairs(results: dict[str, Any]) -> list[tuple[dict[str, Any], str, list[Row]]
     for one in results["settings"]["trainings"]:
         for outside in one["outside"]:
             where = {"part": one["part"], "data": one["recipe"]["data"], "outside": outside}
-            rows = [row for row in results["rows"] if all(row[key] == value for key, value in where.items())]
+            rows = [row for row in finished(results) if all(row[key] == value for key, value in where.items())]
             if rows:
                 every.append((one, outside, [row for row in rows if not row["failed"]]))
     return every
@@ -93,9 +91,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         score: all(ours[score] > mean(numbers(rows, key, score)) for key in rivals)
         for score in ("output_variance", "latent_variance")
     }
-    ensembles = [row for row in rows if "together" in row["key"] or "both" in row["key"]]
-    singles = [row for row in rows if row not in ensembles]
-    finished = [row for row in results["rows"] if not row["failed"]]
+    every = finished(results)
     return {
         "training": training(first["recipe"]),
         "seeds": max(row["seed"] for row in rows) + 1,
@@ -108,20 +104,18 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "rivals": bool(rivals),
         "holds": {score: yes(better) for score, better in ahead.items()},
         "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
-        "table": auroc_table(singles, PAPER if comparable else {}),
+        "table": auroc_table(rows, PAPER if comparable else {}),
         "image_error": standard_error_of_auroc(0.96, sizes["rows"]),
         "name": pair_name(first, outside),
-        "ensembles": auroc_table(ensembles, {}) if ensembles else "",
         "others": "\n\n".join(
             f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n{auroc_table(each, {})}"
             for one, other, each in others
         ),
-        "ablation": small_table(finished, "ablation", lambda row: label(row["key"])),
-        "networks": small_table(finished, "network", lambda row: f"`{row['architecture']}`, width {row['width']:g}"),
-        "layers": layer_table(finished),
+        "ablation": small_table(every, "ablation", lambda row: label(row["key"])),
+        "networks": small_table(every, "network", lambda row: f"`{row['architecture']}`, width {row['width']:g}"),
         "unfinished": results["wanted"] - len(results["rows"]),
         "finished": len(results["rows"]),
-        "failed": "; ".join(f"{label(row['key'])}: {row['failed']}" for row in results["rows"] if row["failed"]),
+        "failed": failures(every),
     }
 
 
@@ -147,25 +141,12 @@ def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) 
 
 def small_table(rows: list[Row], part: str, named: Any) -> str:
     """Return the AUROCs of one part, one training each; empty if there is none."""
-    chosen = [row for row in rows if row["part"] == part]
+    chosen = [row for row in rows if row["part"] == part and not row["failed"]]
     body = []
     for row in chosen:
         cells = [f"{row['table'][score]['auroc']:.3f}" if score in row["table"] else "–" for score in CLAIMED]
         body.append([named(row), *cells, f"{row['error']:.1f}"])
     return table(["", *(SCORES[score] for score in CLAIMED), "error in-distribution"], body) if body else ""
-
-
-def layer_table(rows: list[Row]) -> str:
-    """Return AUROCs of variances from single layers of the first pair (mean variances in brackets); empty if none."""
-    layers = next((row["layers"] for row in rows if "layers" in row), [])
-    body = []
-    for row in layers:
-        cells = []
-        for part in ("output", "latent"):
-            area, inside, outside = (row[f"{part}_{key}"] for key in ("auroc", "inside", "outside"))
-            cells.append(f"{area:.2f} ({inside:.2g} / {outside:.2g})" if outside > 0 else "–")
-        body.append([row["what"] if row["scale"] == 1 else f"{row['what']} × {row['scale']:g}", row["weights"], *cells])
-    return table(["perturbed", "weights", "output variance", "latent variance"], body) if body else ""
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

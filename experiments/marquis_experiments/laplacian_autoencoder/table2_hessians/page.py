@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import mean, stdev
 from typing import Any
 
-from marquis_experiments.common.page import table, verdict
-from marquis_experiments.laplacian_autoencoder.describe import label, training, yes
+from marquis_experiments.common.page import table, verdict, yes
+from marquis_experiments.laplacian_autoencoder.describe import label, training
 
 Row = dict[str, Any]
 

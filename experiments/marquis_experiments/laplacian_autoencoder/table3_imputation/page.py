@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from marquis_experiments.common.page import table, verdict, with_error
-from marquis_experiments.laplacian_autoencoder.describe import label, training, yes
-from marquis_experiments.laplacian_autoencoder.table3_imputation.pictures import draw_reliability
+from marquis_experiments.common.figure import BLUE, GREY, Figure
+from marquis_experiments.common.page import Row, table, verdict, with_error, yes
+from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
 from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import WEIGHTED
 
-Row = dict[str, Any]
 MAIN = "online-sketched"
 PAPER = {
     "vae": (0.22, 0.18, 0.34, 0.19),
@@ -29,8 +28,6 @@ RIVALS = ("vae", "dropout", "posthoc-sketched")
 """Models of the paper's table that the online model is claimed to be better calibrated than; the ensemble is level."""
 WAYS: dict[str, Callable[[Row], Row]] = {
     "published": lambda row: row["published"]["reconstructions"],
-    "put back": lambda row: row["published"]["put_back"],
-    "two stages": lambda row: row["own"]["put_back"],
     "weighted": lambda row: row["weighted"]["first"],
 }
 """Classification scores of a row, by procedure; all on the same test images."""
@@ -67,100 +64,86 @@ def mce_by_chance(bins: Mapping[str, Any], draws: int = 2000) -> float:
 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:
     """Return what the template needs; the claim is scored by the published procedure alone."""
-    rows, settings = results["rows"], results["settings"]
+    rows, settings, references = results["rows"], results["settings"], results["references"]
     keys = [key for key in settings["keys"] if of(rows, key)]
     ours = {way: {score: average(rows, MAIN, way, score) for score in SCORES} for way in WAYS}
-    plain = {way: {score: average(rows, "ae", way, score) for score in SCORES} for way in WAYS}
+    plain = {score: average(rows, "ae", "weighted", score) for score in SCORES}
     targets = {way: [reached(score, value) for score, value in one.items()] for way, one in ours.items()}
     rivals = [key for key in RIVALS if key in keys]
     calibrated = all(ours["published"]["ece"] < average(rows, key, "published", "ece") for key in rivals)
-    wide = [row["weighted"]["put_back"] for row in of(rows, MAIN)]
-    simple = max(results["references"], key=lambda name: simple_accuracy(results["references"], name))
+    simple = {name: one["accuracy"] for name, one in references.items() if "lower halves" in name or "nearest" in name}
+    ways = {str(number): f"{number} round{'s' * (number != 1)}" for number in settings["rounds"]} | {WEIGHTED: "codes"}
     return {
         "training": training(settings["recipe"]),
         "ours": ours,
-        "plain": plain,
         "reached": {way: sum(one) for way, one in targets.items()},
-        "plain_reached": sum(reached(score, value) for score, value in plain["weighted"].items()),
+        "plain_reached": sum(reached(score, value) for score, value in plain.items()),
         "calibrated": yes(calibrated),
         "verdict": verdict(*targets["published"], calibrated),
-        "table": main_table(results, keys),
-        "simple": {"name": simple, "accuracy": results["references"][simple]["accuracy"]},
+        "table": main_table(rows, keys),
+        "simple": {"name": max(simple, key=lambda name: simple[name]), "accuracy": max(simple.values())},
         "best": max(average(rows, key, "weighted", "accuracy") for key in keys),
-        "complete": results["references"]["classifier, complete image"]["accuracy"],
+        "complete": references["classifier, complete image"]["accuracy"],
         "chance": mean(mce_by_chance(WAYS["weighted"](row)["bins"]) for row in of(rows, MAIN)),
-        "wide": {score: mean(one[score] for one in wide) for score in SCORES},
         "option": next(option for option in settings["options"] if option["start"] == WEIGHTED),
-        "details": details_table(results, keys),
-        "references": reference_table(results["references"]),
-        "generation": generation_table(rows, keys, settings["rounds"]),
-        "failed": "; ".join(f"{label(row['key'])}: {row['failed']}" for row in rows if row["failed"]),
+        "details": details_table(results, keys, ways),
+        "test_error": (0.25 / settings["test"]) ** 0.5,
+        "failed": failures(rows),
     }
 
 
-def simple_accuracy(references: Mapping[str, Row], name: str) -> float:
-    """Return the accuracy of a method that sees the observed half and no autoencoder, else 0."""
-    return references[name]["accuracy"] if "lower halves" in name or "nearest" in name else 0.0
-
-
-def scored(rows: list[Row], key: str, way: str, score: str) -> str:
-    """Return a score as mean ± standard error over trainings."""
-    return with_error([WAYS[way](row)[score] for row in of(rows, key)], 2)
-
-
-def main_table(results: dict[str, Any], keys: list[str]) -> str:
+def main_table(rows: list[Row], keys: list[str]) -> str:
     """Return the published procedure, the paper's numbers in brackets, and importance weights on the same images."""
-    rows, body = results["rows"], []
+    body = []
     for key in keys:
         cells = []
-        for place, score in enumerate(SCORES):
-            theirs = f" ({PAPER[key][place]:.2f})" if key in PAPER else ""
-            cells.append(scored(rows, key, "published", score) + theirs)
-        body.append([label(key), *cells, *(scored(rows, key, "weighted", score) for score in SCORES)])
-    head = [f"published: {text}" for text in SCORES.values()] + [f"weighted: {text}" for text in SCORES.values()]
-    return table(["model", *head], body)
+        for way in WAYS:
+            for place, score in enumerate(SCORES):
+                theirs = f" ({PAPER[key][place]:.2f})" if key in PAPER and way == "published" else ""
+                cells.append(with_error([WAYS[way](row)[score] for row in of(rows, key)], 2) + theirs)
+        body.append([label(key), *cells])
+    return table(["model", *(f"{way}: {text}" for way in WAYS for text in SCORES.values())], body)
 
 
-def details_table(results: dict[str, Any], keys: list[str]) -> str:
-    """Return what the other procedures give, and what limits the rows."""
-    rows, body = results["rows"], []
+def details_table(results: dict[str, Any], keys: list[str], ways: Mapping[str, str]) -> str:
+    """Return what limits the rows, and the entropy in bits of the classes of generated images."""
+    body = []
     for key in keys:
-        chosen = results["chosen"][key]
-        complete = with_error([row["complete"]["accuracy"] for row in of(rows, key)], 2)
-        pairs = [f"{average(rows, key, way, 'accuracy'):.2f} / {average(rows, key, way, 'ece'):.2f}" for way in
-                 ("put back", "two stages")]  # fmt: skip
-        several = [f"{mean(row[way]['put_back']['several_classes'] for row in of(rows, key)):.2f}" for way in
-                   ("published", "weighted")]  # fmt: skip
-        coverage = f"{mean(row['weighted']['coverage'] for row in of(rows, key)):.2f}"
-        exponent = (chosen["weighted"] or "–").rpartition(" ")[2]
-        body.append([label(key), complete, *pairs, chosen["own"] or "–", exponent, *several, coverage])
-    head = ["model", "accuracy, complete image", "put back: accuracy / ECE", "chosen two stages: accuracy / ECE"]
-    head += ["chosen", "exponent", "several classes, published", "several classes, weighted", "coverage, weighted"]
-    return table(head, body)
-
-
-def reference_table(references: Mapping[str, Row]) -> str:
-    """Return the scores of methods without an autoencoder."""
-    body = [[name, *(f"{one[score]:.3f}" for score in SCORES)] for name, one in references.items()]
-    return table(["without an autoencoder", *SCORES.values()], body)
-
-
-def generation_table(rows: list[Row], keys: list[str], rounds: list[int]) -> str:
-    """Return the entropy of the classes of generated images, in bits."""
-    ways = {str(number): f"{number} round{'s' * (number != 1)}" for number in rounds} | {WEIGHTED: "codes"}
-    body = [
-        [label(key), *(with_error([row["generated"][way]["entropy_bits"] for row in of(rows, key)], 2) for way in ways)]
-        for key in keys
-    ]
-    return table(["model", *ways.values()], body)
+        rows = of(results["rows"], key)
+        cells = [with_error([row["complete"]["accuracy"] for row in rows], 2)]
+        cells.append((results["chosen"][key]["weighted"] or "–").rpartition(" ")[2])
+        cells.append(f"{mean(row['weighted']['coverage'] for row in rows):.2f}")
+        cells += [with_error([row["generated"][way]["entropy_bits"] for row in rows], 2) for way in ways]
+        body.append([label(key), *cells])
+    head = ["model", "accuracy, complete image", "exponent", "coverage, weighted"]
+    return table([*head, *(f"entropy, {text}" for text in ways.values())], body)
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw reliability diagrams of three procedures, all on the same test images."""
-    rows = results["rows"]
-    panels = {
-        key: {way: [WAYS[way](row)["bins"] for row in of(rows, key)] for way in ("published", "two stages", "weighted")}
-        for key in DRAWN
-        if of(rows, key)
-    }
-    draw_reliability(folder / "imputation-reliability.png", panels)
+    """Draw accuracy against confidence in bins, pooled over seeds; the area of a point is its share of the images."""
+    keys = [key for key in DRAWN if of(results["rows"], key)]
+    figure = Figure(len(keys), len(keys), 2.6, 2.7, share=True)
+    for axis, key in zip(figure.axes, keys, strict=True):
+        axis.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
+        for way, colour, style in zip(WAYS, (GREY, BLUE), ("--", "-"), strict=True):
+            confidence, accuracy, share = pooled([WAYS[way](row)["bins"] for row in of(results["rows"], key)])
+            axis.plot(confidence, accuracy, color=colour, ls=style, lw=1.3, label=way)
+            axis.scatter(confidence, accuracy, s=[4 + 120 * value for value in share], color=colour)
+        axis.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
+        axis.set_title(label(key), fontsize=9)
+    figure.axes[0].set_ylabel("accuracy")
+    figure.legend()
+    figure.save(folder / "imputation-reliability.png")
+
+
+def pooled(seeds: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], list[float]]:
+    """Compute confidence, accuracy and share of the images of every bin that has any, pooled over seeds."""
+    total = sum(sum(bins["count"]) for bins in seeds)
+    bins_of_all: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for place in range(len(seeds[0]["count"])):
+        count = sum(bins["count"][place] for bins in seeds)
+        if count:
+            for values, name in zip(bins_of_all, ("confidence", "accuracy"), strict=False):
+                values.append(sum(bins["count"][place] * (bins[name][place] or 0) for bins in seeds) / count)
+            bins_of_all[2].append(count / total)
+    return bins_of_all

@@ -1,15 +1,13 @@
 """The study `imputation`: the upper half of a digit from the lower half, and generation (LAE Table 3, Figure 11).
 
-Every model fills in the missing half by the published procedure (two stages: noise, 5 x 5 networks, one round), by the
-best of other starts and numbers of the same two stages, and by importance weights: codes of training images weighted by
-how well they explain the observed half. What there is to choose is chosen for each model on validation images by the
-likelihood of the class. A classifier that never saw those images scores the results: its mean softmax over the
-imputations is scored for accuracy and calibration.
+Every model fills in the missing half by the published procedure (two stages: noise, 5 x 5 networks, one round) and by
+importance weights: codes of training images weighted by how well they explain the observed half, with an exponent that
+is chosen for each model on validation images by the likelihood of the class. A classifier that never saw those images
+scores the results: its mean softmax over the imputations, for accuracy and calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,49 +19,30 @@ from torch import Tensor
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.data import Data, load
 from marquis.tasks.imputation import generate
+from marquis_experiments.common.figure import Panel, image_rows
 from marquis_experiments.common.images import Labelled
 from marquis_experiments.common.study import Run, Study
+from marquis_experiments.laplacian_autoencoder.describe import label
 from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, model, train_ahead
+from marquis_experiments.laplacian_autoencoder.table3_imputation import procedures
 from marquis_experiments.laplacian_autoencoder.table3_imputation.page import draw, values
-from marquis_experiments.laplacian_autoencoder.table3_imputation.pictures import draw_generated, draw_versions
-from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import (
-    PUBLISHED,
-    TRAINING,
-    WEIGHTED,
-    ClassifierSettings,
-    Judge,
-    Procedure,
-    filled_in,
-    readers,
-)
+from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import PUBLISHED, WEIGHTED, Procedure
 from marquis_experiments.laplacian_autoencoder.table3_imputation.scores import (
     class_shares,
     classified,
     references,
     scores,
-    scores_in_parts,
 )
 
 KEYS = (
     *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
     *("online-sketched", "online-sketched-temperature-0.1", "online-sketched-paper-code", "online-sketched-paper"),
 )
-WIDELY = ("online-sketched", "online-sketched-temperature-0.1", "online-sketched-paper-code")
-"""Rows that are also evaluated with importance weights on more test images."""
 EXPONENTS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 """The noise of some models is learnt and small, that of others is one: suitable exponents differ by as much."""
-OPTIONS = (
-    PUBLISHED,
-    *(Procedure(rounds=rounds) for rounds in (2, 5, 10)),
-    Procedure("mean image"),
-    Procedure("black"),
-    Procedure("noise", 10, 1),
-    *(Procedure(TRAINING, 10, 1, rounds) for rounds in (1, 2, 5)),
-    *(Procedure(WEIGHTED, 30, exponent=exponent, donors=2000, networks=2) for exponent in EXPONENTS),
-)
-"""Procedures that are tried on validation images, for every model."""
-WAYS = {"own": False, "weighted": True}
-"""Groups of procedures of which one is chosen, and whether they are importance-weighted."""
+OPTIONS = tuple(Procedure(WEIGHTED, 30, exponent=exponent, donors=2000, networks=2) for exponent in EXPONENTS)
+VERSIONS, SHOWN = 5, (7, 5)
+"""Imputations of one image in a picture, and the digits that are shown."""
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -77,33 +56,26 @@ def measure(run: Run) -> dict[str, Any]:
     bench = Bench(run, images, judge_of(run, images))
     results: dict[str, Any] = {
         "settings": {**settings.plain(), "options": [asdict(option) for option in settings.options]},
-        "options": [option.name for option in settings.options],
         "references": bench.references(),
-        "chosen": {},
-        "validation": [],
+        "chosen": {key: {"weighted": bench.chosen(key)} for key in settings["keys"]},
         "rows": [],
     }
-    for key in settings["keys"]:
-        validation = bench.on_validation(key)
-        results["validation"].append(validation)
-        results["chosen"][key] = {way: chosen(validation, settings.options, way) for way in WAYS}
     for seed in range(settings.seeds):
         for key in settings["keys"]:
-            row = bench.on_test(key, seed, results["chosen"][key])
+            row = bench.on_test(key, seed, results["chosen"][key]["weighted"])
             results["rows"].append(row)
-            run.say(f"{key}, seed {seed}: " + (row["failed"] or short(row)))
-    bench.draw(results["chosen"])
+            run.say(f"{key}, seed {seed}: {row['failed'] or short(row)}")
+    bench.draw({key: one["weighted"] for key, one in results["chosen"].items()})
     return results
 
 
-def judge_of(run: Run, images: Images) -> Judge:
+def judge_of(run: Run, images: Images) -> procedures.Judge:
     """Return the classifiers and the images that they score."""
     settings = run.settings
     first = settings.classifier.train
     rows = load(settings.recipe.data, "train", run.data_dir)[first : first + settings.validation]
-    both = readers(run.shared, settings.recipe.data, settings.classifier, run.data_dir)
-    first, every = (labelled(images.test[:count]) for count in (settings.test, settings.all_test))
-    return Judge(*both, images.train.x, labelled(rows), first, every)
+    both = procedures.readers(run.shared, settings.recipe.data, settings.classifier, run.data_dir)
+    return procedures.Judge(*both, images.train.x, labelled(rows), labelled(images.test[: settings.test]))
 
 
 def labelled(data: Data) -> Labelled:
@@ -112,28 +84,17 @@ def labelled(data: Data) -> Labelled:
     return Labelled(data.x, data.y)
 
 
-def chosen(validation: dict[str, Any], options: Sequence[Procedure], way: str) -> str | None:
+def most_likely(tried: dict[str, dict[str, Any]]) -> str | None:
     """Return the name of the procedure under which the true classes of validation images are most likely."""
-    tried = validation.get("procedures") or {}
-    names = [option.name for option in options if option.weighted == WAYS[way] and option.name in tried]
-    return min(names, key=lambda name: tried[name]["put_back"]["nll"]) if names else None
-
-
-def without_bins(scored: dict[str, Any]) -> dict[str, Any]:
-    """Return scores without reliability diagrams, which are drawn for test images only."""
-    return {
-        name: {k: v for k, v in one.items() if k != "bins"} if isinstance(one, dict) else one
-        for name, one in scored.items()
-    }
+    return min(tried, key=lambda name: tried[name]["put_back"]["nll"]) if tried else None
 
 
 def short(row: dict[str, Any]) -> str:
     """Return a line of progress."""
-    parts = []
-    for name, what in (("published", "reconstructions"), *((way, "put_back") for way in ("published", *WAYS))):
-        numbers = row[name][what]
-        parts.append(f"{name} {what} " + " ".join(f"{numbers[k]:.3f}" for k in ("accuracy", "ece", "mce", "rmsce")))
-    return "; ".join(parts)
+    each = {"published": row["published"]["reconstructions"], "weighted": row["weighted"]["first"]}
+    return "; ".join(
+        f"{name} " + " ".join(f"{one[k]:.3f}" for k in ("accuracy", "ece", "mce")) for name, one in each.items()
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,135 +103,117 @@ class Bench:
 
     run: Run
     images: Images
-    judge: Judge
+    judge: procedures.Judge
 
     def references(self) -> dict[str, Any]:
         """Return scores of methods without an autoencoder."""
-        neighbours = self.run.settings.neighbours
-        described = self._described() | {"neighbours": neighbours}
-        return self.run.cell("references", described, lambda: {"rows": references(self.judge, neighbours)})["rows"]
+        count = self.run.settings.neighbours
+        described = self._described() | {"neighbours": count}
+        return self.run.cell("references", described, lambda: {"rows": references(self.judge, count)})["rows"]
 
-    def on_validation(self, key: str) -> dict[str, Any]:
-        """Score every procedure with the first trained model of this key, one cell each."""
-        validation: dict[str, Any] = {"key": key, "procedures": {}}
-        loaded: list[BaseAutoencoder | None] = []
-
-        def compute(how: Procedure) -> dict[str, Any]:
-            if not loaded:  # not needed if all cells are in the folder
-                loaded.append(self._model(key, 0))
-            if loaded[0] is None:
-                return {"scores": None}
-            return {"scores": self._scores(loaded[0], self.judge.validation, how, 0)}
-
+    def chosen(self, key: str) -> str | None:
+        """Score every exponent with the first trained model on validation images, and return the best by name."""
+        tried: dict[str, Any] = {}
         for how in self.run.settings.options:
-            described = self._described() | {"key": key, **how.described()}
-            name = f"validation-{key}-{how.start.replace(' ', '-')}-{how.versions}-{how.averaged}-{how.rounds}"
-            name += f"-{how.exponent:g}" * how.weighted
-            scored = self.run.cell(name, described, lambda how=how: compute(how))["scores"]
+            name = f"validation-{key}-weighted-codes-{how.versions}-{how.averaged}-{how.rounds}-{how.exponent:g}"
+            described = self._described() | {"key": key, **asdict(how)}
+            scored = self.run.cell(name, described, lambda how=how: {"scores": self._on_validation(key, how)})["scores"]
             if scored is not None:
-                validation["procedures"][how.name] = without_bins(scored)
-        text = "; ".join(str(chosen(validation, self.run.settings.options, way)) for way in WAYS)
-        self.run.say(f"{key}: chosen on validation images: {text}")
-        return validation
+                tried[how.name] = scored
+        self.run.say(f"{key}: chosen on validation images: {most_likely(tried)}")
+        return most_likely(tried)
 
-    def on_test(self, key: str, seed: int, procedures: dict[str, str | None]) -> dict[str, Any]:
-        """Score the published procedure, the chosen ones, complete images and generation, with one trained model."""
-        settings = self.run.settings
-        by_name = {option.name: option for option in settings.options}
-        stages, weighted = (by_name.get(procedures[way] or "") for way in ("own", "weighted"))
-        common = self._described() | {"key": key, "seed": seed}
-        made = {"generated": settings.generated, "rounds": settings.rounds}
-        images = self.judge.all_test if key in settings.widely else self.judge.test
+    def _on_validation(self, key: str, how: Procedure) -> dict[str, Any] | None:
+        trained = self._model(key, 0)
+        return None if trained is None else self._scores(trained, self.judge.validation, how, 0)
+
+    def on_test(self, key: str, seed: int, name: str | None) -> dict[str, Any]:
+        """Score the published procedure, the weighted one, complete images and generation, with one trained model."""
+        settings, test = self.run.settings, self.judge.test
+        weighted = next((option for option in settings.options if option.name == name), None)
+        common = self._described() | {"key": key, "seed": seed, "generated": settings.generated}
 
         def in_two_stages() -> dict[str, Any]:
             outcome = model(self.run.shared, key, seed, settings.recipe, self.images, self.run.say)
-            if outcome.model is None or stages is None:
-                return {"failed": outcome.failed or "no procedure could be chosen"}
-            trained, test = outcome.model, self.judge.test
-            published = self._scores(trained, test, PUBLISHED, seed)
+            if outcome.model is None:
+                return {"failed": outcome.failed}
+            made = {str(rounds): self._generated(outcome.model, rounds, seed) for rounds in settings.rounds}
+            published = self._scores(outcome.model, test, PUBLISHED, seed)
             return {
                 "failed": None,
                 "published": published,
-                "own": published if stages == PUBLISHED else self._scores(trained, test, stages, seed),
-                "complete": self._complete(trained, test.x, seed),
-                "generated": {str(rounds): self._generated(trained, rounds, seed) for rounds in settings.rounds},
+                "complete": self._complete(outcome.model, seed),
+                "generated": made,
             }
 
         def by_weight() -> dict[str, Any]:
             trained = self._model(key, seed)
             if trained is None or weighted is None:
                 return {"failed": "no procedure could be chosen"}
-            scored = scores_in_parts(trained, images, weighted, self.judge, seed, settings.test)
+            scored = self._scores(trained, test, weighted, seed)
+            scored["first"] = scored["put_back"]  # earlier cells have more images than other rows in `put_back`
             return {"failed": None, "scores": scored, "generated": self._generated(trained, weighted, seed)}
 
-        name = f"{key}-s{seed}"
-        row = self.run.cell(f"test-{name}", common | made | {"own_procedure": procedures["own"]}, in_two_stages)
-        more = {"images": len(images), "generated": settings.generated}
-        more |= {"procedure": None if weighted is None else weighted.described()}
-        weighted_row = self.run.cell(f"weighted-{name}", common | more, by_weight)
+        row = self.run.cell(f"test-{key}-s{seed}", common | {"rounds": settings.rounds}, in_two_stages)
+        more = {"images": len(test), "procedure": None if weighted is None else asdict(weighted)}
+        weighted_row = self.run.cell(f"weighted-{key}-s{seed}", common | more, by_weight)
         failed = row["failed"] or weighted_row["failed"]
         if failed:
             return {**row, "failed": failed}
-        return {
-            **row,
-            "weighted": weighted_row["scores"],
-            "generated": row["generated"] | {WEIGHTED: weighted_row["generated"]},
-        }
+        generated = row["generated"] | {WEIGHTED: weighted_row["generated"]}
+        return {**row, "weighted": weighted_row["scores"], "generated": generated}
 
-    def draw(self, procedures: dict[str, dict[str, str | None]]) -> None:
-        """Draw imputations of the first model of every key, by the published procedure and by importance weights."""
-        test, training, missing = self.judge.test, self.judge.training, self.judge.missing
-        settings = self.run.settings
+    def draw(self, chosen: dict[str, str | None]) -> None:
+        """Draw imputations and generated images of the first model of every key."""
+        settings, test = self.run.settings, self.judge.test
         models = {key: trained for key in settings["keys"] if (trained := self._model(key, 0)) is not None}
-        rows = torch.tensor([int((test.y == digit).nonzero()[0]) for digit in (7, 5)])
-        x = test.x[rows]
+        x = test.x[torch.tensor([int((test.y == digit).nonzero()[0]) for digit in SHOWN])]
         by_name = {option.name: option for option in settings.options}
-        weighted = {key: by_name[procedures[key]["weighted"] or PUBLISHED.name] for key in models}
+        weighted = {key: by_name.get(chosen[key] or "", PUBLISHED) for key in models}
+        titles = ["original", "observed", "mean", "std", *["imputed"] * VERSIONS]
         for name, put_back in (("imputation", False), ("imputation-own", True)):
-            imputations = {}
-            for key, autoencoder in models.items():
-                how = weighted[key] if put_back else PUBLISHED
-                imputations[key] = filled_in(autoencoder, x, missing, how, training, torch.Generator().manual_seed(1))
-            draw_versions(self.run.folder / f"{name}.png", x, imputations, put_back=put_back)
-        made = {
-            key: [self._made(autoencoder, 2, how, 0) for how in (*settings.rounds, weighted[key])]
-            for key, autoencoder in models.items()
-        }
-        titles = [
-            *(f"{number} round{'s' * (number > 1)}" for number in settings.rounds),
-            "codes of training images",
-        ]
-        draw_generated(self.run.folder / "imputation-generated.png", made, titles)
+            rows = {}
+            for key, trained in models.items():
+                imputed = self.judge.fill_in(trained, x, weighted[key] if put_back else PUBLISHED, 1)
+                versions = imputed.samples if put_back else imputed.reconstructions
+                each = [panels(one, versions[:, place], self.judge.missing) for place, one in enumerate(x)]
+                rows[label(key)] = [panel for one in each for panel in one]
+            image_rows(self.run.folder / f"{name}.png", rows, titles * len(x))
+        ways = [*(f"round {number}" for number in settings.rounds), "codes"]
+        made: dict[str, list[Panel | None]] = {}
+        for key, trained in models.items():
+            made[label(key)] = []
+            for how in (*settings.rounds, weighted[key]):
+                for start in self._made(trained, 2, how, 0)[:3].clamp(0, 1).transpose(0, 1):
+                    empty = [None] * (3 - len(start))  # a plain autoencoder makes one image of a start
+                    made[label(key)] += [*((image[0].numpy(), None, "") for image in start), *empty]
+        image_rows(self.run.folder / "imputation-generated.png", made, [way for way in ways for _ in range(6)])
 
     def _model(self, key: str, seed: int) -> BaseAutoencoder | None:
         return model(self.run.shared, key, seed, self.run.settings.recipe, self.images, self.run.say).model
 
     def _scores(self, autoencoder: BaseAutoencoder, data: Labelled, how: Procedure, seed: int) -> dict[str, Any]:
-        if how.weighted:
-            return scores_in_parts(autoencoder, data, how, self.judge, seed, len(data))
-        generator = torch.Generator().manual_seed(seed)
-        imputed = filled_in(autoencoder, data.x, self.judge.missing, how, self.judge.training, generator)
-        return scores(imputed, data.x, data.y, self.judge.classifier)
+        return scores(self.judge.fill_in(autoencoder, data.x, how, seed), data.x, data.y, self.judge.classifier)
 
-    def _complete(self, autoencoder: BaseAutoencoder, x: Tensor, seed: int) -> dict[str, Any]:
+    def _complete(self, autoencoder: BaseAutoencoder, seed: int) -> dict[str, Any]:
         """Score mean reconstructions of complete images: the ceiling."""
-        mean = autoencoder.reconstruct(x, PUBLISHED.averaged, generator=torch.Generator().manual_seed(seed)).mean
+        x, generator = self.judge.test.x, torch.Generator().manual_seed(seed)
+        mean = autoencoder.reconstruct(x, PUBLISHED.averaged, generator=generator).mean
         error = float((mean - x).square().flatten(1).sum(1).mean())
         return {**classified(mean.unsqueeze(0), self.judge.test.y, self.judge.classifier), "error": error}
 
     def _generated(self, autoencoder: BaseAutoencoder, how: int | Procedure, seed: int) -> dict[str, Any]:
-        made = self._made(autoencoder, self.run.settings.generated, how, seed)
-        return class_shares(made, self.judge.classifier)
+        return class_shares(self._made(autoencoder, self.run.settings.generated, how, seed), self.judge.classifier)
 
     def _made(self, autoencoder: BaseAutoencoder, n: int, how: int | Procedure, seed: int) -> Tensor:
         """Generate images `[S1, n, ...]` by rounds of the two stages, or from codes with equal weights."""
-        generator, shape = torch.Generator().manual_seed(seed), self.judge.test.x.shape[1:]
+        shape = self.judge.test.x.shape[1:]
         if isinstance(how, int):
             options = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": how}
-            return generate(autoencoder, n, shape, generator=generator, batch_size=n, progress=False, **options).samples
-        nothing, everything = torch.zeros(n, *shape), torch.ones(shape, dtype=torch.bool)
-        few = replace(how, versions=PUBLISHED.versions)
-        return filled_in(autoencoder, nothing, everything, few, self.judge.training, generator).samples
+            options |= {"generator": torch.Generator().manual_seed(seed), "batch_size": n, "progress": False}
+            return generate(autoencoder, n, shape, **options).samples
+        few, everything = replace(how, versions=PUBLISHED.versions), torch.ones(shape, dtype=torch.bool)
+        return self.judge.fill_in(autoencoder, torch.zeros(n, *shape), few, seed, everything).samples
 
     def _described(self) -> dict[str, Any]:
         """Return what every cell depends on."""
@@ -278,41 +221,30 @@ class Bench:
         return {"recipe": settings.recipe.described(), **settings.only("classifier", "validation", "test")}
 
 
+def panels(original: Tensor, versions: Tensor, missing: Tensor) -> list[Panel | None]:
+    """Return panels of one image: original, observed half, mean, standard deviation, and some imputations."""
+    std = versions.std(0) if len(versions) > 1 else torch.zeros_like(original)
+    top = max(float(std.max()), 1e-12)
+    shown = [original, original.masked_fill(missing, 0.5), versions.mean(0), *versions[:VERSIONS]]
+    panels: list[Panel | None] = [(image[0].clamp(0, 1).numpy(), None, "") for image in shown]
+    panels.insert(3, (std[0].numpy(), top, f"≤ {top:.2g}"))
+    return panels + [None] * (4 + VERSIONS - len(panels))  # a plain autoencoder has one version
+
+
+# fmt: off
 STUDY = Study(
-    "imputation",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "imputation", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "recipe": TASK_RECIPES["default"],
-        "classifier": ClassifierSettings(),
-        "keys": KEYS,
-        "options": OPTIONS,
-        "seeds": 3,
-        "validation": 400,
-        "test": 2000,
-        "all_test": 10_000,
-        "widely": WIDELY,
-        "generated": 100,
-        "rounds": (1, 10),
+        "recipe": TASK_RECIPES["default"], "classifier": procedures.ClassifierSettings(), "keys": KEYS,
+        "options": OPTIONS, "seeds": 3, "validation": 400, "test": 2000, "generated": 100, "rounds": (1, 10),
         "neighbours": 10,
     },
     quick={
-        "recipe": TASK_RECIPES["quick"],
-        "classifier": ClassifierSettings(800, 8, (8, 8, 16), (32, 32), 200, 2, batch=32),
-        "keys": ("ae", "vae", "online-sketched"),
-        "options": (
-            *(PUBLISHED, Procedure(rounds=2), Procedure(TRAINING, 4, 1, 1)),
-            *(Procedure(WEIGHTED, 4, exponent=exponent, donors=100, networks=2) for exponent in (0.1, 1.0)),
-        ),
-        "seeds": 1,
-        "validation": 60,
-        "test": 80,
-        "all_test": 120,
-        "generated": 8,
-        "rounds": (1, 2),
-        "neighbours": 4,
+        "recipe": TASK_RECIPES["quick"], "keys": ("ae", "vae", "online-sketched"), "seeds": 1, "validation": 60,
+        "classifier": procedures.ClassifierSettings(800, 8, (8, 8, 16), (32, 32), 200, 2, batch=32), "test": 80,
+        "options": tuple(Procedure(WEIGHTED, 4, exponent=e, donors=100, networks=2) for e in (0.1, 1.0)),
+        "generated": 8, "rounds": (1, 2), "neighbours": 4,
     },
     full={"recipe": TASK_RECIPES["full"], "seeds": 5, "validation": 5000, "test": 10_000, "generated": 1000},
 )
+# fmt: on

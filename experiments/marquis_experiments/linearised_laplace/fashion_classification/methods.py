@@ -22,7 +22,6 @@ from marquis.priors import Prior
 from marquis_experiments.common.images import Labelled, ensemble_probs, fitted_temperature, logits
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.study import Run
-from marquis_experiments.linearised_laplace.fashion_classification.dense import DenseLayers
 from marquis_experiments.linearised_laplace.fashion_classification.scores import (
     LINKS,
     MONTE_CARLO,
@@ -36,8 +35,6 @@ from marquis_experiments.linearised_laplace.stack_covariance import StackCovaria
 from marquis_experiments.linearised_laplace.weight_decay import Case, Validated, ensemble, validated, with_evidence
 
 _KIND = "class-probabilities"
-PROXIES = "kmnist"
-"""Proxy outliers, with which precisions are chosen; those of the table are MNIST's."""
 
 
 class Experiment:
@@ -47,9 +44,8 @@ class Experiment:
         self.run, self.case, self.settings = run, case, run.settings
         quick = run.size == "quick"
         self.data = case.load(run.data_dir, or_digits=quick)
-        test, held_out = (part.x if quick else None for part in (self.data.test, self.data.validation))
+        test = self.data.test.x if quick else None
         self.outside, self.outside_name = outliers(self.data, "mnist", self.settings.outside, run.data_dir, test)
-        self.proxies, self.proxy_name = outliers(self.data, PROXIES, self.settings.stand_in, run.data_dir, held_out)
 
     @property
     def named(self) -> dict[str, str]:
@@ -70,9 +66,6 @@ class Experiment:
             "ensemble": lambda: self.row("ensemble", lambda x: ensemble_probs(self.members, x)),
             "evidence-linearised": lambda: self.linearised_row("laplace_by_evidence", PROBIT),
             "evidence-linearised-mc": lambda: self.linearised_row("laplace_by_evidence", MONTE_CARLO),
-            "dense": lambda: self.dense.row(self.seeds[0]),
-            "dense-evidence": lambda: self.dense.row("evidence"),
-            "dense-ensemble": lambda: self.dense.mixture_row(*self.seeds),
         }
 
     # --- networks and posteriors -------------------------------------------------------------------------
@@ -144,7 +137,7 @@ class Experiment:
     def described(self) -> dict[str, Any]:
         """Return all that the probabilities depend on."""
         case = {**asdict(self.case), "recipe": self.case.recipe.described()}
-        return json.loads(json.dumps({**case, **self.settings.without("stand_in"), **self.named}))
+        return json.loads(json.dumps({**case, **self.settings.plain(), **self.named}))
 
     def temperature(self) -> dict[str, Any]:
         """Return MAP with its temperature fitted on validation rows."""
@@ -230,21 +223,3 @@ class Experiment:
                 for link, probs in linked(mean, covariance, self.settings.draws).items():
                     pieces.setdefault(f"-{link}-{multiple:g}", []).append(probs)
         return {key: torch.cat(parts) for key, parts in pieces.items()}
-
-    # --- dense layers alone ------------------------------------------------------------------------------
-
-    @property
-    def seeds(self) -> list[str]:
-        """Keys of the validated network and of the others of its ensemble."""
-        return [f"decay-s{seed}" for seed in range(self.case.members)]
-
-    def network(self, key: str) -> nn.Module:
-        """Return one of the networks whose dense layers get a posterior."""
-        return self.by_evidence if key == "evidence" else self.members[self.seeds.index(key)]
-
-    @cached_property
-    def dense(self) -> DenseLayers:
-        """Posteriors over the dense layers of those networks."""
-        settings = {**self.described(), "stand_in": self.proxy_name}
-        folder = self.run.folder / "parts"
-        return DenseLayers(folder, settings, self.network, self.data, self.proxies, self.outside, self.run.say)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import Mean, verdict
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, LIGHT_BLUE, LIGHT_GREY, ORANGE, Figure
+from marquis_experiments.common.page import Row, verdict
 
-Row = dict[str, Any]
 LABELS = {
     "map": "MAP",
     "temperature": "MAP, temperature-scaled",
@@ -21,9 +20,6 @@ LABELS = {
     "evidence-map": "trained with evidence: MAP",
     "evidence-linearised": "trained with evidence: linearised, probit",
     "evidence-linearised-mc": "trained with evidence: linearised, Monte-Carlo",
-    "dense": "linearised, dense layers only, prior by validation and proxy outliers",
-    "dense-evidence": "trained with evidence: linearised, dense layers only, same prior choice",
-    "dense-ensemble": "deep ensemble: linearised, dense layers only, same prior choice",
 }
 PAPER = {
     "map": "91.39 / 0.258 / 0.017 / 0.864",
@@ -37,27 +33,19 @@ DRAWN = {
     "map": ("MAP", GREY),
     "sampled": ("sampled, evidence", ORANGE),
     "linearised": ("linearised, evidence, probit", BLUE),
-    "linearised-grid": ("linearised, validation", "#7fb2dd"),
+    "linearised-grid": ("linearised, validation", LIGHT_BLUE),
     "ensemble": ("ensemble", GREEN),
-    "dense": ("linearised, dense layers", "#8a5aa8"),
 }
-DENSE = {
-    "dense": ("weight decay by validation", BLUE, "o-"),
-    "dense-evidence": ("trained with evidence", GREEN, "s-"),
-    "dense-ensemble": ("mixture over seeds", ORANGE, "D-"),
-}
-
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables and whether the tutorial's comparisons and figures are reached."""
     rows: dict[str, Row] = results["rows"]
-    single = [name for name in rows if "linearised" in name or name in ("dense", "dense-evidence")]
+    single = [name for name in rows if "linearised" in name]
     both = {
         key: [LABELS[name] for name in single if rows[name]["nll"] <= NLL and rows[name][key] >= AUROC]
         for key in ("auroc", "auroc_entropy")
     }
     point, sampled, linearised = rows["map"], rows["sampled-grid"], rows["linearised-grid"]
-    alone = rows["dense-ensemble"]["alone"]
     grid = [row["precision"] for row in results["grid"]]
     return {
         "methods": {
@@ -74,8 +62,6 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "sampled_by_evidence": rows["sampled"],
         "linearised": linearised,
         "both": {key: ", ".join(names) or "none" for key, names in both.items()},
-        "dense": {label: rows[name] for name, (label, *_) in DENSE.items()},
-        "seeds": {key: Mean(row[key] for row in alone) for key in alone[0]},
         "edge": results["precision"] in (min(grid), max(grid)),
         "temperature": rows["temperature"]["temperature"],
         "multiples": {**linearised["validation"], "sampled": rows["sampled-grid"]["validation"]},
@@ -89,21 +75,13 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# --- figures -----------------------------------------------------------------------------------------------
-
-
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw both figures."""
-    draw_scores(folder / "fashion-classification.png", results["rows"])
-    draw_frontier(folder / "fashion-classification-frontier.png", results["rows"])
-
-
-def draw_scores(path: Path, rows: dict[str, Row]) -> None:
     """Draw reliability, ROC curves, and the confidence of MAP and the linearised network in and out of distribution."""
+    rows: dict[str, Row] = results["rows"]
     figure = Figure(3, 3, width=4.0, height=3.5)
     calibration, roc, confidence = figure.axes
-    calibration.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-    roc.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+    calibration.plot([0, 1], [0, 1], color=LIGHT_GREY, lw=1)
+    roc.plot([0, 1], [0, 1], color=LIGHT_GREY, lw=1)
     for name, (label, colour) in DRAWN.items():
         bins = rows[name]["reliability"]
         calibration.plot([b[0] for b in bins], [b[1] for b in bins], "o-", color=colour, ms=3, lw=1.3, label=label)
@@ -119,43 +97,10 @@ def draw_scores(path: Path, rows: dict[str, Row]) -> None:
                 confidence.stairs(shares, edges, color=colour, ls=style, lw=1.4, label=f"{label.split(',')[0]}, {data}")
     whole = {"xlim": (0, 1), "ylim": (0, 1.01)}
     calibration.set(xlabel="confidence", ylabel="accuracy", title="Reliability, Fashion-MNIST", **whole)
-    roc.set(
-        xlabel="share of Fashion-MNIST flagged",
-        ylabel="share of MNIST flagged",
-        title="ROC by max. probability",
-        **whole,
-    )
-    confidence.set(
-        xlabel="maximum probability",
-        ylabel="% of images (log)",
-        title="Confidence",
-        yscale="log",
-        xlim=(0, 1),
-        ylim=(0.05, 900),
-    )
+    flagged = "share of {} flagged"
+    roc.set(xlabel=flagged.format("Fashion-MNIST"), ylabel=flagged.format("MNIST"), title="ROC by probability", **whole)
+    confidence.set(xlabel="maximum probability", ylabel="% of images (log)", title="Confidence", yscale="log")
+    confidence.set(xlim=(0, 1), ylim=(0.05, 900))
     for axis, where in ((calibration, "lower right"), (roc, "lower right"), (confidence, "upper left")):
         axis.legend(fontsize=7, loc=where, frameon=False)
-    figure.save(path, dpi=110)
-
-
-def draw_frontier(path: Path, rows: dict[str, Row]) -> None:
-    """Draw NLL against AUROC along the grid, on the data that choose and on the data of the table."""
-    figure = Figure(2, 2, width=4.6, height=3.8)
-    sides = (("chosen_on", "validation rows, proxy outliers"), ("tested_on", "test rows, outliers"))
-    for axis, (side, title) in zip(figure.axes, sides, strict=True):
-        for name, (label, colour, style) in DENSE.items():
-            frontiers = rows[name]["frontiers"]
-            points = frontiers[side]
-            axis.plot(
-                [p["auroc"] for p in points], [p["nll"] for p in points], style, color=colour, ms=4, lw=1.4, label=label
-            )
-            point = frontiers[f"map_{side}"]
-            axis.plot(point["auroc"], point["nll"], "x", color=colour, ms=7, mew=2)
-        low, high = axis.get_ylim()
-        axis.set(xlabel="AUROC by maximum probability", ylabel="NLL", title=title)
-        if side == "tested_on":
-            right = max(axis.get_xlim()[1], 1.0)
-            axis.fill_between([AUROC, right], low, NLL, color="#bbbbbb", alpha=0.45, lw=0)
-            axis.set(xlim=(axis.get_xlim()[0], right), ylim=(min(low, NLL), high))
-    figure.axes[0].legend(fontsize=7, frameon=False, loc=(0.02, 0.16))
-    figure.save(path, dpi=110)
+    figure.save(folder / "fashion-classification.png", dpi=110)

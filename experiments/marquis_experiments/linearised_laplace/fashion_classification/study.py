@@ -29,7 +29,6 @@ def measure(run: Run) -> dict[str, Any]:
         "settings": run.settings.plain(),
         "study": asdict(case),
         **experiment.named,
-        "stand_in_data": experiment.proxy_name,
         "weights": sum(weight.numel() for weight in experiment.chosen.network.parameters()),
         "grid": experiment.chosen.grid,
         "precision": experiment.chosen.precision,
@@ -38,18 +37,17 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 # `outside`: test images of MNIST; `samples`: networks with sampled weights; `validation`: rows that choose multiples of
-# the evidence's precisions; `draws`: samples of the logits for the Monte-Carlo link; `stand_in`: proxy outliers, and as
-# many validation rows, that choose the dense layers' precisions.
+# the evidence's precisions; `draws`: samples of the logits for the Monte-Carlo link.
 # fmt: off
 STUDY = Study(
     "fashion-classification", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
         "outside": 10_000, "samples": 20, "validation": 1_000, "multiples": (0.3, 1.0, 3.0, 10.0, 30.0),
-        "sampled_multiples": (1.0, 10.0, 100.0, 1_000.0), "draws": 200, "stand_in": 2_500,
+        "sampled_multiples": (1.0, 10.0, 100.0, 1_000.0), "draws": 200,
     },
     quick={
         "outside": 64, "samples": 4, "validation": 32, "multiples": (0.3, 1.0, 3.0),
-        "sampled_multiples": (1.0, 100.0), "stand_in": 32,
+        "sampled_multiples": (1.0, 100.0),
     },
     full={"samples": 100, "validation": 5_000},
 )

@@ -24,9 +24,10 @@ from marquis.predictive.function import PosteriorFunction
 from marquis.priors import BoundPrior, Prior
 from marquis.structures import Diagonal, Full, Layout, Structure
 from marquis.subnetwork import Subnetwork, swag_moments
-from marquis_experiments.common.images import Labelled, Shuffled, ensemble_probs, logits
+from marquis_experiments.common.images import Labelled, ensemble_probs, logits
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.study import Settings
+from marquis_experiments.common.training import Shuffled
 
 STATISTICS = 2000
 """Training images from which the batch statistics of a sampled network are computed."""
@@ -198,11 +199,11 @@ class NextBatches:
     """A few batches per iteration, continuing where the last one stopped: snapshots more often than once per epoch."""
 
     def __init__(self, data: Labelled, size: int, count: int, seed: int) -> None:
-        batches = Shuffled(data, size, seed)
+        batches = Shuffled(data.tensors, size, seed)
         self._endless = (batch for _ in itertools.count() for batch in batches)
         self._count = count
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """Return the next few batches."""
         return itertools.islice(self._endless, self._count)
 

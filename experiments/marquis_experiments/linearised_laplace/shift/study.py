@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marquis.variational.architectures import PreactBlock
-from marquis_experiments.common.images import Shuffled, ensemble_probs, fitted_temperature, load_images, logits
+from marquis_experiments.common.images import ensemble_probs, fitted_temperature, load_images, logits
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.common.training import Shuffled, descend
 from marquis_experiments.linearised_laplace.shift.methods import (
     Digits,
     Moments,
@@ -164,18 +166,12 @@ class Experiment:
         optimiser = torch.optim.SGD(
             network.parameters(), s.lr, momentum=0.9, nesterov=True, weight_decay=s.weight_decay
         )
-        batches = Shuffled(self.digits.train, s.batch, 1000 + seed)
+        batches = Shuffled(self.digits.train.tensors, s.batch, 1000 + seed)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, s.lr, total_steps=s.epochs * len(batches), pct_start=0.2, cycle_momentum=False
         )
         network.train()
-        for _ in range(s.epochs):
-            for x, y in batches:
-                loss = F.cross_entropy(network(x), y)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                schedule.step()
+        deque(descend(optimiser, batches, s.epochs, lambda x, y: F.cross_entropy(network(x), y), schedule), 0)
 
     def moments(self, seed: int) -> Moments:
         """Return diagonal SWAG from the trained network on; kept like a network, because two cells need it."""

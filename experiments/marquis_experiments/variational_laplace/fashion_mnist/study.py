@@ -8,7 +8,6 @@ and SVHN are not run: the data are not available here.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,15 @@ from torch import Tensor, nn
 from marquis.data import load
 from marquis.errors import DataError, MarquisError
 from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, small_cnn
+from marquis_experiments.common.images import Labelled
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.common.training import Shuffled, descend
 from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, draw, values
 
 METHODS = {"vl": VariationalLaplace, "vi": MeanFieldVI, "map": MAP}
 VARIANTS = {"vl": "VL", "vi": "VI (mean)", "map": "MAP"}
 SAMPLES = 10
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images and labels of one split."""
-
-    x: Tensor
-    y: Tensor
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -73,7 +66,7 @@ def best_tempering(grid: list[dict[str, Any]], method: str) -> float:
     return best
 
 
-def load_splits(run: Run) -> tuple[Settings, dict[str, Split]]:
+def load_splits(run: Run) -> tuple[Settings, dict[str, Labelled]]:
     """Load training, validation and test images; the quick size falls back on scikit-learn's digits."""
     s, quick = run.settings, run.size == "quick"
     try:
@@ -92,14 +85,14 @@ def load_splits(run: Run) -> tuple[Settings, dict[str, Split]]:
     splits = {}
     for name, part in rows.items():
         assert part.y is not None
-        splits[name] = Split((part.x - centre) / spread, part.y)
+        splits[name] = Labelled((part.x - centre) / spread, part.y)
     return s, splits
 
 
 def trained_cell(
     run: Run,
     s: Settings,
-    splits: dict[str, Split],
+    splits: dict[str, Labelled],
     architecture: str,
     method: str,
     tempering: float,
@@ -127,7 +120,7 @@ def trained_cell(
     name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
     if overfit:
         few = s.overfitting
-        train = Split(splits["train"].x[: few["train"]], splits["train"].y[: few["train"]])
+        train = Labelled(splits["train"].x[: few["train"]], splits["train"].y[: few["train"]])
         splits = {**splits, "train": train}
         described |= {"train": len(train.x), "epochs": few["epochs"], "batch": few["batch"], "lr": few["lr"]}
         described["watch_every"] = few["watch_every"]  # only here: cells of the other parts keep their settings
@@ -135,7 +128,7 @@ def trained_cell(
     return run.cell(name, described, lambda: _train(splits, described))
 
 
-def _train(splits: dict[str, Split], cell_settings: dict[str, Any]) -> dict[str, Any]:
+def _train(splits: dict[str, Labelled], cell_settings: dict[str, Any]) -> dict[str, Any]:
     s = cell_settings
     torch.manual_seed(s["seed"])
     network = _network(s["architecture"], s["width"], splits["train"].x)
@@ -159,7 +152,7 @@ def _train(splits: dict[str, Split], cell_settings: dict[str, Any]) -> dict[str,
     result["mean"] = _score(method, splits["test"], 0)
     if not isinstance(method, MAP):
         result["sampled"] = _score(method, splits["test"], SAMPLES)
-        loader = list(zip(splits["train"].x.split(500), splits["train"].y.split(500), strict=True))
+        loader = splits["train"].batches(500)
         per_example = 1 / s["train"]
         result["elbo"] = method.elbo(loader) * per_example
         penalty = s["tempering"] * float(method.kl().detach())
@@ -177,7 +170,7 @@ def _network(architecture: str, width: float, images: Tensor) -> nn.Module:
 
 
 def _fit(
-    method: VariationalLaplace | MeanFieldVI | MAP, splits: dict[str, Split], s: dict[str, Any]
+    method: VariationalLaplace | MeanFieldVI | MAP, splits: dict[str, Labelled], s: dict[str, Any]
 ) -> tuple[list[float], list[list[float]]]:
     """Train by Adam; learning rates are divided by ten after half and three quarters of the epochs, as in the paper.
 
@@ -188,25 +181,19 @@ def _fit(
     optimiser = torch.optim.Adam(method.parameter_groups(s["lr"]))
     milestones = [max(1, s["epochs"] // 2), max(1, 3 * s["epochs"] // 4)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
-    shuffle = torch.Generator().manual_seed(2000 + s["seed"])
+    batches = Shuffled((data.x, data.y), s["batch"], 2000 + s["seed"])
     curve, watched = [], []
     for epoch in range(1, s["epochs"] + 1):
-        order = torch.randperm(len(data.x), generator=shuffle)
-        total = 0.0
-        for rows in order.split(s["batch"]):
-            loss = method.step(data.x[rows], data.y[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total -= float(loss.detach()) * len(rows)
+        losses = [-float(loss) for _, loss in descend(optimiser, batches, 1, method.step)]
+        sizes = [len(part) for part in data.y.split(s["batch"])]
         schedule.step()
-        curve.append(total / len(data.x))
+        curve.append(sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / len(data.x))
         if every and epoch % every == 0:
             watched.append([epoch, _score(method, splits["validation"], 0)["nll"]])
     return curve, watched
 
 
-def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Split, samples: int) -> dict[str, float]:
+def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Labelled, samples: int) -> dict[str, float]:
     probs = []
     for x in data.x.split(500):
         predicted = method.predict(x, samples=samples).probs
