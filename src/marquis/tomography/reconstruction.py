@@ -23,6 +23,8 @@ from marquis.tomography.training import STEPS, deep_image_prior, resolve_tv_weig
 
 STOP_AT = 0.8
 """Training stops where the mean squared residual is this share of the noise variance: measured on KMNIST."""
+UNFINISHED = 1.5
+"""Multiple of the noise variance above which a residual after all steps is said."""
 
 Preset = Literal["paper"]
 
@@ -38,7 +40,7 @@ def reconstruct(
     preset: Preset | None = None,
     evidence: Evidence = "network",
     groups: Groups | None = None,
-    predcp: bool = True,
+    predcp: bool | None = None,
     samples: int = SAMPLES,
     steps: int = STEPS,
     stop_at: float | None = STOP_AT,
@@ -65,7 +67,8 @@ def reconstruct(
         preset: "paper" for the published variant: a Gaussian process over filter taps, TV-PredCP on its lengthscales.
         evidence: "network" or "tangent" (one variance only).
         groups: one variance per "block" of the U-Net or "scalar"; by default blocks in exact mode.
-        predcp: whether to use the TV-PredCP prior.
+        predcp: whether to use the TV-PredCP prior; by default in exact mode. It sharpens error bars where the data say
+            much, and makes them too narrow where they leave much open (docs/experiments/tomography.md).
         samples: posterior samples of the iterative mode; a standard deviation is known within `1 / sqrt(2 samples)`.
         steps: of training, at most.
         stop_at: with `noise`, training stops where the residual is this multiple of the noise variance; None to go on.
@@ -127,6 +130,10 @@ def reconstruct(
     notes: tuple[str, ...] = ()
     if trained.stopped == "residual":
         notes = (f"training stopped after {len(trained.losses)} of {steps} steps: the residual is at the noise.",)
+    elif noise and trained.residual > UNFINISHED * noise_std(values, noise) ** 2:
+        ratio = trained.residual / noise_std(values, noise) ** 2
+        notes = (f"the residual is {ratio:.1f} times the noise variance after {steps} steps: raise steps=.",)
+    predcp = not isinstance(prior, IterativePrior) if predcp is None else predcp
     hyper_prior: Any = "variance" if predcp else None
     if isinstance(prior, IterativePrior):
         tuned = prior.tune(values, evidence=evidence, predcp=hyper_prior, groups=groups or "scalar")

@@ -27,6 +27,8 @@ FINAL_RATE = 0.01
 ATTEMPTS = 5
 """Initial weights that are tried where the output saturates and the image becomes constant."""
 CHECK_EVERY = 50
+SATURATED = 0.01
+"""Share of the range within which a pixel is at its end."""
 SAVE_EVERY = 20.0
 """Seconds between two checkpoints."""
 
@@ -130,6 +132,8 @@ def deep_image_prior(
         raise DataError(f"stop_at is {stop_at}; it needs to be positive, and noise_variance has to be there.")
     start = fbp(data, measurement) if start is None else start
     size = float(start.abs().quantile(0.99)) or 1.0
+    near = SATURATED * (size if range is None else range[1] - range[0])
+    ends = (near, math.inf) if range is None else (range[0] + near, range[1] - near)
     inputs = (start / size).float()[None, None]
     # initialisation and dropout use the global generator
     with exclusive(checkpoint, "a reconstruction"), torch.random.fork_rng(devices=[]):
@@ -145,7 +149,7 @@ def deep_image_prior(
         if checkpoint is not None and any_generation(checkpoint):
             read_newest(checkpoint, state.load)
         while True:
-            stopped = _run(state, data.float(), measurement, inputs, tv, target, checkpoint, progress, watch)
+            stopped = _run(state, data.float(), measurement, inputs, tv, target, ends, checkpoint, progress, watch)
             if stopped != "collapsed":
                 break
             if attempts == (ATTEMPTS if network is None else 1):
@@ -169,6 +173,7 @@ def _run(
     inputs: Tensor,
     tv: float,
     target: float | None,
+    ends: tuple[float, float],
     checkpoint: Path | None,
     progress: bool,
     watch: Callable[[int, Tensor, float], None] | None,
@@ -187,7 +192,8 @@ def _run(
                 return "residual"
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(f"the loss is not finite at step {len(state.losses)}; lower learning_rate.")
-            if len(state.losses) % CHECK_EVERY == CHECK_EVERY - 1 and _collapsed(image, float(residual.detach()), data):
+            check = len(state.losses) % CHECK_EVERY == CHECK_EVERY - 1
+            if check and _collapsed(image, ends, float(residual.detach()), data):
                 return "collapsed"
             state.step(loss)
             if watch is not None:
@@ -257,11 +263,11 @@ class _Training:
         torch.set_rng_state(tensors["random"])
 
 
-def _collapsed(image: Tensor, residual: float, data: Tensor) -> bool:
-    """Return whether the image is constant and explains less than half of the data: a saturated output."""
+def _collapsed(image: Tensor, ends: tuple[float, float], residual: float, data: Tensor) -> bool:
+    """Return whether all pixels are at the same end of the range and explain less than half of the data."""
     values = image.detach()
-    flat = float(values.max() - values.min()) <= 1e-5 * max(float(values.abs().max()), 1e-5)
-    return flat and residual > 0.5 * float(data.square().mean())
+    saturated = float(values.max()) < ends[0] or float(values.min()) > ends[1]
+    return saturated and residual > 0.5 * float(data.square().mean())
 
 
 def _values(network: nn.Module) -> dict[str, Tensor]:
