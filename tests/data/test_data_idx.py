@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from marquis.data import load
-from marquis.data.idx import parse_idx
+from marquis.data.named_sets import parse_idx
 from marquis.errors import DataError
 
 CODES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}

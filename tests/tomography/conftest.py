@@ -98,6 +98,4 @@ def small() -> Small:
     blocks = len(exact.linearised.blocks)
     variance = torch.linspace(0.05, 0.4, blocks, dtype=torch.float64)
     jacobian = dense_jacobian(exact, trained)
-    return Small(
-        truth, geometry, data, trained, exact, iterative, jacobian, dense_matrix(geometry), variance, 0.02
-    )
+    return Small(truth, geometry, data, trained, exact, iterative, jacobian, dense_matrix(geometry), variance, 0.02)

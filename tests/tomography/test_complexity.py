@@ -110,9 +110,7 @@ def test_the_density_of_log_lengthscale_does_not(small):
         [expected_tv(mean, (variance * torch.exp(-distance / length)) @ roughness) for length in grid.exp()]
     )
     assert float(kappa.max()) < 2 * float(kappa[-1]) + float(kappa[0])  # bounded
-    logs = [
-        log_prior_of_lengthscale(mean, roughness, distance, variance, length, rate, 1.0) for length in grid.exp()
-    ]
+    logs = [log_prior_of_lengthscale(mean, roughness, distance, variance, length, rate, 1.0) for length in grid.exp()]
     mass = float(torch.trapezoid(torch.stack(logs).exp(), grid))
     if bool((kappa.diff() >= -1e-12).all()):
         expected = math.exp(-rate * float(kappa[0])) - math.exp(-rate * float(kappa[-1]))

@@ -281,9 +281,7 @@ def test_options_that_exclude_each_other(small):
 
 def test_active_dropout_is_refused(small):
     network = UNet((3, 4), range=(0.0, 1.0), dropout=0.2)
-    trained = deep_image_prior(
-        small.data, small.geometry, tv=1e-3, steps=2, network=network, progress=False
-    )
+    trained = deep_image_prior(small.data, small.geometry, tv=1e-3, steps=2, network=network, progress=False)
     linearise(trained, small.geometry)
     trained.network.train()
     with pytest.raises(UnsupportedOperationError, match="training mode"):

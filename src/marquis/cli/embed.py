@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from marquis.cli.options import (
-    ColumnsFile,
-    DataSource,
-    FinishedRun,
-    FirstRows,
-    Header,
-    Linear,
-    OverwriteFile,
-    Samples,
-    Seed,
-    Split,
-)
+from marquis.cli import options as shared
 
 app = typer.Typer(help="Encode data, with error bars.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
 def embed(
-    run: FinishedRun,
-    data: DataSource,
-    out: ColumnsFile = None,
-    split: Split = None,
-    samples: Samples = 100,
-    linear: Linear = False,
-    header: Header = None,
-    limit: FirstRows = None,
-    seed: Seed = 0,
-    force: OverwriteFile = False,
+    run: shared.FinishedRun,
+    data: shared.DataSource,
+    out: shared.ColumnsFile = None,
+    split: shared.Split = None,
+    samples: shared.Samples = 100,
+    linear: shared.Linear = False,
+    header: shared.Header = None,
+    limit: shared.FirstRows = None,
+    seed: shared.Seed = 0,
+    force: shared.OverwriteFile = False,
 ) -> None:
     """Write each row's code: columns z1, z2, ... and their standard deviations z1_std, z2_std, ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,7 @@ def reconstruct(
         **options,
     )
     _write(result, samples, out, picture, generator)
-    _remove(partial)
+    shutil.rmtree(partial, ignore_errors=True)
     typer.echo(f"{beam!r}\n{result.report()}")
     typer.echo(f"written: {out}" + ("" if picture is None else f" and {picture}"))
 
@@ -232,9 +233,3 @@ def _draw(result: UncertainImage) -> Any:
         axes.set(title=title, xticks=[], yticks=[])
         figure.colorbar(shown, ax=axes, shrink=0.85)
     return figure
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marquis.cli.options import (
-    ColumnsFile,
-    DataSource,
-    FinishedRun,
-    FirstRows,
-    Header,
-    Linear,
-    OverwriteFile,
-    Samples,
-    Seed,
-    Split,
-)
+from marquis.cli import options as shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,17 +16,17 @@ app = typer.Typer(help="Compute outlier scores of data.", no_args_is_help=True, 
 
 @app.command()
 def score(
-    run: FinishedRun,
-    data: DataSource,
-    out: ColumnsFile = None,
-    split: Split = None,
-    samples: Samples = 100,
-    linear: Linear = False,
+    run: shared.FinishedRun,
+    data: shared.DataSource,
+    out: shared.ColumnsFile = None,
+    split: shared.Split = None,
+    samples: shared.Samples = 100,
+    linear: shared.Linear = False,
     reference: Annotated[int, typer.Option(help="Number of random training and test rows to compare with.")] = 1000,
-    header: Header = None,
-    limit: FirstRows = None,
-    seed: Seed = 0,
-    force: OverwriteFile = False,
+    header: shared.Header = None,
+    limit: shared.FirstRows = None,
+    seed: shared.Seed = 0,
+    force: shared.OverwriteFile = False,
 ) -> None:
     """Write outlier scores of each row, larger for more likely outliers, and p-values among held-out rows.
 

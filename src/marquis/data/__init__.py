@@ -18,6 +18,7 @@ from marquis.data.limits import allowing
 from marquis.data.registry import SETS, find_set, set_name
 from marquis.data.value import Data, RowDataset, rows_at_random
 from marquis.errors import DataError
+from marquis.lazy import lazy_names
 
 if TYPE_CHECKING:
     from marquis.data.module import DataModule
@@ -85,10 +86,9 @@ def load(
     """
     passed = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
     options = {key: value for key, value in passed.items() if value is not None}
-    if limit is not None and limit < 1:
-        raise DataError(f"limit must be at least 1, not {limit}")
-    if some is not None and some < 1:
-        raise DataError(f"some must be at least 1, not {some}")
+    for option, value in (("limit", limit), ("some", some)):
+        if value is not None and value < 1:
+            raise DataError(f"{option} must be at least 1, not {value}")
     if not dtype.is_floating_point:
         raise DataError(f"dtype must be a floating type, not {dtype}")
     name = set_name(name) or name
@@ -128,21 +128,15 @@ def _load_named(
     _check_options(name, options, {"fold", "kind"} if named.reader == "uci" else set())
     splits = ("train", "validation", "test", "all") if named.reader == "celeba" else ("train", "test", "all")
     split = choose(f"{name}: split", split, splits, error=DataError)
+    from marquis.data import celeba, named_sets
+
     if named.reader == "digits":
-        from marquis.data.digits import load_digits
-
-        return load_digits(split)
+        return named_sets.load_digits(split)
     if named.reader == "idx":
-        from marquis.data.idx_sets import load_idx_set
-
-        return load_idx_set(named, split, data_dir, download=download)
+        return named_sets.load_idx_set(named, split, data_dir, download=download)
     if named.reader == "celeba":
-        from marquis.data.celeba import load_celeba
-
-        return load_celeba(named, split, data_dir, limit=limit)
-    from marquis.data.uci import load_uci
-
-    return load_uci(named, split, data_dir, dtype=dtype, **options)
+        return celeba.load_celeba(named, split, data_dir, limit=limit)
+    return named_sets.load_uci(named, split, data_dir, dtype=dtype, **options)
 
 
 def _load_path(
@@ -175,10 +169,4 @@ def _check_options(name: str, options: dict[str, Any], allowed: set[str]) -> Non
         raise DataError(f"{name}: {', '.join(extra)} does not apply to this kind of data{usable}")
 
 
-def __getattr__(attribute: str) -> Any:
-    """Import `DataModule` on first use, because it needs Lightning."""
-    if attribute == "DataModule":
-        from marquis.data.module import DataModule
-
-        return DataModule
-    raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+__getattr__ = lazy_names(__name__, {"DataModule": "module"})  # it needs Lightning

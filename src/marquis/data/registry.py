@@ -73,14 +73,26 @@ _IDX_NAMES = {
 }
 
 
-def _idx_files(split: str, images: str, labels: str, *, packed: bool = False) -> tuple[KnownFile, ...]:
-    """Return the files of images and labels of one split, named as MNIST's."""
-    image_name, label_name, count = _IDX_NAMES[split]
-    key = "packed_sha256" if packed else "sha256"
-    return (
-        KnownFile(image_name, split, (count, 28, 28), **{key: images}),
-        KnownFile(label_name, split, (count,), **{key: labels}),
-    )
+def _idx_set(
+    name: str,
+    licence: str,
+    *hashes: str,
+    addresses: tuple[str, ...],
+    other_folders: tuple[str, ...] = (),
+    packed_train: bool = False,
+) -> NamedSet:
+    """Return a set of files named as MNIST's, from the hashes of training images and labels, test images and labels.
+
+    With `packed_train` the first two are those of the packed files.
+    """
+    files = []
+    for number, (split, names) in enumerate(_IDX_NAMES.items()):
+        *names, count = names
+        key = "packed_sha256" if packed_train and split == "train" else "sha256"
+        for file, shape, sha256 in zip(names, ((count, 28, 28), (count,)), hashes[2 * number :], strict=False):
+            files.append(KnownFile(file, split, shape, **{key: sha256}))
+    contents = "60000 + 10000 images 1x28x28, 10 classes"
+    return NamedSet(name, name, "idx", contents, licence, tuple(files), addresses, other_folders)
 
 
 _UCI_HASHES = {
@@ -105,72 +117,44 @@ SETS: dict[str, NamedSet] = {
     s.name: s
     for s in (
         NamedSet("digits", "", "digits", "1438 + 359 images 1x8x8, 10 classes", "CC BY 4.0 (UCI)"),
-        NamedSet(
+        _idx_set(
             "mnist",
-            "mnist",
-            "idx",
-            "60000 + 10000 images 1x28x28, 10 classes",
             "CC BY-SA 3.0",
-            files=_idx_files(
-                "train",
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            )
-            + _idx_files(
-                "test",
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             addresses=(
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
             other_folders=(_NPM, f"/usr/local/lib/{_NPM}", f"/usr/lib/{_NPM}"),
         ),
-        NamedSet(
+        _idx_set(
             "fashion-mnist",
-            "fashion-mnist",
-            "idx",
-            "60000 + 10000 images 1x28x28, 10 classes",
             "MIT",
-            files=_idx_files(
-                "train",
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            )
-            + _idx_files(
-                "test",
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            ),
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
             addresses=(
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             ),
             other_folders=("/usr/share/datasets/fashion-mnist",),
         ),
-        NamedSet(
+        _idx_set(
             "kmnist",
-            "kmnist",
-            "idx",
-            "60000 + 10000 images 1x28x28, 10 classes",
             "CC BY-SA 4.0",
-            # For the training files only the hashes of the packed files are published.
-            files=_idx_files(
-                "train",
-                "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-                "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-                packed=True,
-            )
-            + _idx_files(
-                "test",
-                "76fbd229ce87db80dd281af5e6670de4ad0e42fb30a7bd643972994c47c1f42e",
-                "a11dc742be8e781a40a92f53d6a4957e7b7d36df2faa097659131ebfd8fd60c6",
-            ),
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            "76fbd229ce87db80dd281af5e6670de4ad0e42fb30a7bd643972994c47c1f42e",
+            "a11dc742be8e781a40a92f53d6a4957e7b7d36df2faa097659131ebfd8fd60c6",
             addresses=(
                 "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
                 "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
             ),
+            packed_train=True,  # of the training files only the hashes of the packed files are published
         ),
         NamedSet(
             "celeba",

@@ -34,7 +34,8 @@ class Status:
 def statuses(name: str | None = None, data_dir: str | os.PathLike[str] | None = None) -> list[Status]:
     """Return where each split of each set lies, without reading it."""
     sets = [find_set(name)] if name else list(SETS.values())
-    return [_locate(named, split, data_dir) for named in sets for split in _splits(named)]
+    splits = {named: list(dict.fromkeys(known.split for known in named.files)) or ["all"] for named in sets}
+    return [_locate(named, split, data_dir) for named in sets for split in splits[named]]
 
 
 def check(name: str | None = None, data_dir: str | os.PathLike[str] | None = None) -> Iterator[Status]:
@@ -52,11 +53,6 @@ def _checked(status: Status, data_dir: str | os.PathLike[str] | None) -> Status:
     except DataError as problem:
         return Status(status.name, status.split, status.found, problem=str(problem))
     return status
-
-
-def _splits(named: NamedSet) -> list[str]:
-    """Return the splits that lie in different files."""
-    return list(dict.fromkeys(known.split for known in named.files)) or ["all"]
 
 
 def _locate(named: NamedSet, split: str, data_dir: str | os.PathLike[str] | None) -> Status:

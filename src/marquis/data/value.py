@@ -51,15 +51,10 @@ class Data:
                 f"{self.name} (split {self.split!r}): no rows in an array of shape {tuple(self.stored.shape)}; "
                 "at least one row and one column are needed"
             )
-        if self.y is not None and len(self.y) != len(self.stored):
-            raise DataError(
-                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.y)} targets "
-                f"in {self.source}"
-            )
-        if self.files is not None and len(self.files) != len(self.stored):
-            raise DataError(
-                f"{self.name} (split {self.split!r}): {len(self.stored)} rows but {len(self.files)} names of files"
-            )
+        for values, what in ((self.y, f"targets in {self.source}"), (self.files, "names of files")):
+            if values is not None and len(values) != len(self.stored):
+                rows = f"{len(self.stored)} rows but {len(values)} {what}"
+                raise DataError(f"{self.name} (split {self.split!r}): {rows}")
 
     @cached_property
     def x(self) -> Tensor:

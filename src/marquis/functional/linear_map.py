@@ -16,18 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Product = Callable[[Tensor], Tensor]
+
 
 class _Operator:
     """Hold both products, the shapes they map between, and the number that stands for them in a graph."""
 
-    def __init__(
-        self,
-        forward: Callable[[Tensor], Tensor],
-        adjoint: Callable[[Tensor], Tensor],
-        input_shape: tuple[int, ...],
-        output_shape: tuple[int, ...],
-    ) -> None:
-        self.products, self.shapes = (forward, adjoint), (tuple(input_shape), tuple(output_shape))
+    def __init__(self, products: tuple[Product, Product], shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.products, self.shapes = products, shapes
         self.handle = next(_HANDLES)
         _OPERATORS[self.handle] = self
 
@@ -37,7 +33,7 @@ class _Operator:
 
     def __reduce__(self) -> Any:
         """Pickle the products; another process gives them a number of its own."""
-        return _Operator, (*self.products, *self.shapes)
+        return _Operator, (self.products, self.shapes)
 
 
 _HANDLES = itertools.count()
@@ -88,13 +84,13 @@ class LinearMap(nn.Module):
 
     def __init__(
         self,
-        forward: Callable[[Tensor], Tensor],
-        adjoint: Callable[[Tensor], Tensor],
+        forward: Product,
+        adjoint: Product,
         input_shape: tuple[int, ...],
         output_shape: tuple[int, ...],
     ) -> None:
         super().__init__()
-        self._operator = _Operator(forward, adjoint, input_shape, output_shape)
+        self._operator = _Operator((forward, adjoint), (tuple(input_shape), tuple(output_shape)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the operator's product with `x`."""

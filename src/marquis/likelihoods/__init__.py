@@ -53,16 +53,10 @@ def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
         return NAMES[choose("likelihood", spec, NAMES, hint=hint)]()
     if not isinstance(spec, type) and all(callable(getattr(spec, name, None)) for name in REQUIRED):
         return CustomLikelihood(spec)
-    raise UnsupportedOperationError(f"{_what_is_wrong(spec)} Accepted: {_accepted()}.")
-
-
-def _what_is_wrong(spec: object) -> str:
     if isinstance(spec, type):
-        return f"a likelihood is an object, not a class: write {spec.__name__}() instead of {spec.__name__}."
-    lacking = [name for name in REQUIRED if not callable(getattr(spec, name, None))]
-    return f"{type(spec).__name__} is not a likelihood: it lacks {', '.join(lacking)}."
-
-
-def _accepted() -> str:
-    names = ", ".join(repr(name) for name in NAMES)
-    return f"{names}, a Likelihood object, or an object with {', '.join(REQUIRED)}"
+        problem = f"a likelihood is an object, not a class: write {spec.__name__}() instead of {spec.__name__}."
+    else:
+        lacking = [name for name in REQUIRED if not callable(getattr(spec, name, None))]
+        problem = f"{type(spec).__name__} is not a likelihood: it lacks {', '.join(lacking)}."
+    names, methods = ", ".join(map(repr, NAMES)), ", ".join(REQUIRED)
+    raise UnsupportedOperationError(f"{problem} Accepted: {names}, a Likelihood object, or an object with {methods}.")

@@ -109,20 +109,17 @@ class Prior:
         if self.groups == "tensor":
             return {name: [name] for name in layout.names}
         if self.groups == "layer":
-            members: dict[str, list[str]] = {}
-            for name in layout.names:
-                members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
-            return members
+            return layout.by_module()
         if model is None or x is None:
             raise MarquisError(
                 "prior groups='normalised' are found by tracing the network: bind it with the model and one batch of "
                 "inputs (Laplace.fit does)."
             )
-        found = normalised_groups(model, parameters_of(model, params), x)
-        groups = {name: [p for p in owned if p in layout.shapes] for name, owned in found.items()}
-        taken = {name for owned in groups.values() for name in owned}
-        rest = [name for name in layout.names if name not in taken]
-        return {**({"other": rest} if rest else {}), **{name: owned for name, owned in groups.items() if owned}}
+        traced = normalised_groups(model, parameters_of(model, params), x)
+        groups = {name: [p for p in members if p in layout.shapes] for name, members in traced.items()}
+        normalised = {name for members in groups.values() for name in members}
+        rest = [name for name in layout.names if name not in normalised]
+        return {**({"other": rest} if rest else {}), **{name: members for name, members in groups.items() if members}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +175,8 @@ class BoundPrior:
     @cached_property
     def _constant(self) -> dict[str, int]:
         """Return the group number of the parameters that lie within one group."""
-        found = {}
-        for name in self.layout.names:
-            index = self.index[self.layout.slice(name)]
-            if len(index) and bool((index == index[0]).all()):
-                found[name] = int(index[0])
-        return found
+        index = {name: self.index[self.layout.slice(name)] for name in self.layout.names}
+        return {name: int(i[0]) for name, i in index.items() if len(i) and bool((i == i[0]).all())}
 
     def add_to(self, curvature: Structure) -> Structure:
         """Return the posterior precision: curvature + diag(precision)."""
@@ -292,7 +285,7 @@ def _by_pattern(groups: Mapping[str, str | Sequence[str]], layout: Layout) -> di
             raise UnsupportedOperationError(
                 f"parameter {parameter!r} is in none of the prior's groups {list(groups)}; add a last one, 'rest': '*'."
             )
-    empty = [name for name, owned in members.items() if not owned]
+    empty = [name for name, names in members.items() if not names]
     if empty:
         raise UnsupportedOperationError(
             f"prior groups {empty} match no parameter that an earlier group has not taken; the parameters are "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from marquis.errors import DataError
@@ -53,7 +54,7 @@ def training_curves(histories: Mapping[str, History]) -> Figure:
         axis.set(xlabel="epoch", ylabel="loss per sample", title=f"loss: {label(name)}" if several else "loss")
         axis.legend(frameon=False, fontsize=8)
     for axis, key in zip(axes[len(losses) :], others, strict=True):
-        for (name, rows), colour in zip(histories.items(), _cycle(len(histories)), strict=True):
+        for (name, rows), colour in zip(histories.items(), cycle(LINES), strict=False):
             _draw(axis, rows, key, label(name), colour)
         ylabel, title = OTHERS[key]
         axis.set(xlabel="epoch", ylabel=ylabel, title=title)
@@ -84,7 +85,3 @@ def _draw(axis: Axes, rows: History, key: str, legend: str, colour: str) -> None
     if values:
         marker = "o" if len(values) < 3 else None
         axis.plot(epochs, values, color=colour, lw=1.6, marker=marker, ms=4, label=legend)
-
-
-def _cycle(count: int) -> list[str]:
-    return [LINES[number % len(LINES)] for number in range(count)]

@@ -95,9 +95,7 @@ def study(
     require(model, "decode")
     effort = effort or Effort.sensible(x.shape[1:])
     same = SameSeed(model, torch.Generator().manual_seed(seed))
-    seen = _Pass(model)
-    for part in batches(model, x, effort.batch, HELD_OUT, progress=False):
-        seen.add(part, model.reconstruct(part, effort.samples, generator=same.generator()))
+    seen = _Pass.over(model, x, effort, same, HELD_OUT)
     held_out = seen.variances()
     variances = {kind: {HELD_OUT: values} for kind, values in held_out.items()}
     numbers = seen.numbers()
@@ -107,9 +105,7 @@ def study(
                 f"OOD data {name!r} have shape {list(other.shape[1:])} each, the held-out data "
                 f"{list(x.shape[1:])}; they need another name and the same shape."
             )
-        other_pass = _Pass(model)
-        for part in batches(model, other, effort.batch, name, progress=False):
-            other_pass.add(part, model.reconstruct(part, effort.samples, generator=same.generator()))
+        other_pass = _Pass.over(model, other, effort, same, name)
         for kind, values in other_pass.variances().items():
             variances[kind][name] = values
             separable = bool((held_out[kind] > 0).any())
@@ -161,6 +157,14 @@ class _Pass:
         self.codes: list[Tensor] = []
         self.held = self.entries = 0.0
         self.samples = 0
+
+    @staticmethod
+    def over(model: Any, x: Tensor, effort: Effort, same: SameSeed, what: str) -> _Pass:
+        """Reconstruct the data and add them up."""
+        sums = _Pass(model)
+        for part in batches(model, x, effort.batch, what, progress=False):
+            sums.add(part, model.reconstruct(part, effort.samples, generator=same.generator()))
+        return sums
 
     def add(self, x: Tensor, result: Reconstruction) -> None:
         if result.mean.shape != x.shape:

@@ -55,7 +55,8 @@ def widths_figure(models: Mapping[str, Mapping[str, Tensor]]) -> Figure:
 
     handles = []
     for number, (widths, colour) in enumerate(zip(models.values(), LINES * len(models), strict=False)):
-        stats = [_box(widths[name]) for name in names if name in widths]
+        keys = ("whislo", "q1", "med", "q3", "whishi")
+        stats = [dict(zip(keys, widths[name].tolist(), strict=True)) for name in names if name in widths]
         places = [names.index(name) + (number - (len(models) - 1) / 2) * thickness for name in names if name in widths]
         axis.bxp(
             stats,
@@ -80,8 +81,3 @@ def widths_figure(models: Mapping[str, Mapping[str, Tensor]]) -> Figure:
             handles, [label(name) for name in models], loc="outside upper center", ncols=len(models), frameon=False
         )
     return figure
-
-
-def _box(quantiles: Tensor) -> dict[str, Any]:
-    low, first, middle, third, high = quantiles.tolist()
-    return {"whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}

@@ -246,7 +246,7 @@ class Structure(ABC):
     # --- saving ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return A flat dictionary of contiguous tensors (layout and kind among them), ready for safetensors."""
+        """Return a flat dictionary of contiguous tensors (layout and kind among them), ready for safetensors."""
         meta, tensors = self._state()
         return pack(self.kind, self.layout, meta, tensors)
 

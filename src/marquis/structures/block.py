@@ -86,10 +86,9 @@ class Block(Structure):
         return {name: blocks[name] for name in self.layout.names}
 
     def _plus(self, other: Any) -> Self:
-        mine = {block: names for block, (names, _) in self.blocks.items()}
-        theirs = {block: names for block, (names, _) in other.blocks.items()}
-        if mine != theirs:
-            raise ModelMismatchError(f"the blocks differ: {mine} and {theirs}")
+        members, others = ({block: names for block, (names, _) in s.blocks.items()} for s in (self, other))
+        if members != others:
+            raise ModelMismatchError(f"the blocks differ: {members} and {others}")
         return self._replace(lambda block, names, matrix: matrix + other.blocks[block][1])
 
     def _times(self, factor: Scalar) -> Self:

@@ -85,6 +85,13 @@ class Layout:
             self.slice(name)
         return Layout({name: self.shapes[name] for name in chosen})
 
+    def by_module(self) -> dict[str, list[str]]:
+        """Return the names of parameters by the path of their module."""
+        members: dict[str, list[str]] = {}
+        for name in self.names:
+            members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
+        return members
+
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Join named tensors `[..., *shape]` into one vector `[..., P]`."""
         self._check_names(tensors)

@@ -119,7 +119,9 @@ class LowRank(Structure):
             diagonal = other.shift if self.shift is None else self.shift
         else:
             diagonal = self.shift + other.shift
-        if self.scale is other.scale or (_plain(self.scale, other.scale) and self.scale == other.scale):
+        # A tensor may carry a gradient, so that an equal value is not the same.
+        plain = not isinstance(self.scale, Tensor) and not isinstance(other.scale, Tensor)
+        if self.scale is other.scale or (plain and self.scale == other.scale):
             return type(self)(self.layout, torch.cat([self.columns, other.columns], 1), diagonal, self.scale)
         columns = [value.columns * square_root(value.scale, value.columns) for value in (self, other)]
         return type(self)(self.layout, torch.cat(columns, 1), diagonal)
@@ -139,11 +141,6 @@ class LowRank(Structure):
 
     def _summary(self) -> str:
         return f"rank {self.rank}{'' if self.shift is None else ' + diagonal'}"
-
-
-def _plain(*scales: Scalar) -> bool:
-    """Return whether all are numbers: a tensor may carry a gradient, so an equal value is not the same."""
-    return not any(isinstance(scale, Tensor) for scale in scales)
 
 
 @dataclass(frozen=True, eq=False)

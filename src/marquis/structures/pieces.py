@@ -68,13 +68,13 @@ class Piece(ABC):
 
     def plus(self, other: Piece, name: str) -> Self:
         """Return the piece with the accumulators of both added."""
-        mine, theirs = self.tensors(), other.tensors()
-        if type(other) is not type(self) or [t.shape for t in mine] != [t.shape for t in theirs]:
+        tensors, others = self.tensors(), other.tensors()
+        if type(other) is not type(self) or [t.shape for t in tensors] != [t.shape for t in others]:
             raise ModelMismatchError(
-                f"parameter {name!r} is kept as {self.kind} {[tuple(t.shape) for t in mine]} and as"
-                f" {other.kind} {[tuple(t.shape) for t in theirs]}: the two were computed differently"
+                f"parameter {name!r} is kept as {self.kind} {[tuple(t.shape) for t in tensors]} and as"
+                f" {other.kind} {[tuple(t.shape) for t in others]}: the two were computed differently"
             )
-        return self.with_tensors([a + b for a, b in zip(mine, theirs, strict=True)])
+        return self.with_tensors([a + b for a, b in zip(tensors, others, strict=True)])
 
     def weighted(self, factor: Scalar) -> Self:
         """Return the piece with every accumulator multiplied by a factor."""

@@ -74,21 +74,10 @@ def subcurvature(
             "a subnetwork's curvature is not summed over processes; fit it in one process, or use structure='diagonal'."
         )
     names = list(chosen.layout.names)
+    options: dict[str, Any] = {"params": params, "parameters": names, "probes": probes, "generator": generator}
     if structure == "diagonal":
-        whole = accumulate(
-            model,
-            loader,
-            likelihood,
-            "diagonal",
-            estimator,
-            params=params,
-            parameters=names,
-            probes=probes,
-            generator=generator,
-            memory_limit=memory_limit,
-            progress=progress,
-            observer=observer,
-        )
+        options |= {"memory_limit": memory_limit, "progress": progress, "observer": observer}
+        whole = accumulate(model, loader, likelihood, "diagonal", estimator, **options)
         return Diagonal(chosen.inside, whole.diagonal()[chosen.index.to(whole.device)])
     device = parameters_of(model, params)[names[0]].device
     collected = _Collected(chosen, structure)
@@ -98,18 +87,8 @@ def subcurvature(
             while start < size:
                 stop = min(size, start + collected.width(memory_limit))
                 part = samples_of(batch, start, stop)
-                lowrank = ggn(
-                    model,
-                    part.x,
-                    likelihood,
-                    "lowrank",
-                    estimator,
-                    params=params,
-                    parameters=names,
-                    probes=probes,
-                    generator=generator,
-                    observer=None if observer is None else lambda f, part=part: observer(f, part),
-                )
+                observe = None if observer is None else lambda f, part=part: observer(f, part)
+                lowrank = ggn(model, part.x, likelihood, "lowrank", estimator, observer=observe, **options)
                 assert isinstance(lowrank, LowRank)
                 collected.add(lowrank.columns, stop - start)
                 start = stop
@@ -122,20 +101,20 @@ class _Collected:
 
     def __init__(self, chosen: Chosen, structure: str) -> None:
         self._chosen, self._structure = chosen, structure
-        self._blocks = _modules(chosen) if structure == "block" else {"all": list(chosen.inside.names)}
+        self._blocks = chosen.inside.by_module() if structure == "block" else {"all": list(chosen.inside.names)}
         self._sums: dict[str, Tensor] = {}
         self._columns: list[Tensor] = []
-        self._bytes_per_datum = 0
+        self._bytes_per_sample = 0
 
     def width(self, limit: int | None) -> int:
         """Return the number of samples at a time; one, until its memory is known."""
-        if not self._bytes_per_datum:
+        if not self._bytes_per_sample:
             return 1
-        return max(1, (BUDGET if limit is None else limit) // self._bytes_per_datum)
+        return max(1, (BUDGET if limit is None else limit) // self._bytes_per_sample)
 
     def add(self, columns: Tensor, count: int) -> None:
         """Take columns `[P, R]` of all weights of the parameters, of `count` data."""
-        self._bytes_per_datum = max(1, 3 * columns.numel() * columns.element_size() // count)
+        self._bytes_per_sample = max(1, 3 * columns.numel() * columns.element_size() // count)
         rows = columns[self._chosen.index.to(columns.device)]
         if self._structure == "lowrank":
             self._columns.append(rows)
@@ -155,10 +134,3 @@ class _Collected:
         if self._structure == "full":
             return Full(inside, self._sums["all"])
         return Block(inside, {block: (tuple(names), self._sums[block]) for block, names in self._blocks.items()})
-
-
-def _modules(chosen: Chosen) -> dict[str, list[str]]:
-    members: dict[str, list[str]] = {}
-    for name in chosen.inside.names:
-        members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
-    return members

@@ -75,14 +75,12 @@ def swag_moments(
                 loss.backward()
                 optimiser.step()
             for name, parameter in trained.named_parameters():
-                if name in names:
-                    _welford(means, squares, name, parameter.detach().double(), epoch + 1)
+                if name in names:  # Welford's rule
+                    value = parameter.detach().double()
+                    before = means.get(name, torch.zeros_like(value))
+                    means[name] = before + (value - before) / (epoch + 1)
+                    spread = (value - before) * (value - means[name])
+                    squares[name] = squares.get(name, torch.zeros_like(value)) + spread
     if not means or not all(bool(torch.isfinite(value).all()) for value in squares.values()):
         raise NumericalError(f"SWAG training diverged at lr={lr}; pass Subnetwork(..., swag={{'lr': smaller}}).")
     return {name: means[name] for name in names}, {name: (squares[name] / epochs).clamp(min=MINIMUM) for name in names}
-
-
-def _welford(means: dict[str, Tensor], squares: dict[str, Tensor], name: str, value: Tensor, count: int) -> None:
-    before = means.get(name, torch.zeros_like(value))
-    means[name] = before + (value - before) / count
-    squares[name] = squares.get(name, torch.zeros_like(value)) + (value - before) * (value - means[name])
