@@ -55,8 +55,10 @@ def widths_figure(models: Mapping[str, Mapping[str, Tensor]]) -> Figure:
 
     handles = []
     for number, (widths, colour) in enumerate(zip(models.values(), LINES * len(models), strict=False)):
-        keys = ("whislo", "q1", "med", "q3", "whishi")
-        stats = [dict(zip(keys, widths[name].tolist(), strict=True)) for name in names if name in widths]
+        keys: tuple[str, ...] = ("whislo", "q1", "med", "q3", "whishi")
+        stats: list[dict[str, Any]] = [
+            dict(zip(keys, widths[name].tolist(), strict=True)) for name in names if name in widths
+        ]
         places = [names.index(name) + (number - (len(models) - 1) / 2) * thickness for name in names if name in widths]
         axis.bxp(
             stats,
