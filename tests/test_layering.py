@@ -44,6 +44,7 @@ LAYERS = [
     "tasks",
     "tomography",
     "sklearn",
+    "integrations",
     "data",
     "run",
     "report",

@@ -170,7 +170,7 @@ def test_objects_pass_through():
     assert wrapped.coupling == "all" and not wrapped.constant_hessian and wrapped.label_independent
 
 
-@pytest.mark.parametrize("spec", ["gausian", "poisson", 3, None, torch.nn.MSELoss(), Gaussian])
+@pytest.mark.parametrize("spec", ["gausian", "weibull", 3, None, torch.nn.MSELoss(), Gaussian])
 def test_what_is_no_likelihood_is_refused_with_the_list(spec):
     with pytest.raises(MarquisError, match="'gaussian', 'bernoulli', 'categorical', 'heteroscedastic'"):
         as_likelihood(spec)

@@ -34,9 +34,12 @@ def jacobian(function: NetworkFunction, x: Any, start: int = 0, stop: int | None
 
 
 def values_and_jacobian(
-    function: NetworkFunction, x: Any, start: int = 0, stop: int | None = None
+    function: NetworkFunction, x: Any, start: int = 0, stop: int | None = None, *, differentiable: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return all flattened outputs `[B, O]` of the samples run one by one, and `jacobian` at the same point."""
+    """Return all flattened outputs `[B, O]` of the samples run one by one, and `jacobian` at the same point.
+
+    With `differentiable` both keep their graph to `x`, under which gradients of variances are computed.
+    """
 
     def one(sample: Any) -> tuple[Tensor, Tensor]:
         batch = pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), sample)
@@ -51,19 +54,24 @@ def values_and_jacobian(
     try:
         values, rows = torch.vmap(one, in_dims=(axes,))(x)
     except RuntimeError:  # an operation without a rule for vmap: one sample and one output at a time
-        pairs = [_by_backward_passes(function, samples_of(x, n, n + 1), start, stop) for n in range(batch_size(x))]
+        each = [samples_of(x, n, n + 1) for n in range(batch_size(x))]
+        pairs = [_by_backward_passes(function, sample, start, stop, differentiable) for sample in each]
         values, rows = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-    return values.detach(), rows.detach()
+    return (values, rows) if differentiable else (values.detach(), rows.detach())
 
 
-def _by_backward_passes(function: NetworkFunction, x: Any, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
+def _by_backward_passes(
+    function: NetworkFunction, x: Any, start: int, stop: int | None, differentiable: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the outputs `[O]` and the rows `[R, P]` of one sample by plain backward passes."""
     leaves = function.leaves()
     with torch.enable_grad():
         outputs = function.outputs(leaves, x)[0].reshape(-1)
         rows = []
         for output in outputs[start:stop]:
-            gradients = torch.autograd.grad(output, leaves, retain_graph=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                output, leaves, retain_graph=True, create_graph=differentiable, materialize_grads=True
+            )
             rows.append(function.flatten(dict(zip(function.names, gradients, strict=True))))
     return outputs, torch.stack(rows)
 

@@ -208,6 +208,7 @@ class Laplace:
         diagonal: bool | None = None,
         generator: torch.Generator | None = None,
         memory_limit: int | None = None,
+        differentiable: bool = False,
     ) -> Prediction:
         """Predict with uncertainty for a batch (docs/method/predictive.md).
 
@@ -222,6 +223,7 @@ class Laplace:
             diagonal: True for variances only, False for covariances of any size; None decides by the outputs' number.
             generator: Source of randomness.
             memory_limit: Bytes for temporaries.
+            differentiable: Keep the graph to `x`: mean, variance, covariance and samples have gradients.
 
         Raises:
             As `predictive.predict`.
@@ -239,6 +241,7 @@ class Laplace:
             diagonal,
             generator,
             memory_limit,
+            differentiable,
         )
 
     @checked

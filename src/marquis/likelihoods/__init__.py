@@ -10,10 +10,12 @@ from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.bernoulli import Bernoulli
 from marquis.likelihoods.categorical import Categorical
+from marquis.likelihoods.counts import NegativeBinomial, Poisson
 from marquis.likelihoods.custom import REQUIRED, CustomLikelihood
 from marquis.likelihoods.gaussian import Gaussian
 from marquis.likelihoods.heteroscedastic import Heteroscedastic
 from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.preference import Preference
 
 __all__ = [
     "Bernoulli",
@@ -22,8 +24,11 @@ __all__ = [
     "Gaussian",
     "Heteroscedastic",
     "Likelihood",
+    "NegativeBinomial",
     "PointwiseLikelihood",
+    "Poisson",
     "Predictive",
+    "Preference",
     "as_likelihood",
 ]
 
@@ -32,6 +37,9 @@ NAMES: dict[str, type[Likelihood]] = {
     "bernoulli": Bernoulli,
     "categorical": Categorical,
     "heteroscedastic": Heteroscedastic,
+    "poisson": Poisson,
+    "negative-binomial": NegativeBinomial,
+    "preference": Preference,
 }
 
 
@@ -39,9 +47,9 @@ def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
     """Return the likelihood that a name or an object stands for.
 
     Args:
-        spec: "gaussian", "bernoulli", "categorical" or "heteroscedastic" with default settings; a `Likelihood`, which
-            is returned as it is; or any object with `log_prob(f, y)`, `hessian_sqrt(f)`,
-            `sample(f, generator=None)` and `predictive(mean, variance)`.
+        spec: "gaussian", "bernoulli", "categorical", "heteroscedastic", "poisson", "negative-binomial" or
+            "preference" with default settings; a `Likelihood`, which is returned as it is; or any object with
+            `log_prob(f, y)`, `hessian_sqrt(f)`, `sample(f, generator=None)` and `predictive(mean, variance)`.
 
     Raises:
         UnsupportedOperationError: None of these; the message lists what is accepted.

@@ -193,4 +193,4 @@ class Categorical(PointwiseLikelihood):
 
     def __repr__(self) -> str:
         """Show name and class dimension."""
-        return f"Categorical(dim={self._dim})"
+        return f"{type(self).__name__}(dim={self._dim})"

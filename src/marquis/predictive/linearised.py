@@ -122,7 +122,7 @@ def closed_form(
     else:
         whole = not diagonal
         if whole:
-            _check(mean, outputs, limit, function, forms is None)
+            check_covariance_fits(mean, outputs, limit, function, forms is None)
     if forms is not None:
         with suppress(UnsupportedOperationError):  # a network that cannot be captured still has Jacobians
             params = {**function.fixed, **function.point}
@@ -158,7 +158,7 @@ def _forms(function: PosteriorFunction) -> Forms | None:
 
 
 def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
-    _check(mean, mean.numel(), limit, function, True)
+    check_covariance_fits(mean, mean.numel(), limit, function, True)
     outputs = mean[0].numel()
     pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
     stacked = torch.cat(pieces).flatten(0, 1)
@@ -175,7 +175,9 @@ def _allowed(mean: Tensor, limit: int | None) -> int:
     return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
 
 
-def _check(mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction, with_jacobian: bool) -> None:
+def check_covariance_fits(
+    mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction, with_jacobian: bool
+) -> None:
     """Refuse a covariance that cannot fit, before it is tried."""
     needed, allowed = _bytes(mean, rows, function, with_jacobian), _allowed(mean, limit)
     if needed > max(allowed, 2**24):

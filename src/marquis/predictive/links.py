@@ -29,7 +29,7 @@ def check_link(link: str | None, likelihood: Likelihood | None) -> str | None:
     if link is None:
         return None
     link = choose("link", link, LINKS)
-    if likelihood is None or likelihood.kind in ("gaussian", "heteroscedastic"):
+    if likelihood is None or likelihood.kind in ("gaussian", "heteroscedastic", "poisson", "negative-binomial"):
         raise UnsupportedOperationError(f"link={link!r} turns logits into probabilities; {likelihood} has none.")
     if link == "bridge" and not isinstance(likelihood, Categorical):
         raise UnsupportedOperationError(f"the Laplace bridge needs Categorical, not {likelihood}; leave link out.")

@@ -17,6 +17,7 @@ from marquis.functional.unwrap import plain_inputs
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
+from marquis.predictive.differentiable import differentiable_moments
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
 from marquis.predictive.links import check_link, linked
@@ -41,6 +42,7 @@ def predict(
     diagonal: bool | None = None,
     generator: torch.Generator | None = None,
     memory_limit: int | None = None,
+    differentiable: bool = False,
 ) -> Prediction:
     """Predict with uncertainty (docs/method/predictive.md).
 
@@ -65,6 +67,8 @@ def predict(
             outputs have them.
         generator: source of randomness.
         memory_limit: bytes for temporaries; default 256 MB.
+        differentiable: keep the graph to `x`, so that mean, variance, covariance and samples have gradients. Only for
+            method="linearised"; memory B x O x P.
 
     Raises:
         UnsupportedOperationError: model in training mode, unknown method or link, no such module.
@@ -81,6 +85,15 @@ def predict(
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)
     link = check_link(link, known)
     with naming_inputs(model, x, lambda: function.at_point(x)):
+        if differentiable:
+            if method != "linearised" or link == "mc":
+                raise UnsupportedOperationError(
+                    "differentiable=True is for the closed form: method='linearised', link None, 'probit' or 'bridge'."
+                )
+            moments, draw = differentiable_moments(function, x, joint=joint, limit=memory_limit)
+            predictive = linked(known, moments.mean, moments.variance, moments.covariance, link)
+            fields = (predictive.mean, predictive.variance, predictive.noise_variance, predictive.probs)
+            return Prediction(*fields, moments.covariance, "linearised (differentiable)", known, draw)
         if method == "sampled":
             if joint or diagonal is False or link not in (None, "mc"):
                 raise UnsupportedOperationError(

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marquis.arguments import LARGEST_COUNT, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import all_finite, check_finite
-from marquis.likelihoods import Bernoulli, Categorical, Likelihood
+from marquis.likelihoods import Bernoulli, Categorical, Likelihood, PointwiseLikelihood
 from marquis.predictive.links import label_entropy, point
 
 Draw = Callable[[int, "torch.Generator | None"], Tensor]
@@ -112,7 +113,8 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log predictive density of labels per sample, `[B]`: the sum of the marginals' logarithms.
 
-        Gaussian noise: `N(mean, total_variance)` per output. Classes: the logarithm of `probs`.
+        Gaussian noise: `N(mean, total_variance)` per output. Classes: the logarithm of `probs`. Counts: the likelihood
+        averaged over the Gaussian outputs by quadrature.
         """
         check_finite(y, "y")
         if self.likelihood is not None and y.shape != (wanted := self.likelihood.target_shape(self.mean)):
@@ -125,6 +127,8 @@ class Prediction:
         elif self.noise_variance is not None:
             variance = self.total_variance
             each = -0.5 * ((y.to(self.mean.dtype) - self.mean).square() / variance + (2 * math.pi * variance).log())
+        elif isinstance(self.likelihood, PointwiseLikelihood) and self.likelihood.coupling is None:
+            each = _averaged_over_outputs(self.likelihood, self.mean, self.variance, y)
         else:
             raise UnsupportedOperationError(f"the predictive density of labels is not known for {self.likelihood}.")
         if not all_finite(each):
@@ -202,3 +206,11 @@ class Prediction:
         """Show shape, method and what there is."""
         there = [n for n in ("noise_variance", "probs", "covariance") if getattr(self, n) is not None]
         return f"Prediction({list(self.mean.shape)}, {self.method}{', with ' + ', '.join(there) if there else ''})"
+
+
+def _averaged_over_outputs(likelihood: PointwiseLikelihood, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """Return `log E p(y|f)` per label for independent Gaussian outputs, by 64 Gauss-Hermite nodes."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    each = [likelihood.entry_log_prob(mean + float(node) * variance.sqrt(), y) for node in nodes]
+    weights = torch.as_tensor(weights / weights.sum(), dtype=mean.dtype, device=mean.device)
+    return torch.logsumexp(torch.stack(each, -1) + weights.log(), -1)

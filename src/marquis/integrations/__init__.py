@@ -1,0 +1,1 @@
+"""Adapters to other libraries, one file each: none is imported by the rest, and each names the extra that it needs."""
