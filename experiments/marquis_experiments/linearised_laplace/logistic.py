@@ -188,9 +188,10 @@ def draw_maps(folder: Path, maps: dict[str, Any]) -> None:
         axes.set(title=f"posterior: {titles[name]}", xlabel="first weight")
     figure.axes[0].set(ylabel="second weight")
     x, y = maps["x"], maps["y"]
+    levels, drawn = np.linspace(0, 1, 11), None
     for axes, name in zip(figure.axes[2:], titles, strict=True):
         p = maps["predicted"][name].reshape(33, 33).T
-        drawn = axes.contourf(maps["edge"], maps["edge"], p, levels=np.linspace(0, 1, 11), cmap="RdBu_r")
+        drawn = axes.contourf(maps["edge"], maps["edge"], p, levels=levels, cmap="RdBu_r")
         axes.contour(maps["edge"], maps["edge"], p, levels=[0.1, 0.5, 0.9], colors="k", linewidths=0.7)
         for label, marker in ((0, "o"), (1, "^")):
             axes.plot(*x[y == label].T, marker, color="k", mfc="w", ms=4)
