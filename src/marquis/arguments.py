@@ -19,7 +19,7 @@ Class = TypeVar("Class")
 Check = Callable[[Any], bool]
 
 LARGEST_COUNT = 10**6
-"""Largest number of samples, bins or repetitions: more are a slip of the pen, and would not end."""
+"""Largest number of samples, bins or repetitions: more would not end, and are taken for a mistake."""
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
 
@@ -37,15 +37,15 @@ def checked(function: Function) -> Function:
     @functools.cache
     def checks() -> dict[str, tuple[Check, str]]:
         # later than the definition: annotations may name what is only imported for type checkers
-        found = {}
+        by_name = {}
         for name, parameter in signature.parameters.items():
             variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if variadic or parameter.annotation is parameter.empty:
                 continue
             check = _check_of(_resolved(parameter.annotation, function))
             if check is not None:
-                found[name] = (check, str(parameter.annotation))
-        return found
+                by_name[name] = (check, str(parameter.annotation))
+        return by_name
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:

@@ -93,10 +93,10 @@ def takes_options(settings: type) -> Callable[[Class], Class]:
 def inherits_options(cls: Class) -> Class:
     """Show the keyword-only arguments of the base class's constructor in the place of `**options`."""
     constructor, keyword = vars(cls)["__init__"], inspect.Parameter.KEYWORD_ONLY
-    own = inspect.signature(constructor).parameters
-    shown = [argument for argument in own.values() if argument.kind is not inspect.Parameter.VAR_KEYWORD]
+    arguments = inspect.signature(constructor).parameters
+    shown = [argument for argument in arguments.values() if argument.kind is not inspect.Parameter.VAR_KEYWORD]
     base = inspect.signature(cls.__mro__[1].__init__).parameters.values()
-    shown += [argument for argument in base if argument.kind is keyword and argument.name not in own]
+    shown += [argument for argument in base if argument.kind is keyword and argument.name not in arguments]
     constructor.__signature__ = inspect.Signature(shown)
     return cls
 

@@ -43,7 +43,7 @@ def build(
         latent: K, the size of the code.
         width: Factor on the numbers of channels and hidden units; 1/8 makes `fashion-conv` small enough for a laptop.
         kind: For a shape: see `for_data`.
-        seed: For the weights; None continues torch's global random stream.
+        seed: Seed of the weights; None continues torch's global random stream.
     """
     if not isinstance(name_or_shape, str):
         return for_data(name_or_shape, latent, width, kind=kind, seed=seed)
@@ -68,7 +68,7 @@ def for_data(
         latent: K, the size of the code.
         width: Factor on the numbers of channels and hidden units.
         kind: "dense", "convolutional" (only `(C, H, W)`), or "auto": convolutional for images of edge 16 and more.
-        seed: For the weights; None continues torch's global random stream.
+        seed: Seed of the weights; None continues torch's global random stream.
     """
     shape = tuple(int(size) for size in shape)
     if not shape or min(shape) < 1:
@@ -120,8 +120,8 @@ def _convolutional(
     Args:
         shape: `(C, H, W)`.
         latent: K.
-        channels: Of the convolutions.
-        hidden: Of the dense layers between convolutions and code.
+        channels: Channels of the convolutions.
+        hidden: Widths of the dense layers between convolutions and code.
         pool: Whether to pool at all.
         extra: One more convolution at the lowest resolution of the decoder, as in the published Fashion network.
     """

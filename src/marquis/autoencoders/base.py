@@ -137,11 +137,11 @@ class BaseAutoencoder(LightningModule):
         return Output(f, prediction.probs, prediction.probs * (1 - prediction.probs))
 
     def mean_code(self, inputs: Tensor) -> Tensor | None:
-        """Return the exact mean code over the posterior where the model knows it; None if it has to be estimated."""
+        """Return the exact mean code over the posterior where there is a closed form; None if there is none."""
         return None
 
     def mean_output(self, z: Tensor) -> Tensor | None:
-        """Return the exact mean of the data decoded from codes where the model knows it; None otherwise."""
+        """Return the exact mean of the data decoded from codes where there is a closed form; None otherwise."""
         return None
 
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
@@ -302,7 +302,7 @@ class BaseAutoencoder(LightningModule):
     # Training, by `fit_in_memory` or by Lightning
 
     def begin(self, num_data: int) -> None:
-        """Take notice of the number of training samples before the first step, where the model needs it."""
+        """Set the number of training samples before the first step, where the model needs it."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return what the optimiser trains, as torch's optimisers take it."""

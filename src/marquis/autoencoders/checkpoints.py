@@ -127,7 +127,7 @@ class EpochCheckpoints(Checkpoint):
         trainer.should_stop = trainer.should_stop or self.rule.exhausted
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoints of this epoch, and stop if the rule says so."""
+        """Write the checkpoints of this epoch, and stop if the rule is met."""
         loss = trainer.callback_metrics.get(MONITOR)
         if self.rule.update(trainer.current_epoch, None if loss is None else float(loss)):
             trainer.save_checkpoint(self.best, weights_only=True)

@@ -37,7 +37,7 @@ class Kind:
 
     Attributes:
         model: What is trained.
-        summary: For people who choose.
+        summary: One line for lists of kinds.
         options: Names of the options it takes besides those that all have.
         gaussian_only: Whether it has no likelihood to choose.
         posthoc: Whether the posterior is made after training.

@@ -35,7 +35,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         generator: Source of initial values and random numbers in training; by default torch's global random stream.
         lr: Learning rate of Adam.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
-        **options: Of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
+        **options: Options of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
     """
 
     def __init__(

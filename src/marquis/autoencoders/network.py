@@ -50,7 +50,7 @@ def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
 
     Args:
         network: Stays as it is.
-        seed: For the new weights; None continues torch's global random stream.
+        seed: Seed of the new weights; None continues torch's global random stream.
 
     Raises:
         UnsupportedOperationError: A module has parameters but no `reset_parameters`, so how it starts is not known.

@@ -71,7 +71,7 @@ def from_posterior(
         encoder: `[B, ...] -> [B, K]`; copied.
         decoder: `[B, K] -> [B, ...]`; copied.
         posterior: Over parameters of `EncoderDecoder(encoder, decoder)`; or the `Laplace` that was fitted to it.
-        likelihood: Of the data; by default that of the `Laplace` with its noise, else Gaussian with unit noise.
+        likelihood: Likelihood of the data; by default that of the `Laplace`, else Gaussian with unit noise.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
 
     Raises:
@@ -114,7 +114,7 @@ def fit_posthoc(
         prior: Prior of the weights, as in `Laplace`.
         temperature: Temperature of the likelihood, as in `Laplace`.
         posterior_temperature: Temperature of the whole posterior, as in `Laplace`.
-        **options: Of `Laplace.fit`.
+        **options: Options of `Laplace.fit`.
 
     Returns:
         A model with the protocol; its `laplace` has evidence, check and saving.

@@ -28,7 +28,7 @@ def list_sets(data_dir: DataDir = None) -> None:
     table.add_column("where, or how to get it", overflow="fold")  # a path cut short is of no use
     for status in statuses(data_dir=data_dir):
         split = "" if status.split == "all" else f" ({status.split})"
-        where = status.found or f"absent: {status.advice}"
+        where = status.folder or f"absent: {status.advice}"
         table.add_row(status.name + split, SETS[status.name].contents, where)
     Console().print(table)
 
@@ -64,13 +64,13 @@ def _check_and_print(name: str | None, data_dir: Path | None, *, absent_is_error
     problems = []
     for status in checked(name, data_dir):
         if status.problem:
-            typer.echo(f"{status.name} {status.split}: WRONG ({status.found})")
+            typer.echo(f"{status.name} {status.split}: WRONG ({status.folder})")
             problems.append(status.problem)
-        elif status.found is None:
+        elif status.folder is None:
             typer.echo(f"{status.name} {status.split}: absent")
             if absent_is_error:
                 problems.append(f"{status.name}: split {status.split!r} is absent; {status.advice}")
         else:
-            typer.echo(f"{status.name} {status.split}: right ({status.found})")
+            typer.echo(f"{status.name} {status.split}: right ({status.folder})")
     if problems:
         raise DataError("; ".join(problems))

@@ -61,13 +61,13 @@ def with_options(panels: Mapping[str, type]) -> Callable[[Callable[..., None]], 
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = {p.name: p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        written = {p.name: p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
         declared = {
             known.name: _parameter(known, panel)
             for panel, settings in panels.items()
             for known in options_of(settings).values()
         }
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in {**declared, **own}.values()]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in {**declared, **written}.values()]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return command

@@ -105,7 +105,7 @@ def write_images(path: Path, images: np.ndarray, group: int = 1) -> None:
     Args:
         path: The file.
         images: What to show.
-        group: How many neighbouring images stay in one row.
+        group: Number of neighbouring images that stay in one row.
 
     Raises:
         DataError: Not images.

@@ -29,7 +29,7 @@ def reference_rows(run: Run, to_fill: Tensor, source: str | None, most: int, gen
             themselves; they are left out, as an imputation would otherwise copy the entries that were hidden.
         source: File, folder or name; of a name the training rows.
         most: Maximum number of rows.
-        generator: For the choice.
+        generator: Source of the choice.
 
     Raises:
         DataError: There are none, or the training rows cannot be read.

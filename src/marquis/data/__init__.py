@@ -27,7 +27,7 @@ __all__ = ["Data", "DataModule", "RowDataset", "load", "names"]
 
 
 def names() -> list[str]:
-    """Return the names of all sets that `load` knows."""
+    """Return the names of all sets that `load` accepts."""
     return list(SETS)
 
 
@@ -66,7 +66,7 @@ def load(
         download: Whether to download what is missing; `$MARQUIS_OFFLINE=1` forbids it too.
         limit: Maximum number of rows, from the first on.
         some: Maximum number of random rows; of a folder of images, the others are not decoded.
-        seed: For the choice of these rows.
+        seed: Seed of the choice of these rows.
         fold: For `uci/NAME`: which of the splits, from 0.
         kind: For `uci/NAME`: `"standard"` or `"gap"`.
         target: For `.csv` and `.parquet`: the column or columns that become `y`.

@@ -50,7 +50,7 @@ def load_image_folder(
             have the same size.
         limit: Maximum number of images, from the first of the split on.
         some: Maximum number of these, chosen at random; the others are not decoded.
-        seed: For that choice.
+        seed: Seed of that choice.
     """
     if size is not None and size < 1:
         raise DataError(f"{folder}: size must be at least 1 pixel, not {size}")

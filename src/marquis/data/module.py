@@ -56,7 +56,7 @@ class DataModule(LightningDataModule):
     Args:
         data: A name or path for `load`, or training rows that are already there.
         batch_size: Rows per batch.
-        validation: How many training rows to validate on (an integer), which share of them (a float below 1), or 0
+        validation: Number of training rows to validate on (an integer), share of them (a float below 1), or 0
             for none; or the validation rows themselves. By default 5000 of 50000 or more, a tenth of fewer.
         seed: Chooses the validation rows and the order of training.
         test: Test rows, where `data` is `Data`.

@@ -43,7 +43,7 @@ class NamedSet:
         name: What `load` takes.
         folder: The sub-folder of a data folder that holds its files.
         reader: Which module reads it: `"digits"`, `"idx"`, `"celeba"` or `"uci"`.
-        contents: A description of its size, for people.
+        contents: A description of its size.
         licence: Terms of use.
         files: All files; empty for sets that come with a package.
         addresses: Public folders to download from, tried in order.

@@ -19,14 +19,14 @@ class Status:
     Attributes:
         name: Name of the set.
         split: `"train"`, `"test"`, or `"all"` where all splits are in one file.
-        found: The folder that has it; None if none has.
+        folder: The folder that has it; None if none has.
         advice: How to get it, if no folder has it.
         problem: What is wrong with it, after a check; empty if it is right.
     """
 
     name: str
     split: str
-    found: str | None
+    folder: str | None
     advice: str = ""
     problem: str = ""
 
@@ -46,12 +46,12 @@ def check(name: str | None = None, data_dir: str | os.PathLike[str] | None = Non
 def _checked(status: Status, data_dir: str | os.PathLike[str] | None) -> Status:
     from marquis.data import load
 
-    if status.found is None:
+    if status.folder is None:
         return status
     try:
         load(status.name, status.split, data_dir, download=False)
     except DataError as problem:
-        return Status(status.name, status.split, status.found, problem=str(problem))
+        return Status(status.name, status.split, status.folder, problem=str(problem))
     return status
 
 

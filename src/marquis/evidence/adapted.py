@@ -84,10 +84,10 @@ def adapted(
         hessian_at: where the output Hessian L is taken: at the "linearisation" point (the curvature given) or at
             "theta_star" (recomputed in each alternation; the same for a Gaussian).
         tolerance: on the relative change of every precision between alternations.
-        max_iterations: alternations at most.
+        max_iterations: maximum number of alternations.
         theta_tolerance: nats that theta-star may be off.
-        max_products: conjugate-gradient products per Newton step at most.
-        estimator: of the curvature recomputed at theta-star.
+        max_products: maximum number of conjugate-gradient products per Newton step.
+        estimator: estimator of the curvature recomputed at theta-star.
         store_bytes: memory for Jacobians; None: 1 GiB, or a quarter of what is free; 0: none is kept.
 
     Returns:

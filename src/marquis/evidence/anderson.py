@@ -80,7 +80,7 @@ def pruned(step: Tensor, gamma: Tensor, share: Tensor, slope: Tensor, nats: floa
         step: plain step of every logarithm, the noise's last where there is one.
         gamma: effective parameters per group.
         share: the same, divided by the number of weights of the group.
-        slope: of the evidence in the logarithm of each group's precision.
+        slope: slope of the evidence in the logarithm of each group's precision.
         nats: gains below this count as nothing.
     """
     idle = (gamma < NEGLIGIBLE) | ((slope <= nats) & (share < FEW))

@@ -13,7 +13,7 @@ from marquis.evidence.log_evidence import sum_by_group
 from marquis.priors import BoundPrior
 
 FEW_WEIGHTS = 512
-"""Up to so many weights, their curvature is a small matrix, and the expectation needs no samples."""
+"""Largest number of weights whose curvature is written out, so that the expectation needs no samples."""
 SAMPLES = 8
 """Posterior samples of larger networks: thousands of effective parameters average the noise out."""
 
@@ -76,7 +76,7 @@ def posterior_samples(
         noise: what the samples are made of.
         start: solutions of a similar problem.
         tolerance: relative residual.
-        max_products: products with H at most.
+        max_products: maximum number of products with H.
     """
     target = precision.sqrt() * noise.prior + scale**0.5 * noise.data
     diagonal = scale * noise.diagonal + precision
@@ -144,8 +144,8 @@ class Sampled:
         tangent: the linear model.
         samples: K.
         tolerance: relative residual of the samples.
-        max_products: products with the curvature per call at most.
-        generator: of the random numbers.
+        max_products: maximum number of products with the curvature per call.
+        generator: source of the random numbers.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class LogPrecisions:
                 leaf.clamp_(math.log(LOWEST), math.log(HIGHEST))
 
     def ascended(self, problem: EvidenceProblem, steps: int) -> EvidenceProblem:
-        """Return the problem after so many steps of Adam."""
+        """Return the problem after `steps` steps of Adam."""
         for _ in range(steps):
             self.value_and_gradient(problem)
             self.step()
@@ -106,8 +106,8 @@ def ascend(
     Args:
         problem: with curvature.
         noise: whether the noise precision is tuned too, where there is one.
-        learning_rate: of Adam.
-        steps: at most.
+        learning_rate: learning rate of Adam.
+        steps: maximum number of steps.
         tolerance: ends the ascent once no component of the gradient exceeds it (in nats per e-fold).
         log_prior: log density of the logarithms of the prior precisions `[G]`, up to a constant; added to the evidence.
     """

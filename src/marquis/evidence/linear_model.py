@@ -220,8 +220,8 @@ class LinearModel:
             start: where to begin.
             preconditioner: an approximate inverse of the matrix.
             tolerance: nats that the objective may still be above its minimum (half the squared Newton decrement).
-            max_steps: Newton steps at most.
-            max_products: products per step at most; a truncated solve still descends.
+            max_steps: maximum number of Newton steps.
+            max_products: maximum number of products per step; a truncated solve still descends.
         """
         theta = start.clone()
         converged = False

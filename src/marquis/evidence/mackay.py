@@ -44,7 +44,7 @@ def mackay(
         problem: with curvature and a prior that has precisions.
         noise: whether the noise precision is tuned too, where there is one.
         tolerance: on the relative change that the full step would make.
-        max_iterations: updates at most.
+        max_iterations: maximum number of updates.
     """
     if not tolerance > 0 or max_iterations < 1:
         raise DataError(f"tolerance={tolerance} and max_iterations={max_iterations} have to be positive.")

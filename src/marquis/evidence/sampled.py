@@ -58,7 +58,7 @@ def sampled(
     Args:
         problem: with model and loader; no curvature is needed.
         samples: K; by default 8, and none for up to 512 weights, whose expectation is exact.
-        iterations: of expectation and maximisation, at most.
+        iterations: maximum number of iterations of expectation and maximisation.
         noise: whether the noise precision is tuned too.
         g_prior: give weight p the precision `lambda_g H_pp / N`, so that weights whose Jacobian columns are large are
             held more tightly. The prior returned has one precision per weight; `effective_parameters` stay those of
@@ -69,8 +69,8 @@ def sampled(
         tolerance: on the relative change of every lambda and of the noise.
         theta_tolerance: nats that theta-star may be off.
         solve_tolerance: relative residual of the samples.
-        max_products: products with the curvature per solve at most.
-        generator: of the random numbers.
+        max_products: maximum number of products with the curvature per solve.
+        generator: source of the random numbers.
 
     Warns:
         TuningWarning: the precisions had not settled after so many iterations, or the samples were too few.

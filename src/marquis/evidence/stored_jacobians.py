@@ -48,7 +48,7 @@ def fits(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, l
     Args:
         network: gives device and type.
         layout: the P weights.
-        outputs: of one batch.
+        outputs: outputs of one batch.
         data: number of data in all batches.
         limit: bytes; None for `STORED_BYTES` or a quarter of what is free.
     """

@@ -41,7 +41,7 @@ class Epoch:
         loss: negative log joint per sample, averaged over the epoch.
         log_evidence: after the update of the precisions; None where there was none.
         precision: prior precision per group in force after the epoch.
-        noise_precision: of a Gaussian with one noise precision, else None.
+        noise_precision: noise precision of a Gaussian with one noise precision, else None.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Trained:
         likelihood: its likelihood, with the learnt noise.
         log_evidence: at that epoch; None if no update took place.
         epoch: number of that epoch.
-        updates: how often the precisions were updated.
+        updates: number of updates of the precisions.
         history: every epoch.
         report: a table.
     """
@@ -127,24 +127,24 @@ def train(
         loader: labelled data; shuffling is welcome.
         likelihood: a name or an object.
         prior: by default one precision per layer, starting at 1.
-        structure: of the curvature.
-        estimator: of the curvature.
+        structure: structure of the curvature.
+        estimator: estimator of the curvature.
         epochs: number of epochs.
         burn_in: first epoch with an update.
         every: epochs between updates.
         update: `"gradient"`: `hyper_steps` of Adam on the logarithms, its moments kept from update to update;
             `"mackay"`: all the way to the maximum at the present weights.
-        hyper_steps: of Adam per update.
-        hyper_learning_rate: of that Adam.
+        hyper_steps: number of steps of Adam per update.
+        hyper_learning_rate: learning rate of that Adam.
         noise: whether the noise precision of a Gaussian is learnt.
         temperature: T.
-        learning_rate: of the default optimiser, Adam.
+        learning_rate: learning rate of the default optimiser, Adam.
         optimiser: makes another one from the list of parameters; it must not decay weights itself.
         schedule: makes a learning-rate schedule from the optimiser, stepped once per epoch.
         curvature_loader: data for the evidence, if not `loader` (one without augmentation, with larger batches); it
             has to hold the same number of data.
         mask_of: gives a batch's mask.
-        generator: for the estimator "sketched".
+        generator: source of the random columns of the estimator "sketched".
         progress: show a bar.
 
     Raises:

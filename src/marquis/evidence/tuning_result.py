@@ -32,7 +32,7 @@ class Step:
     Attributes:
         log_evidence: at these values; a validation score for method "grid"; None where it is not known.
         precision: prior precision per group `[G]`.
-        noise_precision: of a Gaussian with one noise precision, else None.
+        noise_precision: noise precision of a Gaussian with one noise precision, else None.
         effective_parameters: per group `[G]`, where the method computes them.
     """
 

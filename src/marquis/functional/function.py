@@ -27,7 +27,7 @@ from marquis.functional.unwrap import computing_dtype, entries, named_modules
 
 @dataclass(frozen=True, eq=False)
 class NetworkFunction:
-    """Compute the outputs of a network as a function of some of its parameters, at a point or elsewhere.
+    """Compute the outputs of a network as a function of some of its parameters.
 
     Attributes:
         model: A module in evaluation mode, or a function `(params, x) -> outputs`.

@@ -19,7 +19,7 @@ BUDGET = 2**28
 """Bytes for temporaries when no limit is given; larger chunks only leave the cache."""
 
 COPIES = 4
-"""Gradients by parameter, their concatenation, and what the quadratic form makes of it, exist side by side."""
+"""Gradients by parameter, their concatenation, and the products of the quadratic form exist side by side."""
 
 
 def jacobian(function: NetworkFunction, x: Any, start: int = 0, stop: int | None = None) -> Tensor:

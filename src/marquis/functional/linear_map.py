@@ -1,6 +1,6 @@
 """A linear operator that is known by its products, as a layer of a network.
 
-Sparse matrices and other people's operators cannot be traced, nor differentiated by `torch.func`. Here the operator is
+Sparse matrices and foreign operators cannot be traced, nor differentiated by `torch.func`. Here the operator is
 one opaque operation whose derivative is itself and whose transpose is its adjoint, so that curvature goes through it:
 `Laplace(nn.Sequential(network, LinearMap(...)))` sees the data `A f(x)`, and `predict(x, at="0")` reads the posterior
 at `f(x)`.
@@ -78,8 +78,8 @@ class LinearMap(nn.Module):
     Args:
         forward: `[..., *input_shape]` to `[..., *output_shape]`, linear, for any number of leading dimensions.
         adjoint: its transpose, `[..., *output_shape]` to `[..., *input_shape]`.
-        input_shape: of one input.
-        output_shape: of one output.
+        input_shape: shape of one input.
+        output_shape: shape of one output.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class Linearisation:
 
     Args:
         point: The weights μ.
-        steps: How many steps are expected for the same input.
+        steps: Expected number of steps for the same input.
     """
 
     def __init__(self, point: Weights, steps: int) -> None:
@@ -113,7 +113,7 @@ class Linearisation:
         """Return `f(μ) + J (θ - μ)`, in the form in which `function` returns it: a tensor or several.
 
         Args:
-            function: Of weights and input; traced anew when it or the input changes.
+            function: Function of weights and input; traced anew when it or the input changes.
             x: Input.
             step: `θ - μ`.
 
@@ -144,7 +144,7 @@ class Linearisation:
                     value, linear = linearize(functionalize(lambda weights: function(weights, x)), self.point)
                 linear(step)
                 pairs = zip(tree_leaves((value, linear(step))), tree_leaves(expected), strict=True)
-        except Exception:  # whatever tracing does not like is differentiated, as the first step was
+        except Exception:  # what cannot be traced is differentiated, as the first step was
             self._tracing = False
             return
         if all(bool(((traced - true).abs() <= AGREEMENT * true.abs().max()).all()) for traced, true in pairs):

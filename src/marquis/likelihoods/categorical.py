@@ -45,7 +45,7 @@ class Categorical(PointwiseLikelihood):
         """Return the class dimension, counted from the front.
 
         Raises:
-            UnsupportedOperationError: It counts from the back, and only `resolve(f)` knows where the front is.
+            UnsupportedOperationError: It counts from the back; use `resolve(f)`.
         """
         if self._dim < 0:
             raise UnsupportedOperationError(f"{self}.coupling needs the number of dimensions: use resolve(f).coupling.")

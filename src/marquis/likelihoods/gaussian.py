@@ -30,7 +30,7 @@ class Gaussian(PointwiseLikelihood):
 
     Args:
         noise_precision: `1 / variance`: a number, a tensor that broadcasts to `f.shape[1:]` (one per output), or
-            "learnt", which starts at 1 and asks whoever fits to replace it by `with_noise`.
+            "learnt", which starts at 1 and is replaced in fitting by `with_noise`.
         precision_matrix: Full `O x O` matrix over the flattened outputs, symmetric positive definite.
     """
 

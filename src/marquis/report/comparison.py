@@ -65,7 +65,7 @@ def write_comparison(
         classes: Names of the classes.
         columns: Names of a table's columns.
         out_of_distribution: OOD data by name, whose variances are compared.
-        effort: How much is computed.
+        effort: Size of what is computed; by default what is sensible for the data.
         seed: Random seed.
 
     Raises:

@@ -28,7 +28,7 @@ class Examples:
     Attributes:
         mean: `[m, ...]`.
         variance: Over posterior samples; None for a single network.
-        noise_variance: Of the data around a reconstruction; None if the model has none.
+        noise_variance: Variance of the data around a reconstruction; None if the model has none.
     """
 
     mean: Tensor
@@ -119,7 +119,7 @@ def table_figure(
         names: Names of the columns.
 
     Returns:
-        The figure, and how many columns there are.
+        The figure, and the number of columns.
     """
     x = originals.flatten(1).double()
     total = x.shape[1]

@@ -58,7 +58,7 @@ def latent_map(
         codes: Codes of the data, `[n, K]`, finite.
         edge: Grid points per axis.
         samples: Number of posterior samples.
-        generator: For the samples.
+        generator: Source of the samples.
     """
     if codes.dim() != 2 or len(codes) == 0 or not bool(codes.isfinite().all()):
         raise DataError(f"a map needs finite codes [n, K], n at least 1; got shape {list(codes.shape)}.")
@@ -121,7 +121,7 @@ def latent_figure(
 
     Args:
         maps: By name of the model.
-        labels: Of the data: integer classes `[n]`, or numbers; None for one colour.
+        labels: Labels of the data: integer classes `[n]`, or numbers; None for one colour.
         classes: Names of the classes.
     """
     values = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))

@@ -30,7 +30,7 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
 
     Args:
         run_dir: The run's folder, with a finished model.
-        effort: How much is computed; by default what is sensible for the data's size.
+        effort: Size of what is computed; by default what is sensible for the data's size.
         seed: Random seed.
 
     Returns:

@@ -27,7 +27,7 @@ OUTPUT, CODE = "output variance", "code variance"
 
 @dataclass(frozen=True)
 class Effort:
-    """Say how much is computed.
+    """Set the size of what is computed for a report.
 
     Attributes:
         rows: Maximum number of held-out rows.
@@ -54,13 +54,13 @@ class Study:
     """Hold the results of a model for a report.
 
     Attributes:
-        numbers: For the table of models.
+        numbers: Rows of the table of models.
         codes: Codes of the held-out data, `[n, K]`.
         map: The code in two dimensions.
         examples: Reconstructions of the data that are shown.
         variances: Per sample, by kind and data set.
         widths: Quantiles of the posterior's standard deviations by parameter; None without a posterior.
-        samples: How many posterior samples were averaged.
+        samples: Number of posterior samples.
     """
 
     numbers: dict[str, float]
@@ -88,7 +88,7 @@ def study(
         x: Held-out data `[n, ...]`.
         shown: Which of them are shown as examples.
         out_of_distribution: OOD data, by name.
-        effort: How much is computed; by default what is sensible for the data's size.
+        effort: Size of what is computed; by default what is sensible for the data's size.
         seed: Random seed.
     """
     require(model, "reconstruct")
@@ -129,7 +129,7 @@ def study(
 
 
 def _examples(model: Any, x: Tensor, effort: Effort, same: SameSeed) -> Examples:
-    """Reconstruct a few samples; several calls equal one, as all data meet the same networks."""
+    """Reconstruct a few samples; several calls equal one, as the sampled networks are the same for all data."""
     results: list[Reconstruction] = []
     for part in batches(model, x, effort.batch, "examples", progress=False):
         results.append(model.reconstruct(part, effort.samples, generator=same.generator()))

@@ -150,7 +150,7 @@ class Structure(ABC):
 
     @property
     def noise_dim(self) -> int:
-        """Return K, how many standard normal numbers one sample takes."""
+        """Return K, the number of standard normal numbers per sample."""
         return sum(operator.noise_dim for _, operator in self._parts)
 
     def sample_from(self, z: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class LowRankOperator(Operator):
 
     @property
     def noise_dim(self) -> int:
-        """Return how many numbers a sample takes: one per weight and one per column."""
+        """Return the number of random numbers per sample: one per weight and one per column."""
         return self.size + self.columns.shape[1]
 
     @property

@@ -50,7 +50,7 @@ class Operator(ABC):
 
     @property
     def noise_dim(self) -> int:
-        """Return how many standard normal numbers `sample_from` takes."""
+        """Return the number of standard normal numbers that `sample_from` takes."""
         return self.size
 
     @abstractmethod

@@ -21,7 +21,7 @@ Data = Tensor | Iterable[Any]
 
 
 class SameSeed:
-    """Make a new generator with the same seed for each batch, so that all data meet the same sampled networks.
+    """Make a new generator with the same seed for each batch, so that the sampled networks are the same for all data.
 
     Then scores of two samples are comparable, and do not depend on the batch that a sample came in.
     """

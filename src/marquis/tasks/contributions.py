@@ -41,7 +41,7 @@ def contributions(
         data: A tensor or array `[n, ...]`, or a loader.
         samples: How many networks; all data meet the same, those of `ood.scores` with the same generator.
         score: "nll", "error", "output_variance", "output_std" or "total_variance".
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
         batch_size: How a tensor is cut.
         progress: Show a bar on a terminal.
 

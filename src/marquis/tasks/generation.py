@@ -43,7 +43,7 @@ def sample(
         networks: Number of sampled networks, which take turns; a model may have fewer (a plain autoencoder has one).
         noise: Whether to add the noise of the data, where the model has one. Without, these are means, as is usual for
             images. With it, a table's columns vary as the data do.
-        generator: For all random numbers.
+        generator: Source of all random numbers.
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """

@@ -51,7 +51,7 @@ def metric(model: Any, z: Tensor, samples: int = 20, *, generator: torch.Generat
         model: Anything with `decode`, or `SampledDecoders` of it, for the same networks in several calls.
         z: Codes `[n, K]`.
         samples: Number of networks S.
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
 
     Returns:
         Symmetric matrices `[n, K, K]`.
@@ -78,7 +78,7 @@ def energy(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Gen
         model: As for `metric`.
         curve: Codes `[points, K]`, or several curves `[n, points, K]`.
         samples: Number of networks.
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
 
     Returns:
         A number, or `[n]`.
@@ -124,7 +124,7 @@ def geodesic(
         through: Codes of data `[N, K]`, near which a first curve is laid; at most 500 of them are used, evenly spaced.
         steps: Maximum number of steps.
         tolerance: Relative change of the energy at which the search ends.
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
 
     Raises:
         DataError: Ends of different shapes, or codes that are not finite.

@@ -79,7 +79,7 @@ def impute(
         fill: What missing entries start from: "noise" (normal numbers, scaled to [0, 1] per sample: for images), a
             number, or a tensor that broadcasts against `x` (column means for tables). "missing" passes
             NaN to the model, which has learnt to handle it (`missing=` of autoencoders).
-        generator: For the noise and the networks.
+        generator: Source of the noise and the networks.
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
@@ -161,7 +161,7 @@ def _two_stages(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return reconstructions `[S1, B, ...]`, mean variance within, mean noise, and the number S2 of networks.
 
-    S2 is infinite where the model knows the networks' mean.
+    S2 is infinite where the networks' mean is exact.
     """
     result = model.reconstruct(first, samples, generator=generator, keep=True)
     versions = result.samples

@@ -23,7 +23,7 @@ class Imputation:
         within_variance: Variance over the S2 networks that each sample averages, averaged over the samples; 0 where
             observed.
         noise_variance: Variance of the data around the reconstructions, where the model has one; 0 where observed.
-        averaged: S2, how many networks each sample averages; infinite where the model knows their mean.
+        averaged: S2, number of networks that each sample averages; infinite where their mean is exact.
     """
 
     samples: Tensor
@@ -69,9 +69,9 @@ class WeightedImputation(Imputation):
     Attributes:
         expected: Weighted mean of the candidates `[B, ...]`.
         between: Weighted variance of the candidates `[B, ...]`.
-        effective: How many candidates count, `1 / Σ_j w_j²`, for each sample `[B]`: from 1 (one has all the weight, and
+        effective: Effective number of candidates, `1 / Σ_j w_j²`, per sample `[B]`: from 1 (one has all the weight, and
             mean and variance mean little) to their number (nothing was observed).
-        candidates: How many there were.
+        candidates: Number of candidates.
     """
 
     expected: Tensor

@@ -54,7 +54,7 @@ def impute_weighted(
         exponent: On the likelihood; 1 is Bayes' rule as the model has it.
         networks: L; an ensemble or a plain autoencoder gives as many as it has.
         samples: S, number of versions of each sample.
-        generator: For networks and resampling.
+        generator: Source of networks and resampling.
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
@@ -106,7 +106,7 @@ def systematic(weights: Tensor, samples: int, generator: torch.Generator | None 
     Args:
         weights: `[B, M]`, from 0, each row with sum 1.
         samples: S.
-        generator: For the uniform numbers.
+        generator: Source of the uniform numbers.
     """
     place = weights.device if generator is None else generator.device
     first = torch.rand(len(weights), 1, dtype=weights.dtype, device=place, generator=generator).to(weights.device)

@@ -60,7 +60,7 @@ def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None 
     Args:
         labels: `[n]`, or `[n, A]`, in which case there is no class to spread.
         folds: Number of folds, at most n.
-        generator: For the order.
+        generator: Source of the order.
     """
     labels = as_tensor(labels, "labels")
     n = len(labels)
@@ -93,7 +93,7 @@ def choose_k(
         candidates: The k to choose from; those that exceed the codes of the smallest training fold are left out.
         folds: Number of folds.
         at: Codes `[n, K]` at which held-out data are classified, such as their means; by default all their copies.
-        generator: For the folds.
+        generator: Source of the folds.
     """
     right = cross_validated(copies, labels, grouped_folds(labels, folds, generator), candidates=candidates, at=at)
     return max(right, key=lambda k: (right[k], -k))

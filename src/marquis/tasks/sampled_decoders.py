@@ -26,7 +26,7 @@ class SampledDecoders:
     Args:
         model: Anything with `decode`; a module has to be in evaluation mode while threads share it.
         samples: Number of networks; a model that has fewer gives what it has.
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
 
     Attributes:
         count: Number of networks.

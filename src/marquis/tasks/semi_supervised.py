@@ -53,7 +53,7 @@ def embed(
         x: Data `[n, ...]`.
         samples: Number of networks; a model without uncertainty gives one.
         copies: Whether to return every sampled code instead of the mean.
-        generator: For sampling networks.
+        generator: Source of the sampled networks.
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
@@ -91,13 +91,13 @@ def evaluate(
         x: Data `[n, ...]` that the model was not trained on.
         labels: Classes `[n]`, integers from 0.
         per_class: Numbers of labels per class.
-        repetitions: How often the labelled rows are chosen anew.
+        repetitions: Number of random choices of the labelled rows.
         copies: Number of networks that encode each labelled sample and are averaged for each mean code.
         candidates: The k to choose from.
         count: What k counts. "codes" as in the paper: with 100 copies that lie close to each other, the ten nearest
             codes are one sample, and every k up to ten is one neighbour. "data" multiplies the candidates by the
             copies.
-        generator: For labels, folds and networks.
+        generator: Source of labels, folds and networks.
         batch_size: Number of samples at a time.
         progress: Show bars on a terminal.
     """

@@ -15,7 +15,7 @@ class FewLabelsResult:
         per_class: Numbers of labels per class.
         accuracy: `[len(per_class), repetitions]`, on the data without a label.
         neighbours: The k that cross-validation chose, of the same shape.
-        copies: How many codes each labelled sample had (1 for a model without uncertainty).
+        copies: Number of codes of each labelled sample (1 for a model without uncertainty).
     """
 
     per_class: tuple[int, ...]
@@ -44,8 +44,8 @@ class MultiLabelResult:
         majority: Accuracy of always predicting the more frequent value of the evaluated data, `[repetitions, A]`. A
             baseline: always "not bald" has an accuracy of 98 %.
         neighbours: The k that cross-validation chose, per repetition.
-        labelled: How many data had labels.
-        copies: How many codes each of them had.
+        labelled: Number of rows with labels.
+        copies: Number of codes of each of them.
     """
 
     names: tuple[str, ...]

@@ -63,7 +63,7 @@ class StructureConformance:
 
         Args:
             layout: The parameters it is over.
-            seed: For its values.
+            seed: Seed of its values.
             definite: Whether it has to be positive definite, or rather singular.
         """
         raise NotImplementedError

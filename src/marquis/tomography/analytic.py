@@ -70,9 +70,9 @@ def tv(
     Args:
         data: what was measured.
         measurement: the operator A.
-        weight: of the total variation, positive.
+        weight: weight of the total variation, positive.
         range: least and largest value of a pixel; only non-negative values by default.
-        iterations: how many.
+        iterations: number of iterations.
     """
     data = check_data(data, measurement)
     if not 0 < weight < math.inf:

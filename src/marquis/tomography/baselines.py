@@ -33,7 +33,7 @@ def dropout(
         measurement: the operator A.
         rate: probability of dropping a channel.
         samples: forward passes with different channels dropped.
-        noise_variance: of one reading, for the floor; the mean squared residual by default.
+        noise_variance: variance of the noise of one reading, for the floor; the mean squared residual by default.
         generator: source of initial weights and dropped channels.
         training: further arguments of `deep_image_prior`, of which `tv` is required.
     """
@@ -65,7 +65,7 @@ def ensemble(
         data: what was measured.
         measurement: the operator A.
         members: number of networks.
-        noise_variance: of one reading, for the floor; the mean squared residual by default.
+        noise_variance: variance of the noise of one reading, for the floor; the mean squared residual by default.
         generator: source of initial weights.
         training: further arguments of `deep_image_prior`, of which `tv` is required.
     """
@@ -84,7 +84,7 @@ def constant(trained: TrainedImage, measurement: Measurement, *, noise_variance:
     Args:
         trained: from `deep_image_prior`.
         measurement: the operator A.
-        noise_variance: of one reading; the mean squared residual by default.
+        noise_variance: variance of the noise of one reading; the mean squared residual by default.
     """
     variance = trained.residual if noise_variance is None else noise_variance
     return UncertainImage(

@@ -64,12 +64,12 @@ def log_prior_of_lengthscale(
 
     Args:
         mean: differences of neighbouring pixels `[m]`.
-        roughness: of the terms of different tap distances `[6, m]`.
-        distance: of the terms `[6]`.
-        variance: of the block.
-        lengthscale: of the block.
+        roughness: roughness of the terms of different tap distances `[6, m]`.
+        distance: distance of the terms `[6]`.
+        variance: variance of the block.
+        lengthscale: lengthscale of the block.
         rate: λ.
-        power: of the Jacobian.
+        power: power of the Jacobian.
     """
     decay = variance * torch.exp(-distance / lengthscale)
     variances = decay @ roughness

@@ -85,7 +85,7 @@ def next_angles(
     Args:
         result: a posterior of `reconstruct` with an X-ray geometry.
         candidates: angles in radians.
-        count: how many to choose.
+        count: number of angles to choose.
         criterion: "variance" of the predicted readings, or expected "information" gain.
 
     Raises:

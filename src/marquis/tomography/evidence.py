@@ -78,12 +78,12 @@ class TunedPrior:
     Attributes:
         blocks: names of the U-Net's blocks.
         variance: prior variance of each block's weights `[blocks]`.
-        noise_variance: of one reading.
-        lengthscale: of the process over filter taps `[blocks]`, or None for independent weights.
+        noise_variance: variance of the noise of one reading.
+        lengthscale: lengthscale of the process over filter taps `[blocks]`, or None for independent weights.
         log_evidence: without the hyper-prior.
         objective: with it.
         residual: mean squared residual of the data at the trained image.
-        evaluations: of the objective.
+        evaluations: number of evaluations of the objective.
         converged: whether the optimiser's stopping rule was met.
         method: what was maximised.
         notes: what a user should know.
@@ -202,7 +202,7 @@ def tune_problem(
         groups: one variance per block, or one for all.
         rate: λ of the hyper-prior; constant during tuning.
         tempered: raise the Jacobian of `predcp="lengthscale"` to the power of the rate, as the published code does.
-        max_evaluations: at most.
+        max_evaluations: maximum number of evaluations.
 
     Raises:
         UnsupportedOperationError: "tangent" with one variance per block, or lengthscales without a process over taps.

@@ -40,8 +40,8 @@ class DataOperator:
     Attributes:
         linearised: the image as a function of weights.
         measurement: the operator A.
-        variance: of each block's weights `[blocks]`.
-        noise_variance: of one reading.
+        variance: variance of each block's weights `[blocks]`.
+        noise_variance: variance of the noise of one reading.
     """
 
     linearised: LinearisedImage
@@ -83,9 +83,9 @@ class DataOperator:
 
         Args:
             rows: right-hand sides.
-            approximation: of the signal part, from `approximate`.
+            approximation: approximation of the signal part, from `approximate`.
             tol: relative residual at which a row is done.
-            max_iterations: products at most.
+            max_iterations: maximum number of products with the matrix.
 
         Raises:
             NumericalError: not converged; the message has residual and limit.
@@ -151,7 +151,7 @@ class SpectralData:
     """Compute with `K_yy = v G + σ² I` for one variance, by eigenpairs of G that serve every v and σ².
 
     Attributes:
-        approximation: of `G = A J Jᵀ Aᵀ`.
+        approximation: approximation of `G = A J Jᵀ Aᵀ`.
         size: dy.
     """
 
@@ -205,9 +205,9 @@ def tune_blocks(
         operator: with the variances to start from.
         problem: from `build_problem`.
         rate: λ of the hyper-prior, or None for none.
-        iterations: at most.
+        iterations: maximum number of iterations.
         probes: number of Rademacher vectors for the traces, or the vectors `[k, dy]` with `mean(u uᵀ) = I`.
-        rank: of the preconditioner, rebuilt where variances have changed by more than a factor of two.
+        rank: rank of the preconditioner, rebuilt where variances have changed by more than a factor of two.
         generator: source of the probes.
         tolerance: change of all logarithms at which it is done.
         tol: relative residual of the solves.

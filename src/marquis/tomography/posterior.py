@@ -112,7 +112,7 @@ class IterativePrior:
         linearised: the image as a function of weights.
         measurement: the operator A.
         tv_weight: with which the network was trained.
-        rank: of the Nyström approximation.
+        rank: rank of the Nyström approximation.
         generator: source of probes and samples.
         progress: whether to show progress bars.
     """
@@ -187,7 +187,7 @@ class IterativePrior:
 
         Args:
             tuned: variances and noise.
-            samples: how many; a standard deviation is known within `1 / sqrt(2 samples)`.
+            samples: number of samples; a standard deviation is known within `1 / sqrt(2 samples)`.
             tol: relative residual of the solves.
             floor: variance that every pixel has; by default from noise and operator.
             checkpoint: a file to which finished samples go, and from which they are taken.
@@ -248,7 +248,7 @@ def linearise(
             exact one up to 2500 readings and the memory budget.
         taps: a Gaussian process over the taps of 3 x 3 filters (exact mode only).
         memory: bytes that the exact mode may take.
-        rank: of the iterative mode's Nyström approximation.
+        rank: rank of the iterative mode's Nyström approximation.
         generator: source of the iterative mode's probes and samples.
         progress: whether to show progress bars.
 
@@ -296,7 +296,7 @@ def tune(
         evidence: "network" at the network's weights, "tangent" of the linear model (one variance only).
         predcp: the TV-PredCP prior on each variance, on each lengthscale (with a process over taps), or None.
         groups: one variance per "block" of the U-Net, or "scalar"; by default blocks in exact mode, one otherwise.
-        rate: of the TV-PredCP prior; by default the one that is consistent with the training loss.
+        rate: rate of the TV-PredCP prior; by default the one that is consistent with the training loss.
     """
     if groups is None:
         groups = "block" if isinstance(prior, ExactPrior) else "scalar"

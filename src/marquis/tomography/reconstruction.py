@@ -70,11 +70,11 @@ def reconstruct(
         predcp: whether to use the TV-PredCP prior; by default in exact mode. It sharpens error bars where the data say
             much, and makes them too narrow where they leave much open (docs/experiments/tomography.md).
         samples: posterior samples of the iterative mode; a standard deviation is known within `1 / sqrt(2 samples)`.
-        steps: of training, at most.
+        steps: maximum number of training steps.
         stop_at: with `noise`, training stops where the residual is this multiple of the noise variance; None to go on.
         network: from `[1, 1, H, W]` to `[1, 1, H, W]`; copied, never changed. A U-Net by default.
         memory: bytes that the exact mode may take.
-        rank: of the iterative mode's Nyström approximation.
+        rank: rank of the iterative mode's Nyström approximation.
         checkpoint: a folder in which an interrupted reconstruction of the same data resumes.
         generator: source of all random numbers; seed 0 by default.
         progress: whether to show progress bars.

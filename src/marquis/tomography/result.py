@@ -40,9 +40,9 @@ class UncertainImage:
 
     Attributes:
         image: the mean `[H, W]`, float64.
-        variance: of each pixel `[H, W]`, without the floor.
+        variance: variance of each pixel `[H, W]`, without the floor.
         floor: variance added to every pixel.
-        noise_variance: of one reading.
+        noise_variance: variance of the noise of one reading.
         measurement: the operator that was measured with.
         method: how the uncertainty was computed.
         posterior_covariance: `[dx, dx]` without the floor, where the method has one.
@@ -150,7 +150,7 @@ def noise_floor(measurement: Measurement, rank: int = FLOOR_RANK) -> float:
     """Return `tr(pinv(AᵀA)) / dx` over the best-seen directions: a pixel's mean variance there by unit noise.
 
     Directions are the `rank` leading ones, without those whose eigenvalue is below 1 % of the largest: an operator
-    that sees fewer directions well (a blur, a small image) would otherwise make the floor as large as it likes.
+    that sees fewer directions well (a blur, a small image) would otherwise make the floor arbitrarily large.
     """
     count = pixels(measurement)
     if count <= DENSE_PIXELS:

@@ -22,7 +22,7 @@ WHOLE_JACOBIAN = 2**29
 class LinearisedImage:
     """Linearise the image in the convolution weights, `f(θ) ≈ x̂ + J (θ - θ̂)`, in float64.
 
-    Float64 is not a luxury: the largest eigenvalue of the data's covariance is 1e7 times the noise variance.
+    Float64 is needed: the largest eigenvalue of the data's covariance is 1e7 times the noise variance.
 
     Attributes:
         image: `x̂`, `[H, W]`.

@@ -109,10 +109,10 @@ def deep_image_prior(
         measurement: the operator A.
         tv: weight of the total variation.
         range: least and largest value of a pixel; None for non-negative values.
-        noise_variance: of one reading; needed for `stop_at`.
+        noise_variance: variance of the noise of one reading; needed for `stop_at`.
         stop_at: multiple of the noise variance at which to stop; None to use all steps.
-        steps: how many at most.
-        learning_rate: at the start.
+        steps: maximum number of steps.
+        learning_rate: initial learning rate.
         network: a module from `[1, 1, H, W]` to `[1, 1, H, W]`, which is copied; a U-Net by default, whose weights are
             initialised again where the output saturates in training.
         start: the network's fixed input `[H, W]`; the filtered back-projection by default.

@@ -22,7 +22,7 @@ class UNet(nn.Module):
     with a few `skip` channels of the same scale), and `out`, a 1 x 1 convolution before the output's range.
 
     Args:
-        channels: of each scale, finest first.
+        channels: channels of each scale, finest first.
         norm: whether blocks have group normalisation (groups of up to 8 channels).
         range: least and largest value of a pixel, reached through a sigmoid; None for softplus.
         scale: size of a pixel's values where there is no range.

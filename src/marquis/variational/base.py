@@ -51,7 +51,7 @@ class Method(nn.Module):
         tempering: β, the weight of the KL.
         prior_scale: Standard deviations of the prior; by default `1/sqrt(fan_in)`.
         params: The start values of a function's parameters.
-        generator: For every random draw; by default torch's global generator.
+        generator: Source of every random draw; by default torch's global generator.
     """
 
     last_terms: Terms | None = None

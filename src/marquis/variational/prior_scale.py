@@ -50,7 +50,7 @@ def prior_scales(network: nn.Module, parameters: Mapping[str, Tensor], scale: Pr
 
 
 def fan_in(network: nn.Module, name: str, parameter: Tensor) -> int:
-    """Return how many products are summed into one output of the parameter's module; 1 where that is undefined."""
+    """Return the number of products summed into one output of the parameter's module; 1 where that is undefined."""
     path, _, _ = name.rpartition(".")
     try:
         module = network.get_submodule(path)

@@ -44,7 +44,7 @@ class VariationalLaplace(GaussianMethod):
         gradient: How the regulariser is differentiated: `"one-sided"`, `"central"`, `"double-backward"` or
             `"forward-over-reverse"`.
         score_correction: Add what the published gradient leaves out by holding the sampled labels fixed.
-        regulariser_batch: Compute the regulariser on the first so many data of the minibatch (shuffle!): cheaper, still
+        regulariser_batch: Number of samples of the minibatch on which the regulariser is computed (shuffle!): cheaper,
             unbiased for the mean Fisher, noisier. None for all. With batch statistics the sub-batch has its own.
         curvature: `"fisher"`, or `"hessian"` for VL(H) with the true Hessian (VL eq. 20), which exists to show its
             pathology and costs P passes.
@@ -52,7 +52,7 @@ class VariationalLaplace(GaussianMethod):
         multiplier: Learning rate of log σ over that of μ.
         initial_offset: Start value of log σ, minus log s.
         params: The start values of a function's parameters.
-        generator: For every random draw; by default torch's global generator.
+        generator: Source of every random draw; by default torch's global generator.
     """
 
     @checked
@@ -99,7 +99,7 @@ class VariationalLaplace(GaussianMethod):
             loader: Yields `(x, y)`, or `x` alone for autoencoders.
             estimator: `"products"`, one Jacobian-vector product with random signs per batch and sample (low noise), or
                 `"labels"`, squared gradients of sampled labels as in training.
-            samples: How often the trace is estimated per batch.
+            samples: Number of estimates of the trace per batch.
         """
         estimator = choose("estimator", estimator, ("products", "labels"))
         total = 0.0
