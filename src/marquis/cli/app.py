@@ -11,11 +11,13 @@ import errno
 import io
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from marquis import __version__
-from marquis.cli.lazy import lazy_group
 from marquis.errors import MarquisError, StorageError
 
 STORAGE_EXIT_CODE = 1
@@ -37,9 +39,35 @@ GROUPS = {
     "reproduce": ("marquis.cli.reproduce", "Run an experiment of the papers."),
 }
 
+
+class _Placeholder(TyperGroup):
+    """Show a group in the help, and turn into the real group when it is about to run."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name=name, help=summary, short_help=summary)
+        self.module = module
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        """Make the context of the real group, which names that one as its command."""
+        command = typer.main.get_command(import_module(self.module).app)
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class _LazyGroup(TyperGroup):
+    """List and find the commands of `GROUPS` besides those that are registered."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in GROUPS:
+            return _Placeholder(cmd_name, *GROUPS[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="marquis",
-    cls=lazy_group(GROUPS),
+    cls=_LazyGroup,
     help="Uncertainty in neural networks from the curvature of their loss.",
     no_args_is_help=True,
     add_completion=False,

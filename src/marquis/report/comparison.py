@@ -13,7 +13,7 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.options import renamed_arguments
 from marquis.report import sections
-from marquis.report.curves import History
+from marquis.report.figures import History
 from marquis.report.html import Page
 from marquis.report.study import Effort, study
 

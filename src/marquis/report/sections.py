@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from marquis.report.curves import History, series, training_curves
 from marquis.report.examples import MOST_COLUMNS, MOST_POINTS, choose, image_figure, is_image, table_figure
-from marquis.report.histograms import variance_figure
+from marquis.report.figures import History, series, training_curves, variance_figure, widths_figure
 from marquis.report.html import Page, cell
 from marquis.report.latent_map import latent_figure
 from marquis.report.study import Study
-from marquis.report.widths import widths_figure
 
 MEASURES = (
     "Log-likelihood: of a held-out sample under its reconstruction, averaged over posterior samples within the "

@@ -14,8 +14,8 @@ from marquis.autoencoders.predictions import Reconstruction
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli
 from marquis.report.examples import Examples
+from marquis.report.figures import posterior_of, posterior_widths
 from marquis.report.latent_map import LatentMap, latent_map
-from marquis.report.widths import posterior_of, posterior_widths
 from marquis.tasks.batches import SameSeed, batches, require
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
