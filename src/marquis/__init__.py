@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the table below is what
         StorageError,
         UnsupportedOperationError,
     )
+    from marquis.explorer import explore
     from marquis.laplace import Laplace, load
     from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood
     from marquis.online import OnlineLaplace
@@ -74,6 +75,7 @@ _HOMES = {
     "Posterior": "marquis.posterior",
     "Prior": "marquis.priors",
     "Subnetwork": "marquis.subnetwork",
+    "explore": "marquis.explorer",
     "kernel": "marquis.tangent_kernel",
     "load": "marquis.laplace",
 }
@@ -102,6 +104,7 @@ __all__ = [
     "data",
     "errors",
     "evidence",
+    "explore",
     "kernel",
     "likelihoods",
     "load",

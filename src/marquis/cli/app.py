@@ -34,6 +34,7 @@ GROUPS = {
     "embed": ("marquis.cli.embed", "Encode data, with error bars."),
     "impute": ("marquis.cli.impute", "Impute missing values, with error bars."),
     "score": ("marquis.cli.score", "Compute outlier scores of data."),
+    "explore": ("marquis.cli.explore", "Explore a trained model in the browser."),
     "reconstruct": ("marquis.cli.reconstruct", "Reconstruct an image from X-ray projections; resumable."),
     "data": ("marquis.cli.data", "List, fetch and check data sets."),
     "reproduce": ("marquis.cli.reproduce", "Run an experiment of the papers."),

@@ -1,0 +1,364 @@
+"""Every question that the explorer's page asks about one model and its data, answered as plain arrays."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marquis.choices import choose
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.explorer.subjects import Points, Subject
+from marquis.tasks import geometry, ood
+from marquis.tasks.batches import SameSeed, batches, naming_shape
+from marquis.tasks.contributions import EXPLAINED, entries_of, nll_contributions
+from marquis.tasks.ranking import auroc, roc_curve
+
+Answer = dict[str, Any]
+"""Arrays and plain values by name."""
+
+SAMPLES, GEOMETRY_SAMPLES, SHOWN = 24, 8, 8
+"""Networks that are averaged, those of the metric, and posterior samples that are shown."""
+NEIGHBOURS, ORDERED = 8, 50
+CURVE, CURVE_STEPS, ORDER_POINTS, ORDER_STEPS = 33, 40, 7, 12
+BATCH, ROC_POINTS = 512, 200
+BACKGROUNDS = ("std", "total_std", "density", "volume")
+
+
+class Session:
+    """A model and its data: codes and scores are computed once, everything else when it is asked.
+
+    Thread-safe: nothing is written after construction but caches. All answers are by the same sampled networks, so that
+    they change smoothly with the code and agree with each other.
+
+    Args:
+        subject: The model.
+        points: Rows to show.
+        seed: For networks.
+        progress: Show a bar on a terminal.
+
+    Attributes:
+        points: The rows.
+        x: The rows as the model takes them.
+        codes: `[n, K]`, means over the networks.
+        code_std: `[n, K]`, standard deviations over them.
+        scores: Outlier scores `[n]` by name, larger for more likely outliers.
+    """
+
+    def __init__(self, subject: Subject, points: Points, *, seed: int = 0, progress: bool = True) -> None:
+        self.subject, self.points, self.progress = subject, points, progress
+        self._same = SameSeed(subject.model, torch.Generator().manual_seed(seed))
+        self.x = subject.inputs(points.rows)
+        reference = subject.reference()
+        self._reference = None if reference is None else self._described(reference, "training rows")[2]
+        self.codes, self.code_std, parts = self._described(self.x, "codes and scores")
+        self._reference = parts if self._reference is None else self._reference
+        self.scores = self._with_combined(parts)
+        self.decoders = geometry.SampledDecoders(subject.model, SAMPLES, generator=self._same.generator())
+        self.few_decoders = geometry.SampledDecoders(subject.model, GEOMETRY_SAMPLES, generator=self._same.generator())
+        self.background = lru_cache(64)(self._background)
+
+    @property
+    def latent(self) -> int:
+        """Return K, the number of latent dimensions."""
+        return self.codes.shape[1]
+
+    @cached_property
+    def principal(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean code `[K]` and the principal directions of the codes `[K, K]`, by decreasing variance."""
+        center = self.codes.mean(0)
+        directions = np.linalg.svd(np.cov((self.codes - center).T).reshape(self.latent, self.latent))[2]
+        signs = np.sign(directions[np.arange(self.latent), np.abs(directions).argmax(1)])
+        return center, directions * np.where(signs == 0, 1, signs)[:, None]
+
+    # --- codes and scores --------------------------------------------------------------------------------
+
+    def _described(self, x: Tensor, what: str) -> tuple[np.ndarray, np.ndarray, ood.Scores]:
+        """Return codes, their standard deviations, and scores, all by the same networks."""
+        means, stds, parts = [], [], []
+        for batch in batches(self.subject.model, x, BATCH, what, self.progress):
+            with naming_shape(self.subject.model, batch, what):
+                result = self.reconstruct(batch)
+            means.append(result.latent.mean.flatten(1).cpu())
+            stds.append(result.latent.std.flatten(1).cpu())
+            parts.append({name: score.cpu() for name, score in ood.of_reconstruction(result, batch).items()})
+        scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return torch.cat(means).double().numpy(), torch.cat(stds).double().numpy(), scores
+
+    def _with_combined(self, parts: ood.Scores) -> dict[str, np.ndarray]:
+        assert self._reference is not None
+        joined = {"combined": ood.combined(parts, self._reference), **parts}
+        return {name: score.double().numpy() for name, score in joined.items()}
+
+    def compare(self, points: Points) -> Answer:
+        """Return codes and scores of other data, and how well each score tells them from the points of the map.
+
+        Returns:
+            `codes`, `code_std`, `scores`, and for each score `auroc` and the points `fpr`, `tpr` of its ROC curve.
+        """
+        codes, std, parts = self._described(self.subject.inputs(points.rows), "second data set")
+        scores = self._with_combined(parts)
+        curves = {}
+        for name, score in scores.items():
+            inside, outside = torch.from_numpy(self.scores[name]), torch.from_numpy(score)
+            curve = roc_curve(inside, outside)
+            last = len(curve.threshold) - 1
+            some = torch.linspace(0, last, min(ROC_POINTS, last + 1)).round().long()
+            curves[name] = {
+                "auroc": auroc(inside, outside),
+                "fpr": curve.false_positive_rate[some].numpy(),
+                "tpr": curve.true_positive_rate[some].numpy(),
+            }
+        return {"codes": codes, "code_std": std, "scores": scores, "roc": curves}
+
+    # --- anywhere on the map -----------------------------------------------------------------------------
+
+    def decode(self, code: Any) -> Answer:
+        """Return `mean`, `std` (over the networks), `total_std` (with noise) and `samples` decoded from a code `[K]`.
+
+        Cost: `SAMPLES` decoder passes of a single code.
+        """
+        mean, std, total, samples = self.decode_many(self._code(code)[None])
+        return {"mean": mean[0], "std": std[0], "total_std": total[0], "samples": samples[:SHOWN, 0]}
+
+    def decode_many(self, z: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, two standard deviations and samples of codes `[n, K]`, in the units of the data."""
+        outputs, noise = self.decoders.shaped_outputs(self.decoders.like_codes(z))
+        variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+        total = variance if noise is None else variance + noise
+        rows, stds = self.subject.rows, self.subject.stds
+        return rows(outputs.mean(0)), stds(variance.sqrt()), stds(total.sqrt()), rows(outputs)
+
+    def _background(
+        self,
+        quantity: str,
+        origin: tuple[float, ...],
+        u: tuple[float, ...],
+        v: tuple[float, ...],
+        box: tuple[float, float, float, float],
+        size: int,
+    ) -> np.ndarray:
+        """Return a quantity on a grid of a plane of the latent space, `[size, size]`, rows along v.
+
+        `std` and `total_std` are root mean squares over the entries of the model's rows; `density` is a kernel density
+        of the codes projected to the plane; `volume` is that of the metric restricted to the plane.
+
+        Args:
+            quantity: "std", "total_std", "density" or "volume".
+            origin: A code in the plane.
+            u: First direction.
+            v: Second direction.
+            box: Smallest and largest coordinate along u, then along v.
+            size: Number of cells along each.
+        """
+        quantity = choose("quantity", quantity, BACKGROUNDS, error=DataError)
+        at, directions = self._code(origin), torch.stack([self._code(u), self._code(v)])
+        if quantity == "density":
+            return _density((self.codes - at.double().numpy()) @ directions.double().numpy().T, box, size)
+        grid = plane_grid(at, directions, box, size)
+        if quantity == "volume":
+            parts = [geometry.metric(self.few_decoders, part) for part in grid.split(BATCH)]
+            restricted = directions @ torch.cat(parts) @ directions.T
+            return torch.linalg.det(restricted).clamp_min(0).sqrt().view(size, size).numpy()
+        rows = []
+        for part in grid.split(BATCH):
+            outputs, noise = self.decoders.shaped_outputs(part)
+            variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+            if quantity == "total_std" and noise is not None:
+                variance = variance + noise
+            rows.append(variance.flatten(1).mean(1).sqrt())
+        return torch.cat(rows).view(size, size).numpy()
+
+    # --- one row -----------------------------------------------------------------------------------------
+
+    def explain(self, row: Any, score: str = "nll") -> Answer:
+        """Return what the model makes of a row in the units of the data, and which entries make it an outlier.
+
+        Args:
+            row: The number of a point, or a row itself.
+            score: Which score the contributions are of; of one without contributions (codes, combined), those of `nll`.
+
+        Returns:
+            `original`, `reconstruction`, `difference`, `std`, `contributions` (sum `score_value`), `score`, the `code`
+            with its `code_std` and `code_covariance`, and the `neighbours`: numbers of the nearest points.
+        """
+        x = self._input(row)
+        result = self.reconstruct(x, keep=True)
+        score, parts = self.contributions(x, result, score)
+        mean, code = self.subject.rows(result.mean[0]), result.latent.mean[0].flatten().double().numpy()
+        original = self.points.rows[row] if isinstance(row, int) else np.asarray(row)
+        return {
+            "original": original,
+            "reconstruction": mean,
+            "difference": original - mean,
+            "std": self.subject.stds(result.std[0]),
+            "contributions": self.subject.entries(parts[0]),
+            "score": score,
+            "score_value": float(parts.double().sum()),
+            "code": code,
+            "code_std": result.latent.std[0].flatten().double().numpy(),
+            "code_covariance": _covariance(result.latent),
+            "neighbours": self.neighbours(code, NEIGHBOURS, row if isinstance(row, int) else None),
+        }
+
+    def reconstruct(self, x: Tensor, keep: bool = False) -> Any:
+        """Return the model's reconstruction of inputs by the session's networks."""
+        return self.subject.model.reconstruct(x, SAMPLES, generator=self._same.generator(), keep=keep)
+
+    def contributions(self, x: Tensor, result: Any, score: str) -> tuple[str, Tensor]:
+        """Return the contributions of entries to a score, and which score it is; `result` reconstructs `x`."""
+        score = choose("score", score, tuple(self.scores), error=DataError)
+        if score in EXPLAINED and score != "nll":
+            return score, entries_of(result, x)[score]
+        try:
+            return "nll", nll_contributions(self.subject.model, x, SAMPLES, self._same.generator())
+        except UnsupportedOperationError:
+            return "error", entries_of(result, x)["error"]
+
+    def neighbours(self, code: Any, count: int, without: int | None = None) -> np.ndarray:
+        """Return the numbers of the nearest points in code space, nearest first."""
+        distance = ((self.codes - np.asarray(code, dtype=float)) ** 2).sum(1)
+        if without is not None:
+            distance[without] = math.inf
+        count = min(count, len(distance) - (without is not None))
+        nearest = np.argpartition(distance, count - 1)[:count] if count < len(distance) else np.arange(count)
+        return nearest[np.argsort(distance[nearest], kind="stable")]
+
+    def geodesic_order(self, row: int) -> Answer:
+        """Return the 50 nearest points in the order of their geodesic distance, with both distances.
+
+        Returns:
+            `rows`, `geodesic` and `euclidean`, each in that order.
+        """
+        self._input(row)
+        near = self.neighbours(self.codes[row], ORDERED, row)
+        if len(near) == 0:
+            return {"rows": near, "geodesic": np.zeros(0), "euclidean": np.zeros(0)}
+        options: dict[str, Any] = {"points": ORDER_POINTS, "steps": ORDER_STEPS}
+        distance = geometry.distances(
+            self.few_decoders, self.as_codes(self.codes[row]), self.as_codes(self.codes[near]), **options
+        )
+        order = np.argsort(distance.numpy(), kind="stable")
+        euclidean = np.sqrt(((self.codes[near] - self.codes[row]) ** 2).sum(1))
+        return {"rows": near[order], "geodesic": distance.double().numpy()[order], "euclidean": euclidean[order]}
+
+    def path(self, start: Any, end: Any) -> Answer:
+        """Return the straight line and the geodesic between two codes, decoded along the way.
+
+        Returns:
+            `straight` and `geodesic`, each with the `codes [33, K]`, the decoded `mean` and `std`, the `spread` (root
+            mean square of the standard deviation) and the `length`; and whether the geodesic `converged`.
+        """
+        first, last = self._code(start), self._code(end)
+        through = self.as_codes(self.codes)
+        options: dict[str, Any] = {"points": CURVE, "steps": CURVE_STEPS, "tolerance": 1e-4}
+        found = geometry.geodesic(self.few_decoders, first, last, through=through, **options)
+        t = torch.linspace(0, 1, CURVE, dtype=first.dtype)[:, None]
+        straight = first * (1 - t) + last * t
+        curves = {"straight": (straight, found.straight_length), "geodesic": (found.points[0], found.length)}
+        answer: Answer = {"converged": bool(found.converged[0])}
+        for name, (codes, length) in curves.items():
+            outputs, _ = self.decoders.shaped_outputs(codes)
+            variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+            answer[name] = {
+                "codes": codes.double().numpy(),
+                "mean": self.subject.rows(outputs.mean(0)),
+                "std": self.subject.stds(variance.sqrt()),
+                "spread": variance.flatten(1).mean(1).sqrt().numpy(),
+                "length": float(length[0]),
+            }
+        return answer
+
+    def impute(self, row: Any, missing: Any) -> Answer:
+        """Return imputations of a row of which some entries are taken for missing.
+
+        Args:
+            row: The number of a point, or a row itself.
+            missing: Numbers of entries, in the order of the flattened row; those that are NaN are missing anyway.
+
+        Returns:
+            `mean`, `std`, `samples` in the units of the data, and `missing`.
+        """
+        original = np.array(self.points.rows[row] if isinstance(row, int) else row, dtype=float)
+        numbers = np.asarray(missing, dtype=int).reshape(-1)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < original.size):
+            raise DataError(f"entries are numbered from 0 to {original.size - 1}")
+        gaps = original.copy()
+        gaps.reshape(-1)[numbers] = np.nan
+        where = np.isnan(gaps)
+        if not where.any():
+            return {"mean": original, "std": np.zeros_like(original), "samples": original[None], "missing": where}
+        generator = self._same.generator()
+        mean, std, samples = self.subject.impute(self._checked_row(gaps), self._mean_row, generator)
+        filled = np.where(where, samples, original)
+        std = np.where(where, std, 0)
+        return {"mean": np.where(where, mean, original), "std": std, "samples": filled[:SHOWN], "missing": where}
+
+    @cached_property
+    def _mean_row(self) -> Tensor:
+        return self.x.nanmean(0, keepdim=True)
+
+    # --- checks ------------------------------------------------------------------------------------------
+
+    def _input(self, row: Any) -> Tensor:
+        """Return a row as the model takes it, `[1, ...]`."""
+        if not isinstance(row, int):
+            return self._checked_row(row)
+        if not 0 <= row < len(self.x):
+            raise DataError(f"row {row}: rows are numbered from 0 to {len(self.x) - 1}")
+        return self.x[row : row + 1]
+
+    def _checked_row(self, row: Any) -> Tensor:
+        values = np.asarray(row, dtype=self.points.rows.dtype)
+        if values.shape != self.points.rows.shape[1:]:
+            raise DataError(f"a row has shape {list(self.points.rows.shape[1:])}, not {list(values.shape)}")
+        return self.subject.inputs(values[None])
+
+    def _code(self, code: Any) -> Tensor:
+        values = np.asarray(code, dtype=float).reshape(-1)
+        if values.shape != (self.latent,) or not np.isfinite(values).all() or (np.abs(values) > 1e6).any():
+            raise DataError(f"a code has {self.latent} finite numbers of at most a million, got {len(values)}")
+        return self.as_codes(values)
+
+    def as_codes(self, codes: np.ndarray) -> Tensor:
+        """Return codes in the precision of the model."""
+        return self.decoders.like_codes(torch.from_numpy(np.ascontiguousarray(codes)))
+
+
+def plane_grid(origin: Tensor, directions: Tensor, box: tuple[float, float, float, float], size: int) -> Tensor:
+    """Return codes `[size * size, K]` at the centres of the cells of a box in a plane, row by row along v."""
+    a, b = (
+        low + (high - low) * (torch.arange(size, dtype=origin.dtype) + 0.5) / size for low, high in (box[:2], box[2:])
+    )
+    return (origin + a[None, :, None] * directions[0] + b[:, None, None] * directions[1]).flatten(0, 1)
+
+
+def _covariance(latent: Any) -> np.ndarray:
+    """Return the covariance of a single code over the networks, with the variances that the model states."""
+    std = latent.std[0].flatten().double().numpy()
+    samples = latent.samples
+    if samples is None or len(samples) < 2:
+        return np.diag(std**2)
+    covariance = np.cov(samples[:, 0].flatten(1).double().numpy().T).reshape(len(std), len(std))
+    scale = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.where(scale > 0, scale, 1) / np.where(scale > 0, scale, 1)[:, None]
+    np.fill_diagonal(correlation, 1.0)
+    return correlation * std * std[:, None]
+
+
+def _density(points: np.ndarray, box: tuple[float, float, float, float], size: int) -> np.ndarray:
+    """Return a Gaussian kernel density on a grid, by a histogram that is blurred with Scott's bandwidth."""
+    from scipy.ndimage import gaussian_filter
+
+    pad = size  # what lies beyond the box is blurred into it
+    spans = np.array([box[1] - box[0], box[3] - box[2]]) / size
+    low = np.array([box[0], box[2]]) - pad * spans
+    edges = [low[k] + spans[k] * np.arange(size + 2 * pad + 1) for k in (1, 0)]
+    counts, _, _ = np.histogram2d(points[:, 1], points[:, 0], bins=edges)
+    bandwidth = points.std(0)[::-1] * len(points) ** (-1 / 6) / spans[::-1]
+    blurred = gaussian_filter(counts, np.clip(bandwidth, 0.5, size), mode="constant")
+    return blurred[pad:-pad, pad:-pad] / (len(points) * spans.prod())
