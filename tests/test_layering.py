@@ -67,6 +67,7 @@ CURVATURE_LAYERS = [
     "over_processes",
     "resume",
     "data_pass",
+    "correct",
     "accumulate",
 ]
 

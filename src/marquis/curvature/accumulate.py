@@ -13,20 +13,22 @@ from torch import Tensor
 from torch import distributed as dist
 
 from marquis.arguments import checked
+from marquis.curvature.correct import Bases
+from marquis.curvature.correct import corrected as second_pass
 from marquis.curvature.data_pass import DataPass
-from marquis.curvature.ggn import check_choices, ggn
+from marquis.curvature.ggn import check_choices, curvature_along, ggn
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
 from marquis.distributed import group_is_up
-from marquis.errors import DataError, MarquisError
+from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
-from marquis.functional.unwrap import is_sharded
+from marquis.functional.unwrap import computing_dtype, is_sharded
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import Batch, MaskOf, number_of_batches
 from marquis.progress import ProgressBar
-from marquis.structures import Layout, Structure
+from marquis.structures import Kronecker, Layout, Structure
 
 Observer = Callable[[Tensor, Batch], None]
 """Receives outputs and the batch that they belong to."""
@@ -46,6 +48,7 @@ def accumulate(
     width_limit: float = 512,
     generator: torch.Generator | None = None,
     weight_sharing: str = "expand",
+    corrected: bool = False,
     memory_limit: int | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -75,6 +78,8 @@ def accumulate(
         width_limit: as in `ggn`.
         generator: as in `ggn`.
         weight_sharing: as in `ggn`.
+        corrected: for `kronecker`, pass over the data once more and replace the products of eigenvalues by the
+            curvature along the eigenvectors (EKFAC): never farther from the exact blocks.
         memory_limit: bytes that may be used beyond the model and the batch itself; default: nine tenths of what is
             free.
         dtype: of the sum; `torch.float64` adds float32 batches without losing digits.
@@ -102,6 +107,10 @@ def accumulate(
     structure, estimator = check_choices(structure, estimator, probes)
     if parameters is not None and not isinstance(parameters, str) and not callable(parameters):
         parameters = list(parameters)
+    if corrected and (structure != "kronecker" or checkpoint is not None):
+        raise UnsupportedOperationError(
+            "corrected=True is for structure='kronecker', and its second pass has no checkpoint; leave one of them out."
+        )
     known = as_likelihood(likelihood)
     everything = parameters_of(model, params)
     params = everything if is_sharded(model) else params  # gathered once, not at every batch
@@ -178,7 +187,18 @@ def accumulate(
         raise DataError("the loader yields no batches; there is no curvature without data.")
     if work.file is not None:
         work.file.remove()
-    return total
+    if not corrected:
+        return total
+
+    def along(bases: Bases, batch: Batch) -> Structure:
+        like = everything[layout.names[0]]
+        there = {name: piece.to(computing_dtype(like.dtype), home) for name, piece in bases.items()}
+        named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
+        return curvature_along(there, model, batch.x, known, **named, generator=generator, mask=batch.mask)
+
+    assert isinstance(total, Kronecker)
+    with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
+        return second_pass(total, loader, work, along, bar, together, digest_of(identity))
 
 
 def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.backward.accumulators import make_accumulator
+from marquis.curvature.backward.accumulators.corrected import CorrectedAccumulator
 from marquis.curvature.backward.output_roots import (
     SquareRoot,
     empirical_root,
@@ -36,6 +37,7 @@ from marquis.functional.selection import Selection, parameters_of, select
 from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import STRUCTURES, Diagonal, Layout, Structure
+from marquis.structures.corrected import CorrectedPiece
 
 MakeRoot = Callable[[Likelihood, Tensor, "tuple[int, ...] | None"], SquareRoot]
 """Makes the square root at the output from the likelihood, the outputs, and the shape of the image that they are."""
@@ -101,6 +103,28 @@ def ggn(
         return call.squared()
     if estimator == "mixed":
         return call.mixed(width_limit)
+    return call.factored(*call.output_root(estimator, probes, generator))
+
+
+@torch.inference_mode(False)
+def curvature_along(
+    bases: Mapping[str, CorrectedPiece],
+    model: Model,
+    x: Any,
+    likelihood: Likelihood,
+    estimator: str = "exact",
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
+    memory_limit: int | None = None,
+) -> Structure:
+    """Return the curvature of one batch along Kronecker eigenvectors (EKFAC), of the parameters that `bases` names.
+
+    Cost: that of `ggn(structure="diagonal")`, with two small matrix products more per layer.
+    """
+    call = _Call(model, x, likelihood, "kronecker", params, list(bases), mask, memory_limit=memory_limit, bases=bases)
     return call.factored(*call.output_root(estimator, probes, generator))
 
 
@@ -208,6 +232,7 @@ class _Call:
     weight_sharing: str = "expand"
     memory_limit: int | None = None
     observer: Callable[[Tensor], None] | None = None
+    bases: Mapping[str, CorrectedPiece] | None = None
 
     def __post_init__(self) -> None:
         self.structure = choose("structure", self.structure, STRUCTURES)
@@ -269,7 +294,11 @@ class _Call:
             limit, without_kronecker = self.memory_limit, backward.without_kronecker
             check_memory(self.structure, self.layout, self.like, count, limit, without_kronecker)
             reduce = self.weight_sharing == "reduce"
-            accumulator = make_accumulator(self.structure, self.layout, self.like, self.size, reduce)
+            accumulator = (
+                make_accumulator(self.structure, self.layout, self.like, self.size, reduce)
+                if self.bases is None
+                else CorrectedAccumulator(self.like, self.layout, bases=self.bases)
+            )
             context = Context(network, values, shapes, backward.active, self.size)
             root = make_root(likelihood, detached, image_shape(network, shapes))
             BackwardWalk(backward, context, accumulator, chunk_bytes(limit)).run(root)

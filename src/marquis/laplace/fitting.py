@@ -118,6 +118,8 @@ def fit(
         options: Passed to `curvature.accumulate`.
     """
     refuse_training_mode(model)
+    if options.get("corrected") and is_one_shot(loader):
+        raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
     everything = parameters_of(model, params)
     params = everything if is_sharded(model) else params  # gathered once
     together = options.get("distributed", True) and group_is_up()

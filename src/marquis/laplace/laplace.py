@@ -106,6 +106,7 @@ class Laplace:
         probes: int = 1,
         width_limit: float = 512,
         weight_sharing: str = "expand",
+        corrected: bool = False,
         memory_limit: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -125,6 +126,7 @@ class Laplace:
             probes: Number of random columns of the estimator "sketched".
             width_limit: Widest tensor that the estimator "mixed" treats exactly.
             weight_sharing: For "kronecker", "expand" or "reduce".
+            corrected: For "kronecker", another pass that corrects its eigenvalues (EKFAC).
             memory_limit: Bytes beyond the model and the batch; batches that do not fit are split.
             dtype: Type of the sum.
             device: Device of the sum.

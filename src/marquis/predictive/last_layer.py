@@ -21,6 +21,8 @@ from marquis.functional.call import Observer, call, copied_buffers, plain_attent
 from marquis.functional.unwrap import submodule
 from marquis.predictive.function import PosteriorFunction
 from marquis.structures import Diagonal, Kronecker
+from marquis.structures.corrected import CorrectedPiece
+from marquis.structures.kronecker_operator import KroneckerOperator
 from marquis.structures.pieces import KroneckerPiece
 
 
@@ -147,12 +149,12 @@ def _make_factors(function: PosteriorFunction, weight: str) -> LastLayerFactors 
     if not isinstance(precision, Kronecker):
         return None
     piece = precision.pieces[weight]
-    if not isinstance(piece, KroneckerPiece) or piece.left.shape[0] != 1:
+    if not isinstance(piece, (KroneckerPiece, CorrectedPiece)) or piece.left.shape[0] != 1:
         return None
-    (left_values, left), (right_values, right) = piece.eigen(weight)
     shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[weight]
-    factor = precision.scale / piece.count if piece.count else 0.0
-    inverse = 1 / (factor * left_values[0].unsqueeze(1) * right_values[0] + shift)
+    operator = piece.operator(weight, precision.scale, shift)
+    assert isinstance(operator, KroneckerOperator)
+    inverse, (left, right) = 1 / operator.eigenvalues[0], operator.bases
     if not others:
         return LastLayerFactors(inverse, left[0], right[0], None, None)
     shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[others[0]]

@@ -13,8 +13,9 @@ from typing_extensions import Self
 
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.structures.base import Part, Structure
+from marquis.structures.corrected import CorrectedPiece
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
-from marquis.structures.linalg import as_number, check_factor, convert, require_consistent
+from marquis.structures.linalg import as_number, check_factor, require_consistent
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 
 
@@ -33,7 +34,7 @@ class Kronecker(Structure):
 
     Args:
         layout: Names and shapes of the parameters.
-        pieces: One `KroneckerPiece`, `DensePiece` or `DiagonalPiece` per parameter.
+        pieces: One `KroneckerPiece`, `CorrectedPiece`, `DensePiece` or `DiagonalPiece` per parameter.
         scale: Non-negative scalar in front of the pieces (not of the diagonal).
         diagonal: What to add to the diagonal, as in `add_diagonal`.
     """
@@ -68,7 +69,7 @@ class Kronecker(Structure):
             object.__setattr__(self, "shift", self._spread(diagonal))
 
     def report(self) -> dict[str, str]:
-        """Return how each parameter is kept: "kronecker", "dense" or "diagonal"."""
+        """Return how each parameter is kept: "kronecker", "corrected", "dense" or "diagonal"."""
         return {name: piece.kind for name, piece in self.pieces.items()}
 
     def _make_parts(self) -> Sequence[Part]:
@@ -105,12 +106,7 @@ class Kronecker(Structure):
         """Return the same matrix in another dtype or on another device; decompositions are computed afresh."""
         dtype = self.dtype if dtype is None else dtype
         device = self.device if device is None else device
-        pieces = {}
-        for name, piece in self.pieces.items():
-            # Counts stay in float64: they are numbers, not part of the matrix.
-            pieces[name] = piece.with_tensors(
-                [convert(t, dtype if t.dim() else t.dtype, device, symmetric=True) for t in piece.tensors()]
-            )
+        pieces = {name: piece.to(dtype, device) for name, piece in self.pieces.items()}
         return type(self)(self.layout, pieces, self.scale, self.shift)
 
     def add_diagonal(self, diagonal: DiagonalLike, *, damping: bool = False) -> Self:
@@ -137,6 +133,8 @@ class Kronecker(Structure):
         shift = {name: zero for name in spread} if self.shift is None else dict(self.shift)
         pieces: dict[str, Piece] = {}
         for name, piece in self.pieces.items():
+            if isinstance(piece, CorrectedPiece):
+                raise UnsupportedOperationError(f"damping splits Kronecker factors, but {name!r} is corrected.")
             if isinstance(piece, KroneckerPiece):
                 pieces[name] = piece.damped(self.scale, spread[name])
             else:
@@ -191,6 +189,8 @@ class Kronecker(Structure):
             if isinstance(piece, KroneckerPiece):
                 meta["counts"][name] = piece.count
                 tensors |= {f"left.{name}": piece.left, f"right.{name}": piece.right}
+            elif isinstance(piece, CorrectedPiece):
+                tensors |= {f"left.{name}": piece.left, f"right.{name}": piece.right, f"corrected.{name}": piece.values}
             else:
                 tensors[f"{piece.kind}.{name}"] = piece.tensors()[0]
         tensors |= {f"shift.{name}": d for name, d in (self.shift or {}).items()}
@@ -203,6 +203,8 @@ class Kronecker(Structure):
             if kind == "kronecker":
                 left, right = tensors[f"left.{name}"], tensors[f"right.{name}"]
                 pieces[name] = KroneckerPiece(left, right, meta["counts"][name])
+            elif kind == "corrected":
+                pieces[name] = CorrectedPiece(*(tensors[f"{part}.{name}"] for part in ("left", "right", "corrected")))
             else:
                 pieces[name] = {"dense": DensePiece, "diagonal": DiagonalPiece}[kind](tensors[f"{kind}.{name}"])
         diagonal = {name: tensors[f"shift.{name}"] for name in layout.names} if meta["shifted"] else None

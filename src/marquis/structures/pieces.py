@@ -15,7 +15,15 @@ from typing_extensions import Self
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.structures.kronecker_operator import Eigen, KroneckerOperator
 from marquis.structures.layout import Scalar
-from marquis.structures.linalg import as_number, check_factor, eigh_psd, require_finite, require_symmetric, square_root
+from marquis.structures.linalg import (
+    as_number,
+    check_factor,
+    convert,
+    eigh_psd,
+    require_finite,
+    require_symmetric,
+    square_root,
+)
 from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator
 
 
@@ -39,6 +47,11 @@ class Piece(ABC):
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same kind of piece with other accumulators."""
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Return the piece in another dtype or on another device; counts stay in float64, being no matrix."""
+        matrices = [convert(t, dtype if t.dim() else t.dtype, device, symmetric=True) for t in self.tensors()]
+        return self.with_tensors(matrices)
 
     @abstractmethod
     def check(self, name: str, size: int) -> None:

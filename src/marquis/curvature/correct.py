@@ -1,0 +1,63 @@
+"""A second pass over the data that gives Kronecker eigenvectors their own curvature (EKFAC)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from marquis.curvature.data_pass import DataPass, Position
+from marquis.curvature.over_processes import sum_over_processes
+from marquis.errors import DataError
+from marquis.loaders import Batch, is_one_shot
+from marquis.progress import ProgressBar
+from marquis.structures import Kronecker, Structure
+from marquis.structures.corrected import CorrectedPiece
+from marquis.structures.pieces import KroneckerPiece
+
+Bases = dict[str, CorrectedPiece]
+
+
+def corrected(
+    plain: Kronecker,
+    loader: Iterable[Any],
+    work: DataPass,
+    along: Callable[[Bases, Batch], Structure],
+    bar: ProgressBar,
+    together: bool,
+    identity: str,
+) -> Kronecker:
+    """Return the structure with every pair of factors replaced by its eigenvectors and the curvature along them.
+
+    With the estimator `exact` that is the diagonal of the exact block in the Kronecker eigenbasis, which no other
+    eigenvalues come nearer to in Frobenius norm (docs/method/kronecker.md#eigenvalue-correction).
+
+    Args:
+        plain: The structure of the first pass.
+        loader: The same data again.
+        work: The first pass, for its options.
+        along: Curvature of a batch along eigenvectors, as a `Kronecker` of corrected pieces.
+        bar: Progress.
+        together: Whether all processes of a group take part.
+        identity: As in `sum_over_processes`.
+    """
+    if is_one_shot(loader):
+        raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
+    bases: Bases = {n: CorrectedPiece.of(p, n) for n, p in plain.pieces.items() if isinstance(p, KroneckerPiece)}
+    if not bases:
+        return plain
+    again = replace(work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position())
+    failure: Exception | None = None
+    try:
+        again.run(loader, bar)
+    except Exception as error:
+        if not together:
+            raise
+        failure = error
+    total = again.total()
+    if together:
+        total = sum_over_processes(total, failure, identity)
+    if total is None:
+        raise DataError("the loader yields no batches the second time; corrected=True passes over the data twice.")
+    assert isinstance(total, Kronecker)
+    return Kronecker(plain.layout, {**plain.pieces, **total.pieces}, plain.scale, plain.shift)
