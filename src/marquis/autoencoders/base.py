@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from marquis.arguments import LARGEST_COUNT, checked
-from marquis.autoencoders.network import beside_mask, parts_of
+from marquis.autoencoders.inputs import DataInputs, Missing, inputs_of
+from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.predictions import Average, Draw, Estimate, Moments, Output, Reconstruction
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.checks import naming_shape
-from marquis.likelihoods import Bernoulli, Likelihood, as_likelihood
+from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.posterior import Posterior
 from marquis.variational.base import evaluation_mode
@@ -28,8 +29,6 @@ PLATEAU = 5
 """Number of epochs without improvement after which the next one halves the learning rate (LAE, appendix D)."""
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
-Missing = bool | Literal["mask"]
-"""How a model treats NaN; see `BaseAutoencoder`."""
 
 
 @runtime_checkable
@@ -67,7 +66,7 @@ def _naming_shape(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
-class BaseAutoencoder(LightningModule):
+class BaseAutoencoder(DataInputs, LightningModule):
     """Train and evaluate an autoencoder; a model defines its samples (`draws`) and its loss (`objective`).
 
     Training: Adam, learning rate halved when the validation loss has not improved for five epochs
@@ -251,54 +250,6 @@ class BaseAutoencoder(LightningModule):
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
             yield from self.draws(samples, generator)
 
-    def inputs(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        """Return what the encoder takes: the data, and with `missing="mask"` beside them which entries it sees.
-
-        Args:
-            x: Data, with zeros at entries that the encoder does not see.
-            seen: 1 where the encoder sees an entry; None for all of them.
-        """
-        if self.missing != "mask":
-            return x
-        return beside_mask(x, torch.ones_like(x) if seen is None else seen)
-
-    def _visible(self, x: Tensor, mask: Tensor | None, seen: Tensor | None) -> Tensor:
-        """Return what the encoder takes of entries that it sees; by default those that were observed."""
-        return self.inputs(x, mask) if seen is None else self.inputs(torch.where(seen, x, 0), seen)
-
-    def _filled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return inputs with zeros at missing entries, and the mask of observed entries (None if all were)."""
-        self._check(x, "data")
-        if x.isfinite().all():
-            return x, None
-        mask = ~x.isnan()
-        if not self.missing or x.isinf().any():
-            raise DataError(
-                f"the data contain NaN or infinity ({int((~x.isfinite()).sum())} of {x.numel()} values). If NaN marks "
-                f"missing entries, build {type(self).__name__}(..., missing=True)."
-            )
-        return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)), mask
-
-    def _data(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return `_filled(x)`, checked for the likelihood as well."""
-        x, mask = self._filled(x)
-        if isinstance(self.likelihood, Bernoulli) and not bool(((x >= 0) & (x <= 1)).all()):
-            raise DataError(
-                f"the Bernoulli likelihood takes data from 0 to 1, got {float(x.min()):.4g} to {float(x.max()):.4g}; "
-                "rescale them, or use likelihood='gaussian'."
-            )
-        return x, mask
-
-    def _check(self, x: Tensor, what: str) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-            raise DataError(f"an autoencoder takes floating-point {what}, got {got}; scale it (for instance x / 255).")
-        if x.ndim < 2 or len(x) == 0:
-            raise DataError(f"{what} of shape {list(x.shape)}: the batch comes first, [B, ...], and is not empty.")
-        dtype = next((p.dtype for p in self.parameters()), x.dtype)
-        if x.dtype != dtype:
-            raise DataError(f"the {what} are {x.dtype}, the network {dtype}; write x.to({dtype}).")
-
     # Training, by `fit_in_memory` or by Lightning
 
     def begin(self, num_data: int) -> None:
@@ -424,11 +375,3 @@ def num_data_of(model: LightningModule) -> int:
             f"{type(model).__name__} needs the number of training samples, which cannot be read from a "
             f"{type(loader).__name__}; pass num_data=."
         ) from None
-
-
-def inputs_of(batch: Any) -> Tensor:
-    """Return the data of a batch; labels are ignored."""
-    x = batch[0] if isinstance(batch, (tuple, list)) else batch
-    if not isinstance(x, Tensor):
-        raise DataError(f"a batch must be a tensor or begin with one, got {type(x).__name__}.")
-    return x

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw, Output
 from marquis.errors import DataError, UnsupportedOperationError

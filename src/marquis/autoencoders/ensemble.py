@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError

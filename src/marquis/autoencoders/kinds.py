@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from marquis.autoencoders import architectures
-from marquis.autoencoders.base import Autoencoder, BaseAutoencoder, Missing
+from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
+from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import reinitialised
 from marquis.autoencoders.predictions import Draw
 from marquis.likelihoods import Heteroscedastic

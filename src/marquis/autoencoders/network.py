@@ -40,11 +40,6 @@ def parts_of(
     return part(encoder), part(decoder)
 
 
-def beside_mask(x: Tensor, seen: Tensor) -> Tensor:
-    """Return the inputs of an encoder that sees the mask: data, then ones and zeros, along dimension 1."""
-    return torch.cat([x, seen.to(x.dtype)], 1)
-
-
 def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
     """Return a copy of `network` that shares nothing with it and has new initial weights.
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import Autoencoder, BaseAutoencoder, Missing, inputs_of
+from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
+from marquis.autoencoders.inputs import Missing, inputs_of
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import ModelMismatchError, UnsupportedOperationError

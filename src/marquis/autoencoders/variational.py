@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, Missing
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.noise import TrainingNoise

@@ -69,7 +69,7 @@ def _again(run: Run) -> str:
 
 
 def _absolute(data: str) -> str:
-    """Return a path that still leads there when the run is opened from another folder; a name as it is."""
+    """Return an absolute path, so that the run can be opened from any folder; the name of a set unchanged."""
     from marquis.data.registry import set_name
 
     name = set_name(data)

@@ -148,7 +148,7 @@ def decode_images(
         first = _decode(sources[0], names[0], size, channels, crop)
         result = np.empty((len(sources), *first.shape), np.uint8)
 
-        def put(index: int) -> None:
+        def decode_into_result(index: int) -> None:
             image = _decode(sources[index], names[index], size, first.shape[0], crop)
             if image.shape != first.shape:
                 raise DataError(
@@ -157,7 +157,7 @@ def decode_images(
                 )
             result[index] = image
 
-        for _ in workers.map(put, range(len(sources))):
+        for _ in workers.map(decode_into_result, range(len(sources))):
             pass
     return torch.from_numpy(result)
 

@@ -44,6 +44,7 @@ def check(name: str | None = None, data_dir: str | os.PathLike[str] | None = Non
 
 
 def _checked(status: Status, data_dir: str | os.PathLike[str] | None) -> Status:
+    """Load a split that is there, and return its status with the problem, if there is one."""
     from marquis.data import load
 
     if status.folder is None:

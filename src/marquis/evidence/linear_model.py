@@ -26,6 +26,7 @@ Rows = Callable[[Tensor], Tensor]
 STEP_LENGTHS = tuple(0.5**k for k in range(9))
 """Tried in one pass along a Newton direction."""
 
+NEWTON_STEPS = 30
 FEW_OUTPUTS = 64
 """Up to this many outputs per sample L is written out, where Jacobians are kept."""
 
@@ -204,7 +205,6 @@ class LinearModel:
         *,
         preconditioner: Rows | None = None,
         tolerance: float = 1e-3,
-        max_steps: int = 30,
         max_products: int = 200,
     ) -> Optimum:
         """Return `theta* = argmin scale sum_n l(y_n, h(theta, x_n)) + 1/2 |theta - mu0|^2_Delta` by Newton's method.
@@ -220,13 +220,12 @@ class LinearModel:
             start: where to begin.
             preconditioner: an approximate inverse of the matrix.
             tolerance: nats that the objective may still be above its minimum (half the squared Newton decrement).
-            max_steps: maximum number of Newton steps.
             max_products: maximum number of products per step; a truncated solve still descends.
         """
         theta = start.clone()
         converged = False
         previous = float("inf")
-        for _ in range(max_steps):
+        for _ in range(NEWTON_STEPS):
             _, data = self.fit(theta)
             gradient = scale * data + precision * (theta - prior_mean)
             curvature = self.matrix(theta)

@@ -52,9 +52,7 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
     return {name: params[name] for name in known}
 
 
-def select(
-    tensors: Mapping[str, Tensor], parameters: Selection = None, *, skip_frozen: bool | None = None
-) -> dict[str, Tensor]:
+def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[str, Tensor]:
     """Choose parameters by name, pattern or predicate, in the order of `tensors`.
 
     Frozen parameters (`nn.Parameter` with `requires_grad=False`) are left out of `None`, `"all"`, patterns
@@ -64,18 +62,12 @@ def select(
         tensors: all parameters by name.
         parameters: `None` or `"all"`; a shell pattern such as `"encoder.*"`; a predicate
             `(name, tensor) -> bool`; or an iterable of names.
-        skip_frozen: whether frozen parameters are left out; by default they are where they are
-            `nn.Parameter`s (a module's), while the plain tensors handed to a function all count.
 
     Raises:
         SelectionError: a name is unknown, or nothing is left; the message lists close matches.
     """
-
-    def is_trainable(tensor: Tensor) -> bool:
-        skip = isinstance(tensor, nn.Parameter) if skip_frozen is None else skip_frozen
-        return tensor.requires_grad or not skip
-
-    trainable = {name: tensor for name, tensor in tensors.items() if is_trainable(tensor)}
+    # the plain tensors handed to a function all count
+    trainable = {name: t for name, t in tensors.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
     if parameters is None or (isinstance(parameters, str) and parameters == "all"):
         chosen, described = trainable, "every parameter that requires a gradient"
     elif isinstance(parameters, str):

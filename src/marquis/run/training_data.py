@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from marquis.autoencoders.base import Missing
+from marquis.autoencoders.inputs import Missing
 from marquis.data import Data, load
 from marquis.data.images import SUFFIXES
 from marquis.data.registry import SETS

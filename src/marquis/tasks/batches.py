@@ -47,7 +47,7 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
         what: For the progress bar and for errors.
         progress: Whether to show a bar (on a terminal, after a second).
     """
-    from marquis.autoencoders.base import inputs_of  # here, because it loads Lightning
+    from marquis.autoencoders.inputs import inputs_of  # here, because it loads Lightning
 
     at_least_one(batch_size=batch_size)
     if hasattr(data, "__array__"):

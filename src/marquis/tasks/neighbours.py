@@ -40,8 +40,8 @@ def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -
     near = torch.from_numpy(search.kneighbors(_array(queries), return_distance=False))
     labels = labels.cpu().long()
     classes = int(labels.max()) + 1
-    some = max(1, VOTES // (max(ks) * labels[0].numel() * classes))
-    return torch.cat([_vote(labels, part, ks, classes) for part in near.split(some)], 1)
+    rows = max(1, VOTES // (max(ks) * labels[0].numel() * classes))
+    return torch.cat([_vote(labels, part, ks, classes) for part in near.split(rows)], 1)
 
 
 def _vote(labels: Tensor, near: Tensor, ks: Sequence[int], classes: int) -> Tensor:

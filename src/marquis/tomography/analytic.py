@@ -123,12 +123,12 @@ def _absolute_sums(measurement: Measurement) -> tuple[Tensor, Tensor]:
     return norm * ones, norm * torch.ones(measurement.image_shape, dtype=torch.float64)
 
 
-def operator_norm(measurement: Measurement, iterations: int = 50) -> float:
-    """Return an upper estimate of A's largest singular value, by power iteration (times 1.01)."""
+def operator_norm(measurement: Measurement) -> float:
+    """Return an upper estimate of A's largest singular value, by 50 power iterations (times 1.01)."""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(measurement.image_shape, generator=generator, dtype=torch.float64)
     value = 0.0
-    for _ in range(iterations):
+    for _ in range(50):
         vector = vector / vector.norm()
         vector = measurement.adjoint(measurement.forward(vector))
         value = float(vector.norm())

@@ -146,25 +146,25 @@ class UncertainImage:
         return f"UncertainImage({self.method}, {tuple(self.image.shape)}, mean std {float(self.std.mean()):.3g})"
 
 
-def noise_floor(measurement: Measurement, rank: int = FLOOR_RANK) -> float:
+def noise_floor(measurement: Measurement) -> float:
     """Return `tr(pinv(AᵀA)) / dx` over the best-seen directions: a pixel's mean variance there by unit noise.
 
-    Directions are the `rank` leading ones, without those whose eigenvalue is below 1 % of the largest: an operator
+    Directions are the 100 leading ones, without those whose eigenvalue is below 1 % of the largest: an operator
     that sees fewer directions well (a blur, a small image) would otherwise make the floor arbitrarily large.
     """
     count = pixels(measurement)
     if count <= DENSE_PIXELS:
         matrix = dense_matrix(measurement)
-        values = torch.linalg.eigvalsh(matrix.T @ matrix).flip(0)[:rank]
+        values = torch.linalg.eigvalsh(matrix.T @ matrix).flip(0)[:FLOOR_RANK]
     else:
         generator = torch.Generator().manual_seed(0)
         approximation = nystrom(
             lambda rows: adjoint_rows(measurement, forward_rows(measurement, rows)),
             count,
-            min(2 * rank, count),
+            min(2 * FLOOR_RANK, count),
             generator=generator,
             rows_per_product=32,
         )
-        values = approximation.values[:rank]
+        values = approximation.values[:FLOOR_RANK]
     values = values[values > FLOOR_SHARE * values[0]]
     return float((1 / values).sum() / count)

@@ -13,8 +13,8 @@ from marquis.tomography.unet import weight_blocks
 
 SMALL_IMAGE = 1024
 """Pixels up to which vector-Jacobian products are batched by `vmap`; one by one they are faster above."""
-
-
+ROWS = 64
+"""Rows of a Jacobian that are computed at a time."""
 WHOLE_JACOBIAN = 2**29
 """Bytes up to which the Jacobian of all blocks is computed at once."""
 
@@ -73,24 +73,24 @@ class LinearisedImage:
         """Return `Jᵀ x` for flattened images `[k, dx]`, as weight vectors `[k, P]`."""
         return self._vector_jacobian_product(rows, self._names)
 
-    def block_jacobians(self, chunk: int = 64) -> Iterator[Tensor]:
+    def block_jacobians(self) -> Iterator[Tensor]:
         """Yield each block's Jacobian `[dx, P_d]` in turn.
 
         Costs dx vector-Jacobian products in all where the whole Jacobian takes at most `WHOLE_JACOBIAN` bytes, else dx
         for each block.
         """
         if 8 * self.image.numel() * self.weights.numel() <= WHOLE_JACOBIAN:
-            yield from self._jacobian(self._names, self.weights.numel(), chunk).split(self.sizes, dim=1)
+            yield from self._jacobian(self._names, self.weights.numel()).split(self.sizes, dim=1)
             return
         for names, size in zip(self.blocks.values(), self.sizes, strict=True):
-            yield self._jacobian(names, size, chunk)
+            yield self._jacobian(names, size)
 
-    def _jacobian(self, names: list[str], size: int, chunk: int) -> Tensor:
+    def _jacobian(self, names: list[str], size: int) -> Tensor:
         pixels = self.image.numel()
         eye = torch.eye(pixels, dtype=self.dtype)
         jacobian = torch.empty(pixels, size, dtype=self.dtype)
-        for first in range(0, pixels, chunk):
-            jacobian[first : first + chunk] = self._vector_jacobian_product(eye[first : first + chunk], names)
+        for first in range(0, pixels, ROWS):
+            jacobian[first : first + ROWS] = self._vector_jacobian_product(eye[first : first + ROWS], names)
         return jacobian
 
     def _vector_jacobian_product(self, rows: Tensor, names: list[str]) -> Tensor:

@@ -247,7 +247,6 @@ def trace_by_products(
     sigmas: Sequence[Tensor],
     likelihood: Likelihood,
     signs: Sequence[Tensor],
-    mask: Tensor | None = None,
 ) -> Tensor:
     """Return `½ ‖S_L(f)ᵀ J (σ∘e)‖²` summed over the batch: its mean over e with `E[e eᵀ] = I` is `½ tr(Σ F)`.
 
@@ -260,13 +259,12 @@ def trace_by_products(
         sigmas: σ.
         likelihood: Whose output Hessian `S_L S_Lᵀ` is used.
         signs: e, one tensor per parameter.
-        mask: As in `Likelihood.log_prob`.
     """
     tangents = tuple(sigma * e for sigma, e in zip(sigmas, signs, strict=True))
     outputs, change, *_ = torch.func.jvp(lambda *p: forward(p), tuple(m.detach() for m in means), tangents)
     outputs = outputs.detach()
     zero = outputs.new_zeros(1, outputs.shape[0], *likelihood.root_shape(outputs))
     # S_L is linear in its coefficients, so its transpose is one reverse pass.
-    _, transpose, *_ = torch.func.vjp(lambda c: likelihood.apply_sqrt(outputs, c, mask), zero)
+    _, transpose, *_ = torch.func.vjp(lambda c: likelihood.apply_sqrt(outputs, c), zero)
     (coordinates,) = transpose(change.unsqueeze(0))
     return 0.5 * coordinates.square().sum().detach()

@@ -125,14 +125,11 @@ class VariationalLaplace(GaussianMethod):
         bits = [torch.randint(0, 2, s.shape, device=s.device, generator=self.generator) for s in sigmas]
         signs = [2 * bit.to(s) - 1 for bit, s in zip(bits, sigmas, strict=True)]
         buffers = buffers_of(self.network)
-        value = trace_by_products(
-            lambda p: call(self.network, self._all_parameters(p), buffers, x),
-            self.means,
-            sigmas,
-            self.likelihood,
-            signs,
-        )
-        return float(value)
+
+        def forward(trained: Any) -> Tensor:
+            return call(self.network, self._all_parameters(trained), buffers, x)
+
+        return float(trace_by_products(forward, self.means, sigmas, self.likelihood, signs))
 
     def _fisher_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
         size = batch_size(x)

@@ -41,7 +41,7 @@ class BatchAxis:
     def to_front(self, tensor: Tensor, leading: int = 0) -> Tensor:
         """Move the batch to dimension `leading`, behind as many extra leading dimensions.
 
-        A merged dimension leaves its positions behind where it was.
+        Where one dimension holds the batch and other positions, those positions stay where they are.
         """
         axis = self.axis + leading
         if self.inner == 1:

@@ -122,7 +122,7 @@ def _quietly(action: Callable[[], Any]) -> Any:
 
 
 def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> None:
-    """Say so if the model itself cannot be called with `x`: then it is not the capture that failed."""
+    """Raise `DataError` if the model itself cannot be called with `x`: then it is not the capture that failed."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             call(model, params, {name: buffer.clone() for name, buffer in buffers_of(model).items()}, x)
