@@ -88,7 +88,7 @@ def impute(
     opened = Run.open(run)
     is_table = len(opened.spec.shape) == 1
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
-    rows = opened.read(data, split=split, limit=limit, header=header, holes=True)
+    rows = opened.read(data, split=split, limit=limit, header=header, allow_missing=True)
     missing = _missing(rows, hide)
     if out.suffix.lower() in TABLES:
         _check_names(rows, missing)

@@ -40,7 +40,7 @@ def reference_rows(run: Run, to_fill: Tensor, source: str | None, most: int, gen
         stored, name = _training_rows(run), f"training rows of {run.settings.data}"
     else:
         split = "train" if set_name(source) else None
-        stored, name = run.read(source, split=split, holes=True).x, f"rows of {source}"
+        stored, name = run.read(source, split=split, allow_missing=True).x, f"rows of {source}"
     complete = stored.flatten(1).isfinite().all(1)
     repeated = complete & _is_among(stored, to_fill)
     rows = (complete & ~repeated).nonzero()[:, 0]

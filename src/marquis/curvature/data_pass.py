@@ -22,7 +22,7 @@ from marquis.structures import Structure
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """Where the pass stands after a whole number of batches; replaced in one assignment, so that it is never half new.
+    """Hold where the pass stands after a whole number of batches; replaced in one assignment.
 
     Attributes:
         parts: the sum so far; of a structure that grows, everything added, to be joined at the end.
@@ -39,7 +39,7 @@ class Position:
 
 @dataclass(eq=False)
 class DataPass:
-    """One pass over the data.
+    """Sum curvature in one pass over the data.
 
     Attributes:
         each: returns the curvature of one batch.

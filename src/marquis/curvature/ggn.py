@@ -212,7 +212,7 @@ def empirical_fisher(
 
 @dataclass(eq=False)
 class _Call:
-    """One call: everything that is checked and prepared before a pass runs.
+    """Hold everything that is checked and prepared before a pass runs.
 
     Attributes:
         all_params: all parameters by name, as they were passed, with their graph.

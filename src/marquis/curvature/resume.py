@@ -32,7 +32,7 @@ _KIND, _GENERATOR, _SUM = "accumulate", "generator", "sum/"
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """Where a pass over the data stands after a whole number of batches.
+    """Hold where a pass over the data stands after a whole number of batches.
 
     Attributes:
         total: the sum so far.
@@ -51,7 +51,7 @@ class Saved:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The file of one sum.
+    """Read and write the file of one sum.
 
     Attributes:
         path: where it is.

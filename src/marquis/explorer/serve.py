@@ -18,7 +18,7 @@ STARTING = 30.0
 
 
 class Server:
-    """A server of one workspace; `url` is its address.
+    """Serve one workspace; `url` is its address.
 
     Args:
         workspace: What to show.

@@ -25,13 +25,13 @@ PNG_TYPE, JSON_TYPE = "image/png", "application/json"
 
 
 class Problem(BaseModel):
-    """What went wrong, in one line."""
+    """Say in one line what went wrong."""
 
     error: str
 
 
 class Question(BaseModel):
-    """What every question has: the number of the model. Unknown and misspelt fields are refused."""
+    """Hold what every request has: the number of the model. Unknown and misspelt fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: Model = 0

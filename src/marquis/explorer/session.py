@@ -30,7 +30,7 @@ BACKGROUNDS = ("std", "total_std", "density", "volume")
 
 
 class Session:
-    """A model and its data: codes and scores are computed once, everything else when it is asked.
+    """Hold a model and its data: codes and scores are computed once, everything else on request.
 
     Thread-safe: nothing is written after construction but caches. All answers are by the same sampled networks, so that
     they change smoothly with the code and agree with each other.

@@ -25,7 +25,7 @@ IMPUTATIONS, AVERAGED = 16, 3
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Rows that are shown on the map, in the units of the data.
+    """Hold rows that are shown on the map, in the units of the data.
 
     Attributes:
         rows: `[n, ...]`; NaN where an entry is missing.
@@ -49,7 +49,7 @@ class Points:
 
 
 class Subject:
-    """A model of the protocol that takes rows as they are; the base class of models with units of their own.
+    """Wrap a model that takes rows as they are; the base class of models with units of their own.
 
     Args:
         model: Anything with `encode`, `decode` and `reconstruct`; a module is copied, in evaluation mode, so that
@@ -112,7 +112,7 @@ class Subject:
 
 
 class RunSubject(Subject):
-    """A finished run of `marquis train`: images as they are, tables with the run's scaling.
+    """Wrap a finished run of `marquis train`: images as they are, tables with the run's scaling.
 
     Args:
         path: Its folder.
@@ -142,7 +142,7 @@ class RunSubject(Subject):
 
     def named(self, name: str, split: str | None = None, most: int | None = None) -> Points:
         """Return rows of a data set, file or folder, checked against those of training."""
-        options: dict[str, Any] = {"holes": True}
+        options: dict[str, Any] = {"allow_missing": True}
         if name == str(self.run.settings.data):
             options["header"] = self.run.settings.header
         return _points_of_rows(self.run.read(name, split=split, some=most, **options))
@@ -160,7 +160,7 @@ class RunSubject(Subject):
 
 
 class EstimatorSubject(Subject):
-    """A fitted `marquis.sklearn.LaplacianAutoencoder`, whose network takes standardised columns that vary."""
+    """Wrap a fitted `marquis.sklearn.LaplacianAutoencoder`, whose network takes standardised columns that vary."""
 
     def __init__(self, estimator: Any, name: str | None = None) -> None:
         from sklearn.utils.validation import check_is_fitted

@@ -25,7 +25,7 @@ MOST_ROWS = 10_000
 
 
 class Workspace:
-    """Sessions of one or two models over the same rows, and a second data set.
+    """Hold sessions of one or two models over the same rows, and a second data set.
 
     Args:
         models: One or two subjects, run folders, estimators or models of the protocol.

@@ -56,7 +56,7 @@ class _ThisThread(logging.Filter):
 
 
 class _Stream:
-    """A stream that drops what one thread writes."""
+    """Drop what one thread writes to a stream."""
 
     def __init__(self, stream: Any, silenced: _ThisThread) -> None:
         self._stream, self._silenced = stream, silenced

@@ -22,7 +22,7 @@ from marquis.predictive.function import PosteriorFunction
 
 
 class LaplaceModel(Model):
-    """A fitted `Laplace` of a regression network, with `posterior(X)` as BoTorch asks for it.
+    """Serve a fitted `Laplace` of a regression network to BoTorch, with `posterior(X)`.
 
     Args:
         laplace: Fitted, with a Gaussian likelihood of one noise precision. The network maps `[N, d]` to `[N, m]`.

@@ -28,7 +28,7 @@ INPUTS, SAMPLES = 64, 10
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table.
+    """Hold one line of the table.
 
     Attributes:
         what: the question.
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The answers; `print` it for a table.
+    """Hold the answers; `print` it for a table.
 
     Attributes:
         relative_gradient: `|g_data + g_prior| / (|g_data| + |g_prior|)`: 0 at a mode.
@@ -82,7 +82,7 @@ class CheckReport:
 
 @dataclass(frozen=True, eq=False)
 class MeanShift:
-    """The Newton step from the weights to the mode of the quadratic approximation.
+    """Hold the Newton step from the weights to the mode of the quadratic approximation.
 
     See docs/method/posterior.md#newton-step.
 

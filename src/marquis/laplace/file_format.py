@@ -59,7 +59,7 @@ BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeEr
 
 
 def unpack_fitted(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
-    """Inverse of `pack_fitted`; everything is checked here, so that nothing made up is found out later.
+    """Build what `pack_fitted` described; everything is checked here, so that a made-up file is refused.
 
     Raises:
         DataError: something is missing, of the wrong kind, or does not fit together.
@@ -190,7 +190,7 @@ def pack_likelihood(likelihood: Likelihood) -> State:
 
 
 def unpack_likelihood(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:
-    """Inverse of `pack_likelihood`.
+    """Build the likelihood that `pack_likelihood` described.
 
     Raises:
         ModelMismatchError: the file does not know its likelihood.

@@ -36,7 +36,7 @@ FEW_OUTPUTS = 64
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What one pass over the data leaves; a value that prior, noise and temperature are combined with later.
+    """Hold what one pass over the data leaves; prior, noise and temperature are combined with it later.
 
     Attributes:
         layout: parameters that have a posterior.

@@ -52,7 +52,7 @@ class _Counts(PointwiseLikelihood):
 
 
 class Poisson(_Counts):
-    """`y ~ Poisson(exp f)`: `l = exp f - y f + log y!`, `L = diag(exp f)`, whatever the label.
+    """Model `y ~ Poisson(exp f)`: `l = exp f - y f + log y!`, `L = diag(exp f)`, whatever the label.
 
     Source: docs/method/likelihoods.md#table-of-likelihoods. Cost: one pass over the outputs.
     """
@@ -80,7 +80,7 @@ class Poisson(_Counts):
 
 
 class NegativeBinomial(_Counts):
-    """`y ~ NB(mean exp f, variance mu + mu^2 / r)`: a Poisson whose rate is itself gamma distributed.
+    """Model `y ~ NB(mean exp f, variance mu + mu^2 / r)`: a Poisson whose rate is gamma distributed.
 
     `l = -r log(r / (r + mu)) - y log(mu / (r + mu)) + const`. Its Hessian in f, `(y + r) r mu / (r + mu)^2`, depends on
     the label, so L is its mean, the Fisher information `r mu / (r + mu)` (docs/method/likelihoods.md).

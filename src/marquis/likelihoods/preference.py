@@ -11,7 +11,7 @@ from marquis.likelihoods.tools import describe
 
 
 class Preference(Categorical):
-    """`p(first preferred) = sigmoid(f_0 - f_1)` for outputs `[B, 2]`, the scores of two alternatives.
+    """Model `p(first preferred) = sigmoid(f_0 - f_1)` for outputs `[B, 2]`, scores of two alternatives.
 
     With the chosen alternative first and label 0 that is `l = softplus(-(f_chosen - f_rejected))`. Labels say which of
     the two is preferred, 0 or 1, so it is `Categorical` over two logits, and what the scores share cancels in

@@ -17,7 +17,7 @@ from marquis.posterior import Posterior
 
 @dataclass(frozen=True, eq=False, init=False)
 class PosteriorFunction(NetworkFunction):
-    """The outputs as a function of the posterior's parameters, differentiated at its mean in the random weights.
+    """Compute the outputs as a function of the posterior's parameters, differentiated at its mean.
 
     Args:
         model: A module in evaluation mode, or a function `(params, x) -> outputs`.

@@ -28,7 +28,7 @@ from marquis.structures.pieces import KroneckerPiece
 
 @dataclass(frozen=True, eq=False)
 class LastLayerFactors:
-    """The posterior of one linear layer in factored form; made once per posterior.
+    """Hold the posterior of one linear layer in factored form; made once per posterior.
 
     Attributes:
         inverse: `1 / (g_i r_j + d)`, or the variances themselves for a diagonal posterior, `[O, s]`.
@@ -47,7 +47,7 @@ class LastLayerFactors:
 
 @dataclass(frozen=True, eq=False)
 class LastLayer:
-    """A linear output layer with its features of one batch.
+    """Hold a linear output layer with its features of one batch.
 
     Attributes:
         outputs: the network's outputs `[B, O]`.

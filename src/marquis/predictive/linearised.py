@@ -32,7 +32,7 @@ CLOSED_FORM_OUTPUTS = 1024
 
 @dataclass(frozen=True, eq=False)
 class OutputMoments:
-    """Gaussian outputs of the linearised network.
+    """Hold the Gaussian outputs of the linearised network.
 
     Attributes:
         mean: `[B, *rest]`.

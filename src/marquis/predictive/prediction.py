@@ -25,7 +25,7 @@ INFORMATION_SAMPLES = 200
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What is known about new data; what does not apply is None.
+    """Hold the prediction for new data; what does not apply is None.
 
     Attributes:
         mean: mean of the outputs (logits for classification) `[B, *rest]`.

@@ -27,7 +27,7 @@ Deviations = dict[str, Tensor]
 
 @dataclass(eq=False)
 class WeightSamples:
-    """Outputs of the network, or of its linearisation, for weights sampled from the posterior.
+    """Compute outputs of the network, or of its linearisation, for weights sampled from the posterior.
 
     Args:
         function: the network.
@@ -105,7 +105,7 @@ class WeightSamples:
 
 @dataclass
 class Moments:
-    """Mean and sum of squared deviations, merged chunk by chunk (Welford; Chan et al. 1983)."""
+    """Merge means and sums of squared deviations chunk by chunk (Welford; Chan et al. 1983)."""
 
     count: int = 0
     mean: Tensor | None = None
@@ -127,7 +127,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class SampleSummary:
-    """What is left of the samples; memory does not grow with their number.
+    """Hold a summary of the samples; memory does not grow with their number.
 
     Attributes:
         mean: mean of the (mean half of the) outputs `[B, *rest]`.
@@ -146,7 +146,7 @@ class SampleSummary:
 
 @dataclass
 class Averages:
-    """Running sums over samples, of what is to be averaged, for one range of inputs.
+    """Sum over samples what is to be averaged, for one range of inputs.
 
     Attributes:
         noise: of noise variances.

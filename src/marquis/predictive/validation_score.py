@@ -34,7 +34,7 @@ class _Batch:
 
 
 class ValidationScore:
-    """Mean log predictive density of labelled data under a posterior, linearised.
+    """Compute the mean log predictive density of labelled data under a posterior, linearised.
 
     The Jacobians do not depend on prior and noise, so they are computed once and kept while they fit.
 

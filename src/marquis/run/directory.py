@@ -40,13 +40,13 @@ CONFIG, MODEL, SUMMARY = "config.json", "model.safetensors", "summary.json"
 SUMMARY_VERSION = 2
 """Summaries of 0.1.0 have no version and no checksum."""
 OTHER_UNITS = 10
-"""So many times brighter than all training images, an image is not strange but given in other units. Likewise images of
-at most 1, where training images were brighter than this."""
+"""Images this many times brighter than all training images are in other units, and so are images of at most 1 where
+training images were brighter than this."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run's folder and configuration.
+    """Hold a run's folder and configuration.
 
     Attributes:
         path: The folder, which holds `config.json`, `metrics.csv`, `checkpoints/`, `tensorboard/`, and, when training
@@ -119,7 +119,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """A run that is there already.
+        """Open a run that is there already.
 
         Raises:
             DataError: There is none, or its configuration is damaged.
@@ -148,9 +148,9 @@ class Run:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
         return cls(path, settings, spec, scaling, columns, brightest, trained_on)
 
-    def resumed(self, given: dict[str, Any]) -> Run:
-        """Return the same run, if what is given now does not contradict its settings."""
-        run = replace(self, settings=self.settings.resumed(given))
+    def resumed(self, options: dict[str, Any]) -> Run:
+        """Return the same run, if these options do not contradict its settings."""
+        run = replace(self, settings=self.settings.resumed(options))
         with exclusive(self.path, "a training"):
             run.save_config()
         return run
@@ -198,11 +198,11 @@ class Run:
 
     @property
     def model_path(self) -> Path:
-        """Where the finished model is, or will be."""
+        """Return the path of the finished model, whether it is there or not."""
         return self.path / MODEL
 
     def model(self, *, linear: bool = False) -> BaseAutoencoder:
-        """The finished model, in evaluation mode.
+        """Return the finished model, in evaluation mode.
 
         Args:
             linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at the effective
@@ -235,12 +235,12 @@ class Run:
         return linearised(model, online.settings.posterior_temperature / online.effective_temperature)
 
     def rows_of_training(self) -> list[Row]:
-        """The rows of `metrics.csv`, one per epoch."""
+        """Return the rows of `metrics.csv`, one per epoch."""
         return read_rows(self.path / METRICS)
 
     @functools.cached_property
     def data_module(self) -> DataModule:
-        """Training, validation and test rows, scaled.
+        """Return training, validation and test rows, scaled.
 
         Raises:
             DataError: They cannot be read, or are not what the run was trained on.
@@ -282,19 +282,18 @@ class Run:
         some: int | None = None,
         seed: int = 0,
         header: bool | None = None,
-        holes: bool = False,
+        allow_missing: bool = False,
     ) -> Rows:
-        """Rows of another file, folder or data set, as the model wants them.
+        """Read rows of another file, folder or data set, as the model takes them.
 
         Args:
             name: As in `mq.data.load`; by default the test rows of a named set and all rows of a file.
             split: "train", "test" or "all".
-            limit: Only the first so many.
-            some: At most so many, taken at random.
-            seed: For that.
-            header: For `.csv`: whether the first line has names; found out by default.
-            holes: Whether entries may be missing although the model was trained on complete data, as they are to be
-                filled in.
+            limit: Maximum number of rows, from the first on.
+            some: Maximum number of random rows.
+            seed: Seed of that choice.
+            header: For `.csv`: whether the first line has names; auto-detected by default.
+            allow_missing: Whether entries may be missing although the model was trained on complete data.
 
         Raises:
             DataError: They cannot be read, are of another shape, or have missing entries that the model cannot take.
@@ -311,7 +310,7 @@ class Run:
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
         rows = rows_of(data, self.spec.shape, **described)
         self._check_units(data)
-        if not holes and not self.spec.missing and bool(rows.x.isnan().any()):
+        if not allow_missing and not self.spec.missing and bool(rows.x.isnan().any()):
             raise DataError(
                 f"{rows.source} has missing entries, but the model was trained on complete data; fill them in first: "
                 f"`marquis impute {self.path} {name} --out FILE`"

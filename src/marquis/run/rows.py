@@ -19,15 +19,15 @@ LARGEST = 1e18
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Data for a model.
+    """Hold data for a model.
 
     Attributes:
         x: `[n, ...]`, scaled; NaN where missing.
         original: As read, in the units of the data; tables in float64, so that they can be written again exactly.
         y: Targets, where the data have some.
         source: File, folder or name.
-        names: Of the columns, for a table that has names.
-        file_names: Likewise as they stand in the file, with those that were set apart in training.
+        names: Names of the columns, for a table that has names.
+        file_names: Names of all columns in the order of the file, with those that training excluded.
         aside: These, as read.
         files: Of images in a folder, the file of each.
     """
@@ -43,7 +43,7 @@ class Rows:
 
 
 def at_random(data: Data, most: int, seed: int) -> Data:
-    """At most so many rows, in their order: files and folders are often sorted by class, so the first would not do."""
+    """Return at most `most` random rows in their order: files and folders are often sorted by class."""
     return data if len(data) <= most else data[rows_at_random(len(data), most, seed)]
 
 
@@ -59,7 +59,7 @@ def rows_of(
 
     Args:
         data: As read.
-        shape: Of one datum in training.
+        shape: Shape of one training example.
         scaling: Of the columns.
         columns: Names of the columns in training; a file with names is put into their order.
         targets: Columns that were set apart in training, and are left out where a file has them.
@@ -78,8 +78,8 @@ def rows_of(
     if bool(too_large.any()):
         row = int(too_large.nonzero()[0])
         raise DataError(f"{data.source}: row {row} has a number too large for the model; mark missing values as NaN")
-    found = names or columns, data.feature_names or columns, aside
-    return Rows(scaled, x, data.y, data.source, *found, data.files)
+    table = names or columns, data.feature_names or columns, aside
+    return Rows(scaled, x, data.y, data.source, *table, data.files)
 
 
 def _in_order(

@@ -14,7 +14,7 @@ from marquis.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """`(x - mean) / scale` for each column.
+    """Scale each column by `(x - mean) / scale`.
 
     Attributes:
         mean: `[d]`, float64.
@@ -28,7 +28,7 @@ class Scaling:
 
     @classmethod
     def of(cls, x: Tensor, names: Sequence[str] | None = None) -> Scaling:
-        """From training rows `[N, d]`; missing entries are left out.
+        """Compute the scaling of training rows `[N, d]`; missing entries are left out.
 
         Raises:
             DataError: A column has no values, or values whose deviation no double can hold.
@@ -41,34 +41,34 @@ class Scaling:
             raise DataError(f"{_called(count == 1, names)} has a single value in the training rows; remove it")
         values = torch.where(seen, x, 0).double()
         mean = values.sum(0) / count
-        away = torch.where(seen, x.double() - mean, 0)
-        deviation = (away.square().sum(0) / count).sqrt()
+        difference = torch.where(seen, x.double() - mean, 0)
+        deviation = (difference.square().sum(0) / count).sqrt()
         # a mean of equal numbers may be off by a bit
-        constant = (away.abs().amax(0) <= 1e-12 * mean.abs()) & mean.isfinite()
+        constant = (difference.abs().amax(0) <= 1e-12 * mean.abs()) & mean.isfinite()
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
             raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
         return cls(torch.where(constant, first_seen(x, seen), mean), torch.where(constant, 1.0, deviation), constant)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """To mean 0 and standard deviation 1."""
+        """Return rows scaled to mean 0 and standard deviation 1."""
         return ((x.double() - self.mean) / self.scale).to(x.dtype)
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """Back to the units of the data, in float64."""
+        """Return rows in the units of the data, in float64."""
         return torch.where(self.constant, self.mean, x.double() * self.scale + self.mean)
 
     def deviations(self, std: Tensor) -> Tensor:
-        """Standard deviations in the units of the data, in float64; none of what is constant."""
+        """Return standard deviations in the units of the data, in float64; 0 for constant columns."""
         return torch.where(self.constant, 0.0, std.double() * self.scale)
 
     def as_json(self) -> dict[str, list[Any]]:
-        """What JSON can hold, exactly."""
+        """Return the scaling as JSON can hold it, exactly."""
         return {"mean": self.mean.tolist(), "scale": self.scale.tolist(), "constant": self.constant.tolist()}
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> Scaling:
-        """The inverse of `as_json`; in runs of before it was kept, no column is taken for constant."""
+        """Build the scaling that `as_json` described; runs of earlier versions have no constant columns."""
         mean, scale = (torch.tensor(held[name], dtype=torch.float64) for name in ("mean", "scale"))
         constant = torch.tensor(held.get("constant", [False] * len(mean)), dtype=torch.bool)
         if (
@@ -81,11 +81,11 @@ class Scaling:
 
 
 def first_seen(x: Tensor, seen: Tensor) -> Tensor:
-    """The first value of each column that is not missing, `[d]`."""
+    """Return the first value of each column that is not missing, `[d]`."""
     return x.double().gather(0, seen.int().argmax(0, keepdim=True))[0]
 
 
 def _called(wrong: Tensor, names: Sequence[str] | None) -> str:
-    """The first of the columns that are wrong."""
+    """Return the name of the first of the columns that are wrong."""
     number = int(wrong.nonzero()[0])
     return f"column {names[number]!r}" if names else f"column number {number + 1}"

@@ -18,14 +18,14 @@ from marquis.run.settings import TrainingSettings
 
 
 def largest_of(data: Data) -> float:
-    """Largest absolute value, without making floats of bytes: they would not fit into memory where images are many."""
+    """Return the largest absolute value, without making floats of bytes, which might not fit into memory."""
     if data.stored.dtype == torch.uint8:
         return float(data.stored.max()) / 255
     return float(data.stored.nan_to_num(0.0).abs().max())
 
 
 def load_rows(settings: TrainingSettings, split: str) -> Data:
-    """Rows as they are in the file: what differs between two times in seconds would be lost in float32."""
+    """Load rows as they are in the file: differences of times in seconds would be lost in float32."""
     options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
     options["target"] = settings.target or None
     data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
@@ -33,15 +33,15 @@ def load_rows(settings: TrainingSettings, split: str) -> Data:
 
 
 def missing_in(train: Data) -> Missing:
-    """What the model is told about missing entries: tables may have some later on, even if there are none now."""
-    holes = bool(train.stored.isnan().any())
+    """Return how the model treats missing entries: tables may have some later on, even if there are none now."""
+    incomplete = bool(train.stored.isnan().any())
     if len(train.shape) == 2:
-        return "mask" if holes else True
-    return holes
+        return "mask" if incomplete else True
+    return incomplete
 
 
 def fingerprint(data: str) -> str | None:
-    """SHA-256 of a file's content, of the images' names and sizes in a folder; None for named sets.
+    """Return the SHA-256 of a file's content, or of the images' names and sizes in a folder; None for named sets.
 
     Held-out rows are chosen by their number in the file: a row more, and rows that were trained on would be held out.
     Cost: the file is read once, of a folder nothing but its lists.
@@ -58,7 +58,7 @@ def fingerprint(data: str) -> str | None:
     for folder, folders, files in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            found = Path(folder) / name
-            if found.suffix.lower() in SUFFIXES and not name.startswith(".") and found.is_file():
-                digest.update(f"{found.relative_to(path).as_posix()} {found.stat().st_size}\n".encode())
+            file = Path(folder) / name
+            if file.suffix.lower() in SUFFIXES and not name.startswith(".") and file.is_file():
+                digest.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
     return digest.hexdigest()

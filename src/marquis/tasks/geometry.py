@@ -24,7 +24,7 @@ __all__ = ["Geodesic", "SampledDecoders", "distances", "energy", "geodesic", "le
 
 @dataclass(frozen=True, eq=False)
 class Geodesic:
-    """Shortest curves between codes under the expected metric; the shapes are those of several pairs of ends.
+    """Hold shortest curves between codes under the expected metric, for several pairs of ends.
 
     Attributes:
         points: Codes along each curve at constant speed, ends included, `[n, points, K]`.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SampledDecoders:
-    """A fixed set of decoders of a model, so that every call meets the same networks.
+    """Hold a fixed set of decoders of a model, so that every call uses the same networks.
 
     Of a model of `marquis.autoencoders` the sampled weights are kept (`samples` times the memory of its decoder) and
     Jacobians are exact. Of any other model with `decode`, and of a linearised one, the networks are those of one

@@ -25,7 +25,7 @@ CHOLESKY_PENALTY = 4.0
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """A value on the only path backwards.
+    """Describe a value on the only path backwards.
 
     Attributes:
         value: its number.

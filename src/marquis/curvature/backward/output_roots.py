@@ -19,7 +19,7 @@ from marquis.likelihoods import Likelihood
 
 
 class SquareRoot(ABC):
-    """Columns at the network's output."""
+    """Provide columns of the output Hessian's root, from which a backward walk starts."""
 
     count: int
     shared: bool
@@ -35,7 +35,7 @@ class SquareRoot(ABC):
 
 @dataclass(eq=False)
 class ExplicitRoot(SquareRoot):
-    """Columns that are already written out: [c, n, *shape]."""
+    """Hold columns that are already written out: [c, n, *shape]."""
 
     columns: Tensor
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class ExplicitRoot(SquareRoot):
 
 @dataclass(eq=False)
 class PixelwiseRoot(SquareRoot):
-    """Output Hessians that couple nothing, or only entries along one dimension (classes at one pixel).
+    """Provide columns of output Hessians that couple nothing, or only entries along one dimension (classes).
 
     Columns are made for a box of the output at a time: an identity within the box, or the root of its classes.
 

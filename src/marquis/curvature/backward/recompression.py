@@ -20,7 +20,7 @@ LARGEST_JITTER = 1e-4
 
 @dataclass(eq=False)
 class TriangularRoot(ExplicitRoot):
-    """Columns of a lower triangular square root: column c is zero above entry c, so a chunk has a window."""
+    """Provide columns of a lower triangular root: column c is zero above entry c, so a chunk has a window."""
 
     def __init__(self, lower: Tensor, shape: tuple[int, ...]) -> None:
         """Keep the factor [n or 1, w, w] as it is; columns are cut from it."""

@@ -18,7 +18,7 @@ from marquis.curvature.ops.registry import is_tagged_pointwise, operation_of
 
 @dataclass(frozen=True, eq=False)
 class BackwardSteps:
-    """The steps of a backward pass for one selection of parameters.
+    """Hold the steps of a backward pass for one selection of parameters.
 
     Attributes:
         network: the captured network.

@@ -31,7 +31,7 @@ from marquis.curvature.ops.context import Context, Cotangent
 
 
 class Observer:
-    """What a backward walk shows and asks; this one neither records nor changes anything."""
+    """Observe a backward walk; this one neither records nor changes anything."""
 
     def choose_chunks(self, root: SquareRoot, chunks: list[object], bottleneck: Bottleneck | None) -> list[object]:
         """Return the chunks of columns to walk with, down to the next bottleneck."""
@@ -50,7 +50,7 @@ class Observer:
 
 @dataclass(eq=False)
 class BackwardWalk:
-    """One backward walk from a square root at the output to an accumulator.
+    """Walk backwards once, from a square root at the output to an accumulator.
 
     Attributes:
         backward: the steps to visit and the uses of parameters along them.

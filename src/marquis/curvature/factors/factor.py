@@ -27,7 +27,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """A box inside a grid; `full` is the grid's shape without the batch, `ranges` the box.
+    """Describe a box inside a grid; `full` is the grid's shape without the batch, `ranges` the box.
 
     The grid may be the shape before a flattening: a value of shape [n, C*H*W] can carry a window on (C, H, W).
     """
@@ -63,7 +63,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """Columns of S at one value of the network; see the module's text.
+    """Hold columns of S at one value of the network; see the module's text.
 
     Attributes:
         columns: [c, n or 1, *grid] (or [c, *shape] with the batch elsewhere, when `batch_first` is False).

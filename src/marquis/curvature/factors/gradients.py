@@ -25,7 +25,7 @@ CHUNK_BYTES = 2**20
 
 
 class ParameterGradients(ABC):
-    """Gradients `G[c, n, *shape]` of one batch-free tensor.
+    """Represent gradients `G[c, n, *shape]` of one batch-free tensor.
 
     Attributes:
         shape: shape of the tensor.
@@ -67,7 +67,7 @@ class ParameterGradients(ABC):
 
 
 class LazyGradients(ParameterGradients):
-    """Gradients from a function of the sample range: the exact fall-back, and weights derived from parameters."""
+    """Compute gradients by a function of the sample range: the exact fall-back, and derived weights."""
 
     def __init__(
         self, make: Callable[[int, int], Tensor], columns: int, samples: int, shape: tuple[int, ...], item: int
@@ -81,7 +81,7 @@ class LazyGradients(ParameterGradients):
 
 
 class ExplicitGradients(ParameterGradients):
-    """Gradients written out, [c, n or 1, *shape].
+    """Hold gradients that are written out, [c, n or 1, *shape].
 
     Attributes:
         values: the gradients.
@@ -111,7 +111,7 @@ class ExplicitGradients(ParameterGradients):
 
 
 class BiasGradients(ParameterGradients):
-    """The bias of a dense layer without positions: its gradient is the factor itself."""
+    """Represent gradients of a dense layer's bias without positions: they are the factor itself."""
 
     def __init__(self, factor: Factor) -> None:
         super().__init__(factor.shape[1:], factor.count, factor.shape[0], factor.columns.element_size())
@@ -137,7 +137,7 @@ class BiasGradients(ParameterGradients):
 
 
 class EmbeddingGradients(ParameterGradients):
-    """An embedding: the gradient of one sample touches the rows of its own tokens.
+    """Represent gradients of an embedding: that of one sample touches the rows of its own tokens.
 
     Attributes:
         tokens: [n, t]; padding positions are -1.

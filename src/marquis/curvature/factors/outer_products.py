@@ -17,7 +17,7 @@ SMALL = 2048
 
 
 class RankOne(ParameterGradients):
-    """A dense layer without positions: G[c, n] = g aᵀ.
+    """Represent gradients of a dense layer without positions: G[c, n] = g aᵀ.
 
     The diagonal needs diag(M) and a² only (docs/method/curvature.md, Exact diagonal).
 
@@ -70,7 +70,7 @@ class RankOne(ParameterGradients):
 
 
 class OuterProducts(ParameterGradients):
-    """A weight shared over positions: G[c, n] = sum_t g_t a_tᵀ (layers over sequences, convolutions, tied layers).
+    """Represent gradients of a weight shared over positions: G[c, n] = sum_t g_t a_tᵀ (sequences, convolutions).
 
     Attributes:
         inputs: (start, stop) -> a of these samples, [m, q, t, i]; made when needed, since unfolded pictures are large.

@@ -39,7 +39,7 @@ BLOCK_BYTES = 2**22
 
 
 class QuadraticForm(ABC):
-    """The inverse of one parameter's precision, ready to be multiplied by gradients from both sides."""
+    """Multiply gradients from both sides by the inverse of one parameter's precision."""
 
     @abstractmethod
     def of(self, gradients: ParameterGradients, whole: bool) -> Tensor:
@@ -70,7 +70,7 @@ def quadratic_forms(precision: Structure) -> dict[str, QuadraticForm] | None:
 
 @dataclass(eq=False)
 class DenseForm(QuadraticForm):
-    """A dense block, mostly of a bias, through one root of its inverse."""
+    """Multiply by the inverse of a dense block, mostly of a bias, through one root of it."""
 
     operator: Operator
 
@@ -89,7 +89,7 @@ class DenseForm(QuadraticForm):
 
 @dataclass(eq=False)
 class SeparableForm(QuadraticForm):
-    """A precision that is diagonal in a basis of Kronecker products, or in the parameter's own entries.
+    """Multiply by the inverse of a precision that is diagonal in a Kronecker basis or in the entries.
 
     Attributes:
         inverse: the inverse eigenvalues, `[q, r, s]` or flat.

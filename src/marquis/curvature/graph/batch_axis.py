@@ -26,7 +26,7 @@ SymbolicShape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class BatchAxis:
-    """Dimension `axis` holds the batch, with `inner` positions per sample merged into it.
+    """Say where the batch is: dimension `axis`, with `inner` positions per sample merged into it.
 
     Attributes:
         axis: the dimension.

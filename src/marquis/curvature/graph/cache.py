@@ -31,7 +31,7 @@ from marquis.functional.unwrap import unwrap
 
 @dataclass(frozen=True, eq=False)
 class _Capture:
-    """One captured network, what has to be the same for using it again, and how much rounding changes its outputs."""
+    """Hold one captured network, the conditions for its reuse, and how much rounding changes its outputs."""
 
     network: Network
     fingerprint: Fingerprint

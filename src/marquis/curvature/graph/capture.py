@@ -29,7 +29,7 @@ NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor
 
 
 class _Caller(nn.Module):
-    """What is exported: a replica of the user's module, or a function, behind one signature `forward(x)`.
+    """Wrap what is exported, a replica of the user's module or a function, behind `forward(x)`.
 
     Exporting puts other tensors into a module for a while, which another thread must not see.
     """

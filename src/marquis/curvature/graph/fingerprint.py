@@ -27,7 +27,7 @@ DEPTH = 4
 
 
 class Description:
-    """One walk through everything that a model reads, made anew for every call. Cost: about 5 µs per module.
+    """Describe everything that a model reads, anew for every call. Cost: about 5 µs per module.
 
     Attributes:
         atoms: the description, flat: types, plain values, lengths of containers, versions and addresses.
@@ -141,7 +141,7 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 class Fingerprint:
-    """What a model looked like at one time; it keeps no part of the model alive.
+    """Hold what a model looked like at one time; it keeps no part of the model alive.
 
     Attributes:
         expired: whether an object that was described by its address has died since; nothing matches then.

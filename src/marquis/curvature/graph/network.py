@@ -22,14 +22,14 @@ from marquis.curvature.graph.batch_axis import BatchAxis
 
 @dataclass(frozen=True)
 class Ref:
-    """A reference to the value with this number among a step's arguments."""
+    """Refer to the value with this number among a step's arguments."""
 
     value: int
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation: `value = op(*args, **kwargs)` with `Ref`s for earlier values."""
+    """Describe one operation, `value = op(*args, **kwargs)` with `Ref`s for earlier values."""
 
     value: int
     op: Any
@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A captured network. Immutable; parameters and inputs are passed in each time.
+    """Represent a captured network. Immutable; parameters and inputs are passed in each time.
 
     Attributes:
         steps: the operations in execution order.

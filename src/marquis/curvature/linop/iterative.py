@@ -19,7 +19,7 @@ Matvec = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A stochastic estimate: the mean over probes and the standard error of that mean (NaN for one probe)."""
+    """Hold a stochastic estimate: the mean over probes and its standard error (NaN for one probe)."""
 
     value: Tensor
     standard_error: Tensor
@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Solution:
-    """What conjugate gradients found; `residual` is `|b - A x| / |b|`, recomputed from `x` at the end."""
+    """Hold the result of conjugate gradients; `residual` is relative and recomputed from `x` at the end."""
 
     x: Tensor  # [k, P]
     residual: Tensor  # [k]
@@ -49,7 +49,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Gauss quadrature of the spectrum: `tr f(A)` is estimated by `sum_i weights_i f(nodes_i)`, per probe.
+    """Hold a Gauss quadrature of the spectrum: `tr f(A)` is about `sum_i weights_i f(nodes_i)`, per probe.
 
     Nodes are Ritz values of one Lanczos run each; entries past a run's end (it found an invariant subspace)
     have weight zero. The weights of one probe `z` sum to `|z|²`, which is P for Rademacher probes.

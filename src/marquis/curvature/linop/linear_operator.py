@@ -24,7 +24,7 @@ DENSE_LIMIT = 10_000
 
 
 class Solver(Protocol):
-    """Anything that can stand in for the matrix in a preconditioner: every structure can."""
+    """Describe what can serve as a preconditioner: every structure can."""
 
     def solve(self, v: Tensor) -> Tensor:
         """Apply the inverse to rows `[..., P]`."""
@@ -32,7 +32,7 @@ class Solver(Protocol):
 
 
 class LinearOperator(ABC):
-    """A symmetric `P x P` matrix by its products. A subclass writes `_product`; the rest comes free.
+    """Represent a symmetric `P x P` matrix by its products. A subclass writes `_product`; the rest comes free.
 
     Attributes:
         layout: names and shapes of the parameters, in the order in which vectors are flattened.

@@ -19,7 +19,7 @@ Matvec = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Nystrom:
-    """`A ≈ Σ_i values_i q_i q_iᵀ`; the rest of the space counts as zero.
+    """Hold `A ≈ Σ_i values_i q_i q_iᵀ`; the rest of the space counts as zero.
 
     Attributes:
         values: eigenvalues `[r]`, largest first.

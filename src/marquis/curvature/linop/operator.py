@@ -87,7 +87,7 @@ def operator(
 
 
 class CurvatureOperator(LinearOperator):
-    """What `operator(...)` returns: a fixed symmetric matrix, the sum over the loader, known by its products.
+    """Represent a fixed symmetric matrix, the sum over a loader, by its products; made by `operator`.
 
     Attributes:
         kind: which curvature it is.
@@ -108,7 +108,7 @@ class CurvatureOperator(LinearOperator):
         check: bool = True,
         progress: bool = False,
     ) -> None:
-        """See `operator`."""
+        """Store the arguments, which `operator` describes."""
         kind = choose("kind", kind, KINDS)
         if vectors_per_pass < 1:
             raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")

@@ -18,7 +18,7 @@ Cotangent = Factor | dict[int, Factor]
 
 @dataclass(eq=False)
 class Context:
-    """The network's values on one batch, for vector-Jacobian products and parameter gradients.
+    """Hold the network's values on one batch, for vector-Jacobian products and parameter gradients.
 
     Attributes:
         network: the captured network.
@@ -77,7 +77,7 @@ class Context:
 
 
 class SquaredCall:
-    """One operation for a squared rule: its arguments, the m of its results, and who receives contributions.
+    """Hold one operation for a squared rule: its arguments, the m of its results, and who receives it.
 
     Attributes:
         step: the operation.

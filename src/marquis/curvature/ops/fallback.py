@@ -117,7 +117,7 @@ def _axis_of(context: Context, step: Step, part: int | None) -> BatchAxis:
 def derived_gradient(
     context: Context, gradients: ParameterGradients, number: int, name: str, shape: tuple[int, ...]
 ) -> ParameterGradients:
-    """Carry gradients of a value derived from parameters (a view, a normalised weight) back to one parameter."""
+    """Compute gradients in one parameter from those in a value derived from it (a view, a normalised weight)."""
     network = context.network
     steps = _batch_free_steps(network, number)
     source = network.parameters[name]

@@ -34,7 +34,7 @@ FEW_CHANNELS = 32
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionGeometry:
-    """Kernel and options of one convolution, plain or transposed, one number per spatial dimension.
+    """Hold kernel and options of one convolution, plain or transposed, one number per spatial dimension.
 
     Attributes:
         weight: the kernel.

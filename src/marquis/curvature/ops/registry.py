@@ -51,7 +51,7 @@ input; a `constant` has no derivative, or zero.
 
 @dataclass(frozen=True)
 class SquaredRule:
-    """How m = diag(M) passes one operation.
+    """Define how m = diag(M) passes one operation.
 
     Attributes:
         apply: reads `call.m` and hands out contributions.
@@ -74,7 +74,7 @@ class SquaredRule:
 
 @dataclass(frozen=True)
 class Operation:
-    """Everything that the engine knows about one operation.
+    """Describe everything that the engine knows about one operation.
 
     Attributes:
         vjp: the vector-Jacobian product of a factor.

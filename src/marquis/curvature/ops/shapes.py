@@ -119,7 +119,7 @@ def _slice(context: Context, factor: Factor, number: int, dim: int, start: int, 
 
 
 def getitem_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Cotangent]:
-    """Hand the factor to one result of an operation with several."""
+    """Return the factor for one result of an operation with several."""
     number, index = step.inputs[0], step.args[1]
     return {number: {index: factor}} if context.is_target(number) else {}
 
@@ -159,7 +159,7 @@ def concatenate_squared(call: SquaredCall) -> None:
 
 
 def getitem_squared(call: SquaredCall) -> None:
-    """Hand m to one result of an operation with several."""
+    """Return m for one result of an operation with several."""
     source, part = call.step.args
     call.give_to(source.value, call.m, operator.index(part) % len(call.values[source.value]))
 

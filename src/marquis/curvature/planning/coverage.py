@@ -26,7 +26,7 @@ KEPT = {"diagonal": "diagonal", "block": "block", "full": "full", "lowrank": "lo
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What happens to one parameter.
+    """Describe what happens to one parameter.
 
     Attributes:
         name: of the parameter.

@@ -38,7 +38,7 @@ CAPTURE_SAMPLES = 3
 
 @dataclass(frozen=True)
 class Recompression:
-    """A bottleneck at which the columns are replaced by fewer.
+    """Describe a bottleneck at which the columns are replaced by fewer.
 
     Attributes:
         operation: the operation that makes the narrow tensor.
@@ -55,7 +55,7 @@ class Recompression:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `ggn` would do with these arguments. `print` it for a table.
+    """Describe what `ggn` would do with these arguments. `print` it for a table.
 
     Attributes:
         structure: kind of matrix.

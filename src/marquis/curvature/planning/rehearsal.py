@@ -40,7 +40,7 @@ from marquis.likelihoods import Likelihood
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One use of a parameter on the backward pass.
+    """Describe one use of a parameter on the backward pass.
 
     Attributes:
         step: the operation.
@@ -57,7 +57,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Segment:
-    """The part of the backward pass between two bottlenecks.
+    """Describe the part of the backward pass between two bottlenecks.
 
     Attributes:
         columns: columns that pass through it.
@@ -76,7 +76,7 @@ class Segment:
 
 @dataclass(eq=False)
 class Rehearsal(Observer):
-    """What a pass will do and take.
+    """Describe what a pass will do and take.
 
     Attributes:
         shapes: shape of every value.

@@ -36,7 +36,7 @@ CHUNK = 64
 
 @dataclass(eq=False)
 class _State:
-    """What has arrived at one value: squares by part (tuple results have several), factors by their columns' basis."""
+    """Hold what has arrived at one value: squares by part, factors by the basis of their columns."""
 
     squares: dict[int, Tensor] = field(default_factory=dict)
     factors: dict[int, Cotangent] = field(default_factory=dict)

@@ -19,7 +19,7 @@ INSTEAD = "Use estimator='sketched' (the same cost, unbiased) or estimator='exac
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """One step of the backward pass of m.
+    """Describe one step of the backward pass of m.
 
     Attributes:
         step: the operation whose result carries m.
@@ -36,7 +36,7 @@ class ScheduledStep:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The whole backward pass of m.
+    """Describe the whole backward pass of m.
 
     Attributes:
         output: where m starts.

@@ -57,7 +57,7 @@ class DenseAccumulator(Accumulator):
 
 @dataclass(eq=False)
 class BlockAccumulator(DenseAccumulator):
-    """One dense block for each group of parameters: sums of G Gᵀ.
+    """Sum `G Gᵀ` into one dense block for each group of parameters.
 
     Attributes:
         members: block name -> its parameters, in layout order.
@@ -91,7 +91,7 @@ class BlockAccumulator(DenseAccumulator):
 
 @dataclass(eq=False)
 class FullAccumulator(BlockAccumulator):
-    """The whole matrix: columns must be the same for all parameters, so nothing is recompressed."""
+    """Sum the whole matrix: columns must be the same for all parameters, so nothing is recompressed."""
 
     recompresses: bool = field(default=False, init=False)
 
@@ -106,7 +106,7 @@ class FullAccumulator(BlockAccumulator):
 
 @dataclass(eq=False)
 class LowRankAccumulator(DenseAccumulator):
-    """All gradients, as columns of G with H = G Gᵀ."""
+    """Collect all gradients as columns of G with H = G Gᵀ."""
 
     recompresses: bool = field(default=False, init=False)
     kept: list[Tensor] = field(default_factory=list)
