@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 # Small matrices gain nothing from threads, and two test workers would fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow lint types docs bench build clean
+.PHONY: help demo test slow lint types docs bench build clean chromium
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -22,7 +22,12 @@ $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 demo: $(STAMP)  ## three autoencoders on real digits, one of which knows what it does not know; writes runs/demo/report.html
 	$(BIN)/python examples/laplacian_digits.py --out runs/demo
 
-test: $(STAMP)  ## the fast suite, two workers
+# The explorer is tested in a real browser: installed where we may, left out with a word where we may not.
+chromium:
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } > /dev/null 2>&1 \
+	  || echo "no chromium, and it cannot be installed here: tests of the explorer's page are skipped"
+
+test: $(STAMP) chromium  ## the fast suite, two workers
 	$(BIN)/python -m pytest -n 2
 
 slow: $(STAMP)  ## the tests that `make test` leaves out because they take long

@@ -96,12 +96,25 @@ def show(console: Console, found: Comparison, rows: int) -> None:
     console.print(table)
 
 
+def explore(console: Console, models: list[BaseAutoencoder], test: mq.data.Data, out: Path, live: bool) -> None:
+    """Write the explorer's page beside the report, and say how to open it; or open it live."""
+    second = no_digits(test.x)["sideways"]
+    page = out / "explorer.html"
+    mq.explore(models, test, second=second, export=page)
+    console.print(f"explorer: open {page} in a browser")
+    if live:
+        mq.explore(models, test, second=second)
+    else:
+        console.print("          live: python examples/laplacian_digits.py --explore; of a run: marquis explore RUN")
+
+
 def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description="An autoencoder that knows what it does not know.")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the report")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--width", type=float, default=0.5, help="factor on the numbers of hidden units")
+    parser.add_argument("--explore", action="store_true", help="open the explorer at the end, until Ctrl-C")
     options = parser.parse_args()
     console = Console()
 
@@ -122,6 +135,7 @@ def main() -> None:
     )
     show(console, found, len(x))
     console.print(f"report: {found.path}")
+    explore(console, [models["Laplacian"], models["variational"]], data.test, options.out, options.explore)
 
 
 if __name__ == "__main__":

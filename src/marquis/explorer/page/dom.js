@@ -1,4 +1,4 @@
-// Elements of the page. Text only ever becomes text: a column called <script> is shown as such.
+// Elements of the page. Text only ever becomes text: a column whose name is a tag is shown as such.
 
 /** Return a new element; children are elements or text. */
 export function el(tag, attributes = {}, ...children) {
