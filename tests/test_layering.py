@@ -38,6 +38,7 @@ LAYERS = [
     "subnetwork",
     "evidence",
     "laplace",
+    "scores",
     "online",
     "variational",
     "autoencoders",

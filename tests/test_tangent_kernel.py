@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import marquis as mq
 from helpers.small_networks import close, convnet, dense_jacobian, inputs_for, mlp
@@ -49,3 +50,24 @@ def test_dense_answer_of_the_formula_itself():
     inner = torch.linalg.inv(k(x) + torch.eye(20).double() / 3)
     close(k.condition(x, mq.Gaussian(3.0)).covariance(new), k(new) - k(new, x) @ inner @ k(x, new), 1e-9)
     assert k.condition(x, "gaussian").predict(new).noise_variance is not None
+
+
+@pytest.mark.parametrize("likelihood", [mq.Gaussian(3.0), "categorical"])
+def test_evidence_is_that_of_the_full_posterior_and_tuning_finds_its_maximum(likelihood):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2)).double().eval()
+    x = torch.randn(15, 2, dtype=torch.float64)
+    y = torch.arange(15) % 2 if likelihood == "categorical" else model(x).detach() + 0.3 * torch.randn(15, 2).double()
+    posterior = mq.kernel(model, 2.0).condition(x, likelihood)
+    la = mq.Laplace(model, likelihood, "full", prior=2.0).fit([(x, y)], progress=False)
+    torch.testing.assert_close(posterior.log_evidence(y), la.log_evidence())
+    tuned = posterior.tune(y, tolerance=1e-10)
+    best = tuned.log_evidence(y)
+    assert best > posterior.log_evidence(y)
+    weights = la.tune(tolerance=1e-10)
+    assert float(best) == pytest.approx(weights.log_evidence, abs=1e-5)
+    torch.testing.assert_close(tuned.kernel.prior.precision, la.prior.precision, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(tuned.predict(x[:3]).variance, la.predict(x[:3]).variance, rtol=1e-4, atol=1e-8)
+    for factor in (0.9, 1.1):  # a maximum in the prior's scale
+        other = mq.kernel(model, float(tuned.kernel.prior.precision) * factor).condition(x, tuned.likelihood)
+        assert other.log_evidence(y) < best

@@ -6,6 +6,7 @@ Linearised at its weights, a network with prior `N(0, Delta^-1)` is a Gaussian p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from marquis.arguments import checked
-from marquis.errors import DataError
+from marquis.errors import DataError, NumericalError
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, check_inputs, naming_inputs
 from marquis.functional.jacobian import jacobian_chunks
 from marquis.functional.selection import Selection, parameters_of, select
-from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.likelihoods import Gaussian, Likelihood, as_likelihood
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.prediction import Prediction
@@ -55,8 +56,12 @@ def kernel(
     else:
         unbound = prior if isinstance(prior, Prior) else Prior(1.0 if prior is None else prior)
         bound = unbound.bind(layout, model, params=params)
-    posterior = Posterior(layout, chosen, Diagonal(layout, bound.vector()))
-    return TangentKernel(PosteriorFunction(model, posterior), memory_limit)
+    return _kernel_of(model, chosen, bound, memory_limit)
+
+
+def _kernel_of(model: Model, mean: dict[str, Tensor], prior: BoundPrior, memory_limit: int | None) -> TangentKernel:
+    posterior = Posterior(prior.layout, mean, Diagonal(prior.layout, prior.vector()))
+    return TangentKernel(PosteriorFunction(model, posterior), prior, memory_limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +69,7 @@ class TangentKernel:
     """Compute `k(x, x')` of a network with a prior; made by `kernel`."""
 
     function: PosteriorFunction
+    prior: BoundPrior
     memory_limit: int | None = None
 
     @checked
@@ -160,6 +166,64 @@ class DualPosterior:
             "function space",
             self.likelihood,
         )
+
+    def log_evidence(self, y: Tensor) -> Tensor:
+        """Return the log marginal likelihood of the labels, `[]`, equal to that of the full posterior over weights.
+
+        `log p(y|theta*) - 1/2 |theta* - mu|^2_Delta - 1/2 log det(I + S^T k S)` (docs/method/evidence.md): the
+        determinants of P x P matrices become one of the data's size. Cost: that of `condition`, once.
+        """
+        prior = self.kernel.prior
+        deviation = self.kernel.function.posterior.vector - prior.mean
+        penalty = (deviation.square() * prior.vector()).sum()
+        return self._log_likelihood(y) - 0.5 * penalty - self._factor.diagonal().log().sum()
+
+    def _log_likelihood(self, y: Tensor) -> Tensor:
+        outputs = self.kernel.function.at_point(self.x)
+        self.likelihood.validate(outputs, y)
+        return self.likelihood.log_prob(outputs, y).sum()
+
+    def tune(self, y: Tensor, *, tolerance: float = 1e-6, max_iterations: int = 1000) -> DualPosterior:
+        """Return the posterior at the scale of the prior, and the noise of a Gaussian, of the largest evidence.
+
+        MacKay's fixed points with one factor a of all prior precisions: with the eigenvalues e of `S^T k S`,
+        `gamma = sum e / (e + a)`, `a = gamma / |theta* - mu|^2_Delta`, `beta = (N O - gamma) / SSE`. Cost: one
+        eigen-decomposition of the data's size.
+
+        Raises:
+            NumericalError: The fixed points do not settle.
+        """
+        outputs, prior = self.kernel.function.at_point(self.x), self.kernel.prior
+        self.likelihood.validate(outputs, y)
+        inner = self._root.mT @ self.kernel(self.x) @ self._root
+        values = torch.linalg.eigvalsh((inner + inner.mT) / 2).clamp(min=0)
+        deviation = self.kernel.function.posterior.vector - prior.mean
+        penalty = float((deviation.square() * prior.vector()).sum())
+        noise = self.likelihood.scalar_noise_precision
+        error = None if noise is None else float((y.to(outputs.dtype) - outputs).square().sum())
+        scale, gain, change = 1.0, 1.0, math.inf  # of all prior precisions, and of the noise precision
+        for _ in range(max_iterations):
+            gamma = float((gain * values / (gain * values + scale)).sum())
+            scales = gamma / max(penalty, 1e-30), gain
+            if noise is not None and error is not None:
+                scales = scales[0], max(outputs.numel() - gamma, 1e-12) / max(error, 1e-30) / float(noise)
+            change = max(abs(math.log(new / old)) for new, old in zip(scales, (scale, gain), strict=True))
+            scale, gain = scales
+            if change < tolerance:
+                break
+        else:
+            raise NumericalError(
+                f"prior and noise still change by {change:.1g} after {max_iterations} fixed-point iterations; fix the "
+                "noise (Gaussian(noise_precision)), or allow more iterations."
+            )
+        tuned = prior.with_precision(prior.precision * scale)
+        function = self.kernel.function
+        made = _kernel_of(function.model, dict(function.posterior.mean), tuned, self.kernel.memory_limit)
+        likelihood = self.likelihood
+        if noise is not None:
+            assert isinstance(likelihood, Gaussian)
+            likelihood = likelihood.with_noise(noise * gain)
+        return DualPosterior(made, self.x, likelihood)
 
     def __repr__(self) -> str:
         """Show how much data."""

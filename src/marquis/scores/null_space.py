@@ -1,0 +1,143 @@
+"""Weights that differ where the data say nothing (Miani, Roy and Hauberg 2025).
+
+Samples of the prior are projected onto the null space of the training data's Jacobian, batch by batch: what is left
+changes no training output to first order, and whatever it changes elsewhere is uncertain.
+Letters: B samples, O outputs, P weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marquis.arguments import checked
+from marquis.choices import choose
+from marquis.errors import DataError, NumericalError
+from marquis.functional.call import Model
+from marquis.functional.function import NetworkFunction
+from marquis.functional.jacobian import jacobian
+from marquis.functional.selection import Selection
+from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.loaders import is_one_shot, read_batches
+from marquis.structures import Layout
+
+KEPT = ("outputs", "losses")
+
+
+@checked
+def null_space(
+    model: Model,
+    loader: Iterable[Any],
+    likelihood: str | Likelihood | Any,
+    kept: str = "outputs",
+    prior_precision: float = 1.0,
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    parameters: Selection = None,
+) -> NullSpacePosterior:
+    """Return a posterior whose samples leave the training data as they are, to first order.
+
+    | kept | rows per batch | cost per sweep | what stays |
+    | --- | --- | --- | --- |
+    | `outputs` | the Jacobian, B O | quadratic in B O | the linearised outputs of all training data |
+    | `losses` | the gradient of every datum's loss, B | linear | every datum's loss; outputs may move |
+
+    Args:
+        model: A module in evaluation mode, or a function `(params, x) -> outputs`.
+        loader: Labelled batches (labels matter for "losses" only), iterated once per sweep.
+        likelihood: p(y|f).
+        kept: "outputs" or "losses".
+        prior_precision: Of the isotropic Gaussian that is projected.
+        params: Parameter values, required for a function.
+        parameters: Which parameters, as in `curvature.ggn`.
+    """
+    kept = choose("kept", kept, KEPT)
+    if not 0 < prior_precision < float("inf"):
+        raise DataError(f"prior_precision={prior_precision}: it has to be positive and finite.")
+    if is_one_shot(loader):
+        raise DataError("null_space passes over the data many times; pass a list of batches or a DataLoader.")
+    function = NetworkFunction.copy_of(model, params=params, parameters=parameters)
+    return NullSpacePosterior(function, loader, as_likelihood(likelihood), kept, prior_precision)
+
+
+@dataclass(frozen=True, eq=False)
+class NullSpacePosterior:
+    """Gaussian over the weights that the data do not determine; made by `null_space`."""
+
+    function: NetworkFunction
+    loader: Iterable[Any]
+    likelihood: Likelihood
+    kept: str
+    prior_precision: float
+
+    @checked
+    def sample(
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+        *,
+        tolerance: float = 1e-6,
+        sweeps: int = 200,
+    ) -> dict[str, Tensor]:
+        """Return `n` samples of the weights, by name `[n, *shape]`.
+
+        Cost per sweep: one Jacobian (or one backward pass per datum) and one small eigen-decomposition per batch. One
+        sweep is enough where all data are one batch; the smaller the batches, the more sweeps.
+
+        Args:
+            n: Number of samples.
+            generator: Source of randomness.
+            tolerance: Of what is left to project, relative to the sample.
+            sweeps: Most passes over the data.
+
+        Raises:
+            NumericalError: The sweeps did not converge.
+        """
+        if n < 1:
+            raise DataError(f"n={n}: at least one sample is needed.")
+        function = self.function
+        device = function.device if generator is None else generator.device
+        noise = torch.randn(n, function.size, generator=generator, dtype=function.dtype, device=device)
+        steps = noise.to(function.device) * self.prior_precision**-0.5
+        length = steps.norm(dim=1)
+        moved = float("inf")
+        for _ in range(sweeps):
+            before = steps
+            batches = 0
+            for rows in self._rows():
+                steps = _projected(steps, rows)
+                batches += 1
+            moved = float(((steps - before).norm(dim=1) / length).max())
+            if moved <= tolerance or batches == 1:
+                break
+        else:
+            raise NumericalError(
+                f"after {sweeps} sweeps the projection still moves by {moved:.2g} of its length (tolerance "
+                f"{tolerance:.2g}); use larger batches, or allow more sweeps."
+            )
+        layout = Layout.of(function.point)
+        return {name: function.point[name] + step for name, step in layout.unflatten(steps).items()}
+
+    def _rows(self) -> Iterable[Tensor]:
+        """Yield the rows `[R, P]` of every batch."""
+        function = self.function
+        needed = "the loss" if self.kept == "losses" else None
+        for batch in read_batches(self.loader, function.device, labels_for=needed):
+            rows = jacobian(function, batch.x)
+            if self.kept == "losses":
+                gradient = self.likelihood.gradient(function.at_point(batch.x), batch.y, batch.mask)
+                rows = torch.einsum("bo,bop->bp", gradient.flatten(1), rows).unsqueeze(1)
+            yield rows.flatten(0, 1)
+
+
+def _projected(steps: Tensor, rows: Tensor) -> Tensor:
+    """Return `v - J^T (J J^T)^+ J v` for the rows of `steps`."""
+    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    cut = torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0)
+    inverse = torch.where(values > cut, 1 / values.clamp(min=torch.finfo(values.dtype).tiny), torch.zeros_like(values))
+    coordinates = (steps @ rows.mT) @ vectors * inverse
+    return steps - coordinates @ vectors.mT @ rows
