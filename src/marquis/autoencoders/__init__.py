@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marquis.autoencoders.architectures import build, for_data
-from marquis.autoencoders.base import Autoencoder, BaseAutoencoder, UncertainAutoencoder
+from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder, UnitDropout
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.kinds import KINDS, ModelSpec
@@ -14,7 +14,7 @@ from marquis.autoencoders.loop import Trained, fit_in_memory
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
-from marquis.autoencoders.predictions import Estimate, Reconstruction
+from marquis.autoencoders.predictions import Estimate, Reconstruction, UncertainAutoencoder
 from marquis.autoencoders.saving import load, save
 from marquis.autoencoders.training import fit
 from marquis.autoencoders.variational import VariationalAutoencoder

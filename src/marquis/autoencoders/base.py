@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -29,29 +29,6 @@ PLATEAU = 5
 """Number of epochs without improvement after which the next one halves the learning rate (LAE, appendix D)."""
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-@runtime_checkable
-class UncertainAutoencoder(Protocol):
-    """Describe an uncertain autoencoder: any object with these three methods works with the tasks."""
-
-    def encode(
-        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
-    ) -> Estimate:
-        """Return the code of `x [B, ...]`."""
-        ...
-
-    def decode(
-        self, z: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
-    ) -> Estimate:
-        """Return the data decoded from the codes `z [B, K]`."""
-        ...
-
-    def reconstruct(
-        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
-    ) -> Reconstruction:
-        """Return the reconstruction of `x`."""
-        ...
 
 
 def _naming_shape(method: Method) -> Method:
@@ -359,19 +336,3 @@ class Autoencoder(BaseAutoencoder):
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative log-likelihood per sample."""
         return -self.likelihood.log_prob(self.decoder(self.encoder(inputs)), x, mask).mean()
-
-
-def num_data_of(model: LightningModule) -> int:
-    """Return N, the number of rows behind the trainer's training loader.
-
-    Raises:
-        DataError: The loader has no data set with a length.
-    """
-    loader = model.trainer.train_dataloader
-    try:
-        return len(loader.dataset)  # type: ignore[union-attr]
-    except (AttributeError, TypeError):
-        raise DataError(
-            f"{type(model).__name__} needs the number of training samples, which cannot be read from a "
-            f"{type(loader).__name__}; pass num_data=."
-        ) from None

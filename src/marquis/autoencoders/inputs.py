@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from marquis.errors import DataError
@@ -20,6 +21,22 @@ def inputs_of(batch: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise DataError(f"a batch must be a tensor or begin with one, got {type(x).__name__}.")
     return x
+
+
+def num_data_of(model: LightningModule) -> int:
+    """Return N, the number of rows behind the trainer's training loader.
+
+    Raises:
+        DataError: The loader has no data set with a length.
+    """
+    loader = model.trainer.train_dataloader
+    try:
+        return len(loader.dataset)  # type: ignore[union-attr]
+    except (AttributeError, TypeError):
+        raise DataError(
+            f"{type(model).__name__} needs the number of training samples, which cannot be read from a "
+            f"{type(loader).__name__}; pass num_data=."
+        ) from None
 
 
 class DataInputs:

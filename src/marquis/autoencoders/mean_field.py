@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.autoencoders.base import BaseAutoencoder, num_data_of
-from marquis.autoencoders.inputs import Missing
+from marquis.autoencoders.base import BaseAutoencoder
+from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -57,6 +57,29 @@ class Reconstruction(Estimate):
     latent: Estimate
     log_prob: Tensor
     expected_log_prob: Tensor
+
+
+@runtime_checkable
+class UncertainAutoencoder(Protocol):
+    """Describe an uncertain autoencoder: any object with these three methods works with the tasks."""
+
+    def encode(
+        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Estimate:
+        """Return the code of `x [B, ...]`."""
+        ...
+
+    def decode(
+        self, z: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Estimate:
+        """Return the data decoded from the codes `z [B, K]`."""
+        ...
+
+    def reconstruct(
+        self, x: Tensor, samples: int = ..., *, generator: torch.Generator | None = ..., keep: bool = ...
+    ) -> Reconstruction:
+        """Return the reconstruction of `x`."""
+        ...
 
 
 class Output(NamedTuple):
