@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ class Tuned:
             own mean.
         converged: whether the method's own stopping rule was met.
         report: the table.
+        held_out: densities of unseen examples before and after (`laplace.held_out.HeldOut`), where they were computed.
     """
 
     prior: BoundPrior | StructuredPrior
@@ -94,6 +96,7 @@ class Tuned:
     theta_star: Tensor | None = None
     converged: bool = True
     report: str = field(default="")
+    held_out: Any = None
 
     def __str__(self) -> str:
         """Return the table."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,25 @@ from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.planning.choices import ESTIMATORS
-from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.evidence.grid import Score
-from marquis.evidence.inputs import EvidenceProblem
+from marquis.errors import DataError, MarquisError
 from marquis.evidence.statistics import Statistics
-from marquis.evidence.tuning_result import Tuned
+from marquis.evidence.tuning_result import TuningWarning
 from marquis.functional.call import Model, describe
 from marquis.io.tensors import save_tensors
 from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
 from marquis.laplace.file_format import describe_model, pack_fitted, pack_likelihood
 from marquis.laplace.fitting import Fitted, fit
+from marquis.laplace.hyperparameters import Hyperparameters
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import MaskOf, is_one_shot
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict, predict_loader
-from marquis.predictive.validation_score import ValidationScore
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import STRUCTURES, Structure
 from marquis.subnetwork import Subnetwork
-from marquis.subnetwork.function import function_of_chosen
 
 
-class Laplace:
+class Laplace(Hyperparameters):
     """A Gaussian posterior over the weights of a trained network (MacKay 1992).
 
     The posterior is centred at the network's present weights, with precision `(H/T + prior) / T_p`, H the generalised
@@ -93,7 +90,8 @@ class Laplace:
         self._posterior: Posterior | None = None
         self._loader: Iterable[Any] | None = None
         self._mask_of: MaskOf | None = None
-        self._noise_tuned = False
+        self._noise_tuned = self._changed = False
+        self._initial = self.likelihood, self.posterior_temperature
 
     # --- fitting -----------------------------------------------------------------------------------------
 
@@ -135,6 +133,14 @@ class Laplace:
             generator: Source of randomness for sketches and random subnetworks.
             progress: Show a bar.
         """
+        if self._changed:  # the prior is bound anew, so the noise must not stay behind
+            warnings.warn(
+                "fit starts anew, from the prior, noise and temperature that this Laplace was made with; what tune() "
+                "or update() changed is gone. Tune again, or pass the tuned values to a new Laplace.",
+                TuningWarning,
+                stacklevel=2,
+            )
+            self.likelihood, self.posterior_temperature = self._initial
         fixed = ("self", "loader", "mask_of", "generator", "progress")
         options = {name: value for name, value in locals().items() if name not in (*fixed, "fixed")}
         defaults = inspect.signature(accumulate).parameters
@@ -155,7 +161,7 @@ class Laplace:
             generator=generator,
             **changed,
         )
-        self._posterior, self._mask_of, self._noise_tuned = None, mask_of, False
+        self._posterior, self._mask_of, self._noise_tuned, self._changed = None, mask_of, False, False
         self._loader = None if is_one_shot(loader) else loader
         return self
 
@@ -188,12 +194,15 @@ class Laplace:
             self._posterior = self._posterior_with(self.fitted.prior, self.likelihood)
         return self._posterior
 
-    def _posterior_with(self, prior: BoundPrior | StructuredPrior, likelihood: Likelihood) -> Posterior:
+    def _posterior_with(
+        self, prior: BoundPrior | StructuredPrior, likelihood: Likelihood, temperature: float | None = None
+    ) -> Posterior:
         fitted, noise = self.fitted, likelihood.scalar_noise_precision
         scale = (1.0 if noise is None else float(noise)) / self.temperature
         precision = prior.add_to(fitted.curvature * scale)
-        if self.posterior_temperature != 1:
-            precision = precision * (1 / self.posterior_temperature)
+        temperature = self.posterior_temperature if temperature is None else temperature
+        if temperature != 1:
+            precision = precision * (1 / temperature)
         return Posterior(fitted.layout, fitted.mean, precision, fitted.index)
 
     # --- prediction --------------------------------------------------------------------------------------
@@ -298,176 +307,6 @@ class Laplace:
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`."""
         return self.posterior.sample(n, generator)
-
-    # --- evidence ----------------------------------------------------------------------------------------
-
-    def problem(self, loader: Iterable[Any] | None = None) -> EvidenceProblem:
-        """Return what the evidence is a function of, for `marquis.evidence`.
-
-        Args:
-            loader: Data for methods that pass over them; default that of `fit`.
-        """
-        fitted = self.fitted
-        if fitted.statistics is None:
-            raise DataError("the evidence depends on labels, but the data of fit had none; fit on (x, y).")
-        model, params = self.model, self._params
-        if fitted.index is not None:
-            inside = fitted.curvature.layout
-            model, params = function_of_chosen(model, params, fitted.mean, fitted.index, inside)
-        return EvidenceProblem(
-            fitted.curvature,
-            fitted.vector,
-            fitted.prior,
-            self.likelihood,
-            fitted.statistics,
-            self.temperature,
-            model,
-            self._loader if loader is None else loader,
-            params,
-            self._mask_of,
-        )
-
-    def log_evidence(self) -> Tensor:
-        """Return the log marginal likelihood of the data under prior and noise (docs/method/evidence.md)."""
-        from marquis.evidence import log_evidence
-
-        return log_evidence(self.problem())
-
-    @checked
-    def effective_parameters(self, per_group: bool = False) -> Tensor:
-        """Return how many parameters the data determine: one number, or one per prior group."""
-        from marquis.evidence import effective_parameters
-
-        gamma = effective_parameters(self.problem())
-        return gamma if per_group else gamma.sum()
-
-    @checked
-    def tune(
-        self,
-        method: str = "evidence",
-        loader: Iterable[Any] | None = None,
-        *,
-        noise: bool | None = None,
-        tolerance: float | None = None,
-        max_iterations: int | None = None,
-        learning_rate: float | None = None,
-        steps: int | None = None,
-        log_prior: Callable[[Tensor], Tensor] | None = None,
-        values: Sequence[float] | None = None,
-        relative: bool | None = None,
-        score: Score | None = None,
-        samples: int | None = None,
-        iterations: int | None = None,
-        g_prior: bool | None = None,
-        at: str | None = None,
-        simplified: bool | None = None,
-        hessian_at: str | None = None,
-        estimator: str | None = None,
-        theta_tolerance: float | None = None,
-        solve_tolerance: float | None = None,
-        max_products: int | None = None,
-        store_bytes: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tuned:
-        """Choose prior precisions, and the noise precision of a Gaussian, without another pass over the data.
-
-        Args:
-            method: "evidence" (MacKay's fixed points), "gradient" (Adam on the logarithms), "adapted" (the evidence of
-                the linearised network at its own optimum), "grid" (validation data) or "sampled" (without any
-                factorisation); see `marquis.evidence.tune`. Other options than those of the method are refused.
-            loader: Validation data for "grid"; training data for "adapted" and "sampled" (default: that of `fit`).
-            noise: Whether the noise precision is tuned too (True by default; all but "grid").
-            tolerance: Relative change at which to stop (all but "grid").
-            max_iterations: Most updates ("evidence", "adapted").
-            learning_rate: Step size of Adam ("gradient").
-            steps: Number of steps of Adam ("gradient").
-            log_prior: Log density of the logarithms of the prior precisions, added to the evidence ("gradient").
-            values: Prior precisions to try ("grid").
-            relative: Whether `values` multiply the present precisions ("grid").
-            score: Function `(prior, likelihood) -> log density` to maximise; by default of `loader` ("grid").
-            samples: Number of posterior samples ("sampled").
-            iterations: Most expectation-maximisation steps ("sampled").
-            g_prior: Whether to scale the prior by the Jacobian's columns ("sampled").
-            at: Whose weights the evidence is of, "optimum" (of the linear model) or "network" ("sampled").
-            simplified: Whether to leave out the linear model's offset ("adapted", "sampled").
-            hessian_at: "linearisation" or "theta_star" ("adapted").
-            estimator: Estimator of the curvature at theta-star ("adapted").
-            theta_tolerance: Accuracy of the linear model's optimum, in nats ("adapted", "sampled").
-            solve_tolerance: Relative residual of the linear solves ("sampled").
-            max_products: Most matrix products per solve ("adapted", "sampled").
-            store_bytes: Memory for Jacobians ("adapted").
-            generator: Source of randomness ("sampled").
-
-        Returns:
-            What was tuned, from what to what; print it for a table.
-        """
-        options = {name: value for name, value in locals().items() if name not in ("self", "method", "loader", "score")}
-        from marquis.evidence import tune
-        from marquis.evidence.tune import METHODS
-
-        method = choose("method", method, METHODS)
-        if method == "grid" and score is None:
-            if loader is None:
-                raise DataError("tune(method='grid') needs validation data: tune('grid', loader=validation_loader).")
-            validation = ValidationScore(self.model, self.posterior, loader)
-            score = lambda prior, likelihood: validation(self._posterior_with(prior, likelihood), likelihood)  # noqa: E731
-        problem = self.problem(None if method == "grid" else loader)
-        options = {name: value for name, value in options.items() if value is not None}
-        tuned = tune(problem, method, **{**options, **({} if score is None else {"score": score})})
-        self.update(tuned.prior, tuned.likelihood)
-        self._noise_tuned = True
-        return tuned
-
-    def log_marginal_likelihood(
-        self, prior_precision: Tensor | float | None = None, sigma_noise: Tensor | float | None = None
-    ) -> Tensor:
-        """Return `log_evidence`, under the name that it has in laplace-torch.
-
-        Args:
-            prior_precision: Prior precision to evaluate at instead: one number, or one per group of the prior.
-            sigma_noise: Standard deviation of the noise to evaluate at instead. Nothing is changed by either, and
-                gradients flow to both.
-        """
-        from marquis.evidence import log_evidence
-
-        problem = self.problem()
-        if prior_precision is not None:
-            present = problem.grouped_prior.precision
-            prior_precision = torch.as_tensor(prior_precision).to(present).expand_as(present)
-        noise = None if sigma_noise is None else torch.as_tensor(sigma_noise) ** -2
-        return log_evidence(problem.with_hyper(prior_precision, noise))
-
-    def optimize_prior_precision(self, method: str = "marglik", val_loader: Iterable[Any] | None = None) -> Tuned:
-        """Tune the prior precision alone, by laplace-torch's name and methods; `tune` has more.
-
-        Args:
-            method: "marglik" for `tune("evidence", noise=False)`, "gridsearch" for `tune("grid", val_loader)`.
-            val_loader: Validation data for "gridsearch".
-        """
-        if choose("method", method, ("marglik", "gridsearch")) == "gridsearch":
-            return self.tune("grid", val_loader)
-        return self.tune("evidence", noise=False)
-
-    def update(
-        self, prior: BoundPrior | StructuredPrior | None = None, likelihood: Likelihood | None = None
-    ) -> Laplace:
-        """Replace prior or noise without another pass over the data, and return this object.
-
-        Raises:
-            UnsupportedOperationError: the likelihood is of another kind, so that the curvature would be another one.
-        """
-        if likelihood is not None:
-            rescales = None not in (likelihood.scalar_noise_precision, self.likelihood.scalar_noise_precision)
-            if not rescales and likelihood is not self.likelihood:
-                raise UnsupportedOperationError(
-                    f"from {self.likelihood} to {likelihood} the curvature is no multiple of itself; fit again."
-                )
-            self.likelihood = likelihood
-        if prior is not None:
-            self.fitted.prior.layout.require_same(prior.layout)
-            self._fitted = replace(self.fitted, prior=prior)
-        self._posterior = None
-        return self
 
     def mean_shift(self, loader: Iterable[Any] | None = None) -> MeanShift:
         """Return the Newton step to the mode of the quadratic approximation; nothing uses it by default.
