@@ -30,6 +30,7 @@ from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.map_training import SMALL, Objective, Training
 from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
 from marquis.sklearn.parameter_checks import positive, whole
+from marquis.sklearn.refits import choose_by_refits, laplace_like
 from marquis.structures import Layout
 
 ROWS = 512
@@ -37,6 +38,9 @@ ROWS = 512
 
 WORTHWHILE = 1.0
 """Difference of two log evidences, in nats, below which they are as good as equal: a Bayes factor of e."""
+
+PER_ROW = 5e-4
+"""Gain of the log evidence per row of the data, in nats, below which another round is not worth its time."""
 
 STARTS = (1.0, 0.01)
 """Where the default prior starts, in units of a layer's number of inputs. From the first, the evidence finds simple
@@ -48,11 +52,21 @@ FLOATS = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A network with its posterior: what one round of training and tuning gave."""
+    """A network with its posterior: what one round of training and tuning gave.
+
+    Attributes:
+        log_evidence: after tuning.
+        laplace: with the tuned prior and noise.
+        state: of the network.
+        trained: prior and noise that the network was trained with.
+        tuned: prior and noise that tuning gave, to train on with.
+    """
 
     log_evidence: float
     laplace: Laplace
     state: dict[str, Tensor]
+    trained: Objective
+    tuned: Objective
 
 
 class Batches:
@@ -107,6 +121,7 @@ class LaplaceEstimator(BaseEstimator):
         scale: bool = True,
         dtype: str = "float64",
         device: str = "cpu",
+        posterior_temperature: float | str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
@@ -127,6 +142,7 @@ class LaplaceEstimator(BaseEstimator):
         self.scale = scale
         self.dtype = dtype
         self.device = device
+        self.posterior_temperature = posterior_temperature
         self.random_state = random_state
         self.verbose = verbose
 
@@ -181,9 +197,29 @@ class LaplaceEstimator(BaseEstimator):
             # Where the evidence cannot tell, the later start, whose looser prior lets it fit the data better.
             best = found if best is None or found.log_evidence > best.log_evidence - WORTHWHILE else best
         assert best is not None
-        self.log_evidence_, self.laplace_ = best.log_evidence, best.laplace
         network.load_state_dict(best.state)
+        self._temper(best, training, initial, data, generator)
         data.release()
+
+    def _temper(
+        self, best: Round, training: Training, initial: dict[str, Tensor], data: Batches, generator: torch.Generator
+    ) -> None:
+        """Choose by refits whether to train on at the tuned prior, and the posterior temperature (see `refits`)."""
+        laplace, chosen = best.laplace, None
+        if self.posterior_temperature != "auto":
+            laplace.posterior_temperature = positive("posterior_temperature", self.posterior_temperature)
+        elif training.epochs and len(best.trained.x) > 1:
+            chosen = choose_by_refits(best.trained, best.tuned, laplace, training, initial, generator)
+        if chosen is not None and chosen.train_on:
+            self.n_iter_ += training.run(best.tuned, generator)
+            laplace = laplace_like(laplace, best.tuned.network, data, generator)
+        if chosen is not None:
+            laplace.posterior_temperature = chosen.posterior_temperature
+            if self.verbose:
+                print(chosen)
+        self.laplace_, self.held_out_ = laplace, chosen
+        self.posterior_temperature_ = laplace.posterior_temperature
+        self.log_evidence_ = float(laplace.log_evidence())
 
     def _alternate(
         self,
@@ -202,6 +238,7 @@ class LaplaceEstimator(BaseEstimator):
         """
         method = "evidence" if self.tune is True else self.tune
         network, best = objective.network, None
+        worthwhile = max(WORTHWHILE, PER_ROW * len(objective.x))
         for number in range(1, rounds + 1):
             self.n_iter_ += training.run(objective, generator)
             laplace = Laplace(
@@ -211,6 +248,7 @@ class LaplaceEstimator(BaseEstimator):
             covers_all = laplace.fitted.index is None and laplace.fitted.layout.names == objective.prior.layout.names
             assert isinstance(laplace.prior, BoundPrior)
             laplace.update(prior=objective.prior if covers_all else self._start(laplace.prior, factor))
+            trained = objective
             if method:
                 tuned = laplace.tune(str(method))
                 prior = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else objective.prior
@@ -220,8 +258,8 @@ class LaplaceEstimator(BaseEstimator):
             evidence = float(laplace.log_evidence())
             gain = math.inf if best is None else evidence - best.log_evidence
             if best is None or gain > 0:
-                best = Round(evidence, laplace, copy.deepcopy(network.state_dict()))
-            if gain < WORTHWHILE or best.log_evidence + gain * (rounds - number) < rival:
+                best = Round(evidence, laplace, copy.deepcopy(network.state_dict()), trained, objective)
+            if gain < worthwhile or best.log_evidence + gain * (rounds - number) < rival:
                 break
         assert best is not None
         return best

@@ -14,13 +14,17 @@ from marquis.choices import choose
 from marquis.errors import DataError, NumericalError
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
-from marquis.sklearn.network import is_deterministic
+from marquis.sklearn.network import is_deterministic, perceptron_width
 from marquis.sklearn.parameter_checks import is_number, positive, whole
 
 SOLVERS = ("auto", "lbfgs", "adam")
 
 SMALL = 2000
 """Up to so many data, `solver="auto"` takes all of them in every step."""
+
+ACTIVATIONS = 2**25
+"""So does it for perceptrons that have no more activations than this over all data. Per pass over the data that is
+several times faster than mini-batches, and on tables it reaches a lower objective in as many passes."""
 
 PATIENCE, SHRINK, SMALLEST = 10, 0.3, 1e-2
 """Adam's rate shrinks after so many epochs without gain; training stops once it is this fraction of the first."""
@@ -62,7 +66,8 @@ class Training:
     """How to train.
 
     Attributes:
-        solver: "lbfgs", "adam", or "auto": L-BFGS for up to 2000 data and networks without dropout or batch statistics.
+        solver: "lbfgs", "adam", or "auto": L-BFGS for perceptrons, and for up to 2000 data and networks without dropout
+            or batch statistics.
         epochs: passes over the data (iterations of L-BFGS) at most.
         learning_rate: of Adam, at the start.
         batch_size: of Adam.
@@ -91,7 +96,8 @@ class Training:
         if self.epochs == 0:
             objective.network.eval()
             return 0
-        small = len(objective.x) <= SMALL and is_deterministic(objective.network)
+        network, n = objective.network, len(objective.x)
+        small = (n <= SMALL and is_deterministic(network)) or n * perceptron_width(network) <= ACTIVATIONS
         by_lbfgs = self.solver == "lbfgs" or (self.solver == "auto" and small)
         objective.network.train()
         try:

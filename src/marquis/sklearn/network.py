@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -104,3 +105,11 @@ def is_deterministic(network: nn.Module) -> bool:
     """Whether training mode makes no difference: no dropout and no batch statistics."""
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.MultiheadAttention, nn.RNNBase)
     return not any(isinstance(m, kinds) for m in network.modules())
+
+
+def perceptron_width(network: nn.Module) -> float:
+    """Return the number of units of a perceptron, infinity for any other network."""
+    kinds = (nn.Sequential, nn.Linear, *ACTIVATIONS.values())
+    if not all(type(module) in kinds for module in network.modules()):
+        return math.inf
+    return sum(module.out_features for module in network.modules() if isinstance(module, nn.Linear))

@@ -23,7 +23,9 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
 
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
     and noise (MacKay 1992; docs/method/evidence.md); predictions are linearised, in closed form
-    (docs/method/predictive.md). No validation data are needed. Cost: training, plus one curvature pass per round.
+    (docs/method/predictive.md). The temperature of the posterior is chosen by refits on folds, so that held-out rows
+    are predicted no worse than by the network alone (docs/experiments/tuning.md). Cost: training, a curvature pass per
+    round, and the refits.
 
     Warning:
         With several outputs there is one noise level for all of them, relative to each output's own spread.
@@ -33,8 +35,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
             `(number of features, number of outputs) -> module`.
         hidden_layer_sizes: of the perceptron.
         activation: of the perceptron: "tanh", "silu", "relu", "gelu" or "identity".
-        solver: "lbfgs" (all data in every step), "adam" (mini-batches), or "auto": L-BFGS for up to 2000 data and
-            networks without dropout or batch statistics.
+        solver: "lbfgs" (all data in every step), "adam" (mini-batches), or "auto": L-BFGS for perceptrons, and for
+            up to 2000 data and networks without dropout or batch statistics.
         max_iter: maximum number of epochs per round; training stops when it no longer improves. 0 takes the module as
             it is (a trained one; usually with `scale=False`).
         learning_rate_init: initial learning rate of Adam.
@@ -51,12 +53,16 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         scale: whether features and targets are standardised first; results are in the targets' own units.
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.
+        posterior_temperature: factor of the posterior covariance; "auto" chooses it out of .01, .03, .1, .3 and 1 by
+            the log density of held-out rows, in five refits at the tuned prior (one above 2,000 rows).
         random_state: of initial weights and mini-batches. Global generators are left alone.
         verbose: 1 prints training and tuning, 2 also shows progress bars.
 
     Attributes:
         module_: the trained network (of standardised features and targets).
         laplace_: the `marquis.Laplace` around it, for everything else that it can do.
+        posterior_temperature_: the factor of the covariance.
+        held_out_: log density of held-out rows at every temperature and of the network alone, where there were refits.
         log_evidence_: log marginal likelihood of the standardised targets, to compare models without validation data.
         n_iter_: epochs over all rounds.
         x_scaler_: what standardises the features.
