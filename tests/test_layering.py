@@ -34,6 +34,7 @@ LAYERS = [
     "priors",
     "posterior",
     "predictive",
+    "conformal",
     "tangent_kernel",
     "subnetwork",
     "evidence",

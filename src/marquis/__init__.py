@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; the table below is what runs
     from marquis import (
         autoencoders,
+        conformal,
         curvature,
         data,
         errors,
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 # Where each public name lives. A module's own name stands for the module itself.
 _HOMES = {
     "autoencoders": "marquis.autoencoders",
+    "conformal": "marquis.conformal",
     "curvature": "marquis.curvature",
     "data": "marquis.data",
     "errors": "marquis.errors",
@@ -102,6 +104,7 @@ __all__ = [
     "UnsupportedOperationError",
     "__version__",
     "autoencoders",
+    "conformal",
     "curvature",
     "data",
     "errors",

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_wine, make_moons
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_moons
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -30,6 +30,13 @@ def moons() -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def wine() -> tuple[np.ndarray, np.ndarray]:
     return load_wine(return_X_y=True)
+
+
+@pytest.fixture(scope="module")
+def digits_rows() -> list[np.ndarray]:
+    X, y = load_digits(return_X_y=True)
+    X, new, y, labels = train_test_split(X, y, train_size=250, random_state=5, stratify=y)
+    return [X, y, new, labels]
 
 
 def at_the_mean(model: LaplaceClassifier, X: np.ndarray) -> np.ndarray:
@@ -237,3 +244,30 @@ def test_refusals(moons, wine):
 class Explosion(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * float("inf") if self.training else x
+
+
+def test_refits_make_probabilities_no_worse_than_the_network(digits_rows):
+    """On separable data the evidence leaves the posterior far too wide; the temperature mends it."""
+    X, y, new, labels = digits_rows
+    chosen = LaplaceClassifier(random_state=0).fit(X, y)
+    warm = LaplaceClassifier(random_state=0, posterior_temperature=1.0).fit(X, y)
+    with torch.no_grad():
+        network = chosen._outputs(new).softmax(1).numpy()
+    losses = [log_loss(labels, probs) for probs in (chosen.predict_proba(new), network, warm.predict_proba(new))]
+    assert losses[0] < losses[1] + 0.01 and losses[0] < losses[2] - 0.1
+    assert chosen.posterior_temperature_ < 1 and warm.posterior_temperature_ == 1
+
+
+def test_sets_of_classes(digits_rows):
+    X, y, new, labels = digits_rows
+    model = LaplaceClassifier(random_state=0, max_iter=30).fit(X, y)
+    sets = model.predict_set(new, 0.1)
+    probs = model.predict_proba(new)
+    assert ((probs * sets).sum(1) >= 0.9 - 1e-12).all() and sets[np.arange(len(new)), probs.argmax(1)].all()
+    held = []
+    for seed in range(60):
+        order = np.random.default_rng(seed).permutation(len(new))
+        model.conformalize(new[order[:99]], labels[order[:99]], seed)
+        sets = model.predict_set(new[order[99:]], 0.2, seed + 1000)
+        held.append(sets[np.arange(len(order) - 99), labels[order[99:]]].mean())
+    assert 0.785 < np.mean(held) < 0.825

@@ -10,6 +10,7 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import marquis as mq
+from marquis.errors import DataError
 from marquis.sklearn import LaplaceRegressor
 
 
@@ -18,6 +19,11 @@ def toy(outputs: int | None = None, n: int = 40) -> tuple[np.ndarray, np.ndarray
     X = random.uniform(-2, 2, (n, 1)) * 3 + 10
     columns = [np.sin(X[:, 0] - 10) * 5 * (i + 1) + 100 + 0.3 * random.randn(n) for i in range(outputs or 1)]
     return X, columns[0] if outputs is None else np.stack(columns, 1)
+
+
+@pytest.fixture(scope="module")
+def diabetes() -> tuple[np.ndarray, np.ndarray]:
+    return load_diabetes(return_X_y=True)
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +214,76 @@ def test_refusals():
         fitted.sample_y(X, 2.5)
     with pytest.raises(mq.DataError, match="does not keep its training data"):
         fitted.laplace_.check()
+
+
+def coverage(distinct: int, copies: int, seeds: range) -> float:
+    """Share of new observations that 95 % intervals hold, averaged over smooth functions."""
+    held = []
+    for seed in seeds:
+        source = np.random.default_rng(seed)
+        slope, curve = source.normal(size=2)
+        x, new = source.uniform(-2, 2, (distinct, 1)), source.uniform(-2, 2, (40, 1))
+        truth = lambda z, a=slope, b=curve: a * z[:, 0] + 0.3 * b * z[:, 0] ** 2  # noqa: E731
+        y = truth(x) + 0.3 * source.normal(size=distinct)
+        model = LaplaceRegressor(hidden_layer_sizes=(10,), random_state=0)
+        model.fit(np.repeat(x, copies, 0), np.repeat(y, copies))
+        low, high = model.predict_interval(new, 0.05)
+        observed = truth(new) + 0.3 * source.normal(size=40)
+        held.append(((low <= observed) & (observed <= high)).mean())
+    return float(np.mean(held))
+
+
+def test_few_rows_repeated_are_few_rows():
+    assert coverage(5, 16, range(12)) > 0.8
+    source = np.random.default_rng(0)
+    x, y = source.normal(size=(5, 2)), source.normal(size=5)
+    once = LaplaceRegressor(random_state=0, max_iter=30).fit(x, y)
+    again = LaplaceRegressor(random_state=0, max_iter=30).fit(np.repeat(x, 7, 0), np.repeat(y, 7))
+    assert once.degrees_of_freedom_ == again.degrees_of_freedom_ < 5
+    np.testing.assert_allclose(again.predict(x, return_std=True), once.predict(x, return_std=True))
+    replicates = LaplaceRegressor(random_state=0, max_iter=30).fit(np.repeat(x, 2, 0), source.normal(size=10))
+    assert replicates.degrees_of_freedom_ <= 5  # distinct inputs, not rows
+
+
+def test_student_t_on_ordinary_data_is_normal(diabetes):
+    X, y = diabetes
+    model = LaplaceRegressor(random_state=0, max_iter=50).fit(X[:300], y[:300])
+    assert model.degrees_of_freedom_ > 200
+    mean, std = model.predict(X[300:], return_std=True)
+    low, high = model.predict_interval(X[300:], 0.05)
+    np.testing.assert_allclose((high - low) / (2 * 1.96 * std), 1, rtol=0.01)
+    np.testing.assert_allclose((high + low) / 2, mean)
+
+
+def test_one_row_is_an_error():
+    with pytest.raises(DataError, match="one distinct row"):
+        LaplaceRegressor().fit([[1.0, 2.0]], [3.0])
+    with pytest.raises(DataError, match="one distinct row"):
+        LaplaceRegressor().fit([[1.0, 2.0]] * 4, [3.0] * 4)
+
+
+def test_conformal_intervals_hold_what_they_promise(diabetes):
+    """A network that is far too certain; coverage over many splits into calibration and test rows."""
+    X, y = diabetes
+    model = LaplaceRegressor(random_state=0, max_iter=20, posterior_temperature=0.01).fit(X[:150], y[:150])
+    held, rest = [], np.arange(150, len(X))
+    for seed in range(60):
+        order = np.random.default_rng(seed).permutation(rest)
+        model.conformalize(X[order[:99]], y[order[:99]])
+        low, high = model.predict_interval(X[order[99:]], 0.2)
+        held.append(((low <= y[order[99:]]) & (y[order[99:]] <= high)).mean())
+    assert 0.79 < np.mean(held) < 0.825
+
+
+def test_temperature_is_chosen_by_refits(diabetes):
+    X, y = diabetes
+    model = LaplaceRegressor(random_state=0, max_iter=40).fit(X[:200], y[:200])
+    assert (
+        model.posterior_temperature_ in (0.01, 0.03, 0.1, 0.3, 1.0)
+        and model.laplace_.posterior_temperature == model.posterior_temperature_
+    )
+    assert model.held_out_.scores[model.posterior_temperature_] == max(model.held_out_.scores.values())
+    fixed = LaplaceRegressor(random_state=0, max_iter=40, posterior_temperature=0.5).fit(X[:200], y[:200])
+    assert fixed.posterior_temperature_ == 0.5 and fixed.held_out_ is None
+    with pytest.raises(DataError, match="posterior_temperature"):
+        LaplaceRegressor(posterior_temperature="cold").fit(X[:20], y[:20])

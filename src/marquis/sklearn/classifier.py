@@ -13,6 +13,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from marquis.choices import choose, match_choice
+from marquis.conformal import ConformalSets
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
 from marquis.options import renamed_arguments
@@ -141,6 +142,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
                 f"the labels hold one class only ({self.classes_[0]!r}); a classifier needs at least two classes."
             )
         self._fit(X, y, 1 if len(self.classes_) == 2 else len(self.classes_))
+        self._conformal = None
         return self
 
     def _likelihood(self, outputs: int) -> Likelihood:
@@ -188,6 +190,30 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         """The likeliest class of every row."""
         numbers = self.predict_proba(X).argmax(1)
         return self.classes_[numbers]
+
+    def conformalize(self, X: Any, y: Any, random_state: int = 0) -> LaplaceClassifier:
+        """Calibrate `predict_set` on rows that were not trained on (`mq.conformal`); returns itself."""
+        probs = self.predict_proba(X)
+        numbers = self._checked_labels(y, len(self.classes_)).numpy()
+        self._conformal = ConformalSets.calibrate(probs, numbers, random_state)
+        return self
+
+    def predict_set(self, X: Any, alpha: float = 0.1, random_state: int = 1) -> np.ndarray:
+        """Which classes belong to a set that holds the label with probability `1 - alpha`, booleans `[N, classes]`.
+
+        After `conformalize` by calibration (a set can then be empty); before, the likeliest classes whose probabilities
+        sum to `1 - alpha`.
+        """
+        probs = self.predict_proba(X)
+        if self._conformal is not None:
+            return self._conformal.sets(probs, alpha, random_state)
+        if not 0 < alpha < 1:
+            raise DataError(f"alpha={alpha!r}: a share between 0 and 1, for instance 0.1 for 90 % sets.")
+        order = np.argsort(-probs, 1, kind="stable")
+        ranked = np.take_along_axis(probs, order, 1)
+        sets = np.empty(probs.shape, dtype=bool)
+        np.put_along_axis(sets, order, np.cumsum(ranked, 1) - ranked < 1 - alpha, 1)
+        return sets
 
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
