@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         return self._learner().step(inputs, x, mask, learning_rate=self.learning_rate)
 
     @renamed_arguments(**NEW_NAMES)
-    def posterior(self, posterior_temperature: float | None = None) -> Posterior:
+    def posterior(self, posterior_temperature: float | Literal["laplace"] | None = None) -> Posterior:
         """Return the weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
 
         Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
 
 @renamed_arguments(**NEW_NAMES)
 def linearised(
-    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | None = None
+    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | Literal["laplace"] | None = None
 ) -> LinearisedAutoencoder:
     """Return the model with its predictive linearised at the mean weights (docs/method/autoencoders.md).
 
@@ -97,9 +98,9 @@ def linearised(
 
     Args:
         model: Trained, with a posterior over its weights; copied.
-        posterior_temperature: T, as in `LaplacianAutoencoder.posterior`; by default that of the model. The Laplace
-            posterior is that at which the effective temperature is 1: T = 1 for the default settings, about 500 for
-            the preset "paper-code".
+        posterior_temperature: T, as in `LaplacianAutoencoder.posterior`; by default that of the model. "laplace"
+            is the Laplace posterior for any settings: with the preset "paper-code", whose curvature counts the data
+            500 times, T = 500 would weaken the prior too.
 
     Raises:
         UnsupportedOperationError: The model has no Laplace posterior over its weights.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -332,15 +332,20 @@ class OnlineLaplace:
         return {name: laid_out_like(value, means[name]) for name, value in samples.items()}
 
     @renamed_arguments(**NEW_NAMES)
-    def posterior(self, posterior_temperature: float | None = None) -> Posterior:
+    def posterior(self, posterior_temperature: float | Literal["laplace"] | None = None) -> Posterior:
         """Return the present posterior as an ordinary one, which samples, saves and loads like the others.
 
         Args:
             posterior_temperature: T; by default that of training. Networks that were trained with a cold posterior can
                 be evaluated at another temperature: the precision is divided by T, and nothing else depends on it.
+                "laplace" gives the Laplace posterior `β G + δ` whatever the settings: the curvature G counts every
+                training sample once, and the prior keeps its precision.
         """
-        settings = self.settings.changed({"posterior_temperature": posterior_temperature})
-        precision = self.state.precision(settings.factor, settings.posterior_temperature)
+        if posterior_temperature == "laplace":
+            precision = self.state.laplace_precision(self.num_data)
+        else:
+            settings = self.settings.changed({"posterior_temperature": posterior_temperature})
+            precision = self.state.precision(settings.factor, settings.posterior_temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)
 

@@ -99,7 +99,9 @@ class OnlineState:
         if mean_squared <= 0 or self.prior_precision <= 0 or self.curvature is None:
             return self
         precision = self.precision(factor, 1.0)
-        gamma = precision.layout.total - self.prior_precision * float(precision.inverse_diagonal().double().sum())
+        # What is left of the start value is no data: it determines weights as the prior does.
+        gamma = precision.layout.total - self.constant(1.0) * float(precision.inverse_diagonal().double().sum())
+        gamma = max(gamma, 0.0)  # of rounding
         return replace(self, prior_precision=min(max(gamma / mean_squared, 1e-8), 1e8))
 
     def precision(self, factor: float, temperature: float) -> Structure:
@@ -108,6 +110,16 @@ class OnlineState:
             raise DataError("there is no curvature yet: call `step` on at least one batch.")
         weight = factor * self.noise_precision / temperature
         return (self.curvature * weight).add_diagonal(self.constant(temperature))
+
+    def laplace_precision(self, num_data: int) -> Structure:
+        """Return `β N/n H + δ`: the curvature of all data as often as they are, and the prior as it is.
+
+        Args:
+            num_data: N.
+        """
+        if self.curvature is None or not self.data:
+            raise DataError("there is no curvature yet: call `step` on at least one batch.")
+        return (self.curvature * (self.noise_precision * num_data / self.data)).add_diagonal(self.prior_precision)
 
     def constant(self, temperature: float) -> float:
         """Return the part of the precision that is the same for all weights."""

@@ -205,9 +205,8 @@ class Run:
         """Return the finished model, in evaluation mode.
 
         Args:
-            linear: Its posterior read through the linearised network, see `autoencoders.linearised`: at the effective
-                temperature 1, where the curvature counts as in the Laplace approximation, if it trained with it (a
-                prior is read as much warmer as the curvature), else at the one it was made at.
+            linear: Its posterior read through the linearised network, see `autoencoders.linearised`: the Laplace
+                posterior if it trained with one, whatever the temperature of training, else as it was made.
 
         Raises:
             DataError: Training is not over, or the file is damaged or another model's.
@@ -230,9 +229,7 @@ class Run:
             )
         if isinstance(model, PosteriorAutoencoder):
             return linearised(model)
-        online = model.online
-        assert online is not None
-        return linearised(model, online.settings.posterior_temperature / online.effective_temperature)
+        return linearised(model, "laplace")
 
     def rows_of_training(self) -> list[Row]:
         """Return the rows of `metrics.csv`, one per epoch."""

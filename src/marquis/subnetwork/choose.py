@@ -55,15 +55,16 @@ class Subnetwork:
 
     Args:
         size: how many weights, or a share between 0 and 1; None with names.
-        by: "variance" (of the diagonal Laplace posterior, one more pass over the data), "swag" (of the iterates of
-            further training on a copy of the network), "magnitude", "random", a name pattern or names (all weights
+        by: "magnitude" (the default: it keeps most uncertainty in the worse of the two networks above, and costs
+            nothing), "swag" (of the iterates of further training on a copy of the network), "variance" (of the diagonal
+            Laplace posterior, one more pass over the data), "random", a name pattern or names (all weights
             of these parameters), or a tensor of scores, one per weight.
         structure: of the posterior inside: "full", "diagonal", "lowrank" or "block".
         swag: for by="swag": `epochs`, `lr`, `momentum`, `weight_decay` (by default 40, 0.01, 0.9, 3e-4).
     """
 
     size: int | float | None = None
-    by: str | Iterable[str] | Tensor = "variance"
+    by: str | Iterable[str] | Tensor = "magnitude"
     structure: str = "full"
     swag: Mapping[str, Any] | None = None
 
