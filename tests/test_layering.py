@@ -44,6 +44,7 @@ LAYERS = [
     "variational",
     "autoencoders",
     "tasks",
+    "plots",
     "tomography",
     "sklearn",
     "integrations",
