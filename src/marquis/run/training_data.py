@@ -26,7 +26,8 @@ def largest_of(data: Data) -> float:
 
 def load_rows(settings: TrainingSettings, split: str) -> Data:
     """Load rows as they are in the file: differences of times in seconds would be lost in float32."""
-    options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "limit", "header")}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "header")}
+    options["limit"] = settings.limit if split == "train" else None  # test rows are not training rows
     options["target"] = settings.target or None
     data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
     return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)

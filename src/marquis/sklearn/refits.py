@@ -77,6 +77,9 @@ def choose_by_refits(
         None where the posterior of a fold cannot have the tuned prior (another subnetwork) or cannot be computed.
     """
     parts: list[list[Batch]] = [[], []]
+    objectives = (
+        (trained,) if tuned is trained else (trained, tuned)
+    )  # without tuning there is nothing to train on with
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit of all data has said it
         for inside, outside in _folds(trained.y):
@@ -85,9 +88,7 @@ def choose_by_refits(
             part = {"network": network, "x": trained.x[inside], "y": trained.y[inside]}
             data = [(trained.x[rows], trained.y[rows]) for rows in inside.split(ROWS)]
             held_out = [(trained.x[rows], trained.y[rows]) for rows in outside.split(ROWS)]
-            for batches, objective in zip(parts, (trained, tuned), strict=True):
-                if objective is tuned and tuned.prior is trained.prior:
-                    continue  # nothing was tuned
+            for batches, objective in zip(parts, objectives, strict=False):
                 try:
                     training.run(replace(objective, **part), generator)
                     found = laplace_like(laplace, network, data, generator)
