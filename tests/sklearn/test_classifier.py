@@ -174,7 +174,7 @@ def test_a_class_as_module_with_dropout_and_batch_statistics(wine):
     assert isinstance(model.module_, TwoLayers) and not model.module_.training
     assert model.module_.head.out_features == 3
     assert model.score(X, y) > 0.95
-    assert torch.equal(model.module_.norm.num_batches_tracked, torch.tensor(model.n_iter_ * 3))  # mini-batches: 178 rows by 64
+    assert torch.equal(model.module_.norm.num_batches_tracked, torch.tensor(model.n_iter_ * 3))  # of 64 rows
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

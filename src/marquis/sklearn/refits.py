@@ -79,7 +79,7 @@ def choose_by_refits(
     parts: list[list[Batch]] = [[], []]
     objectives = (
         (trained,) if tuned is trained else (trained, tuned)
-    )  # without tuning there is nothing to train on with
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit of all data has said it
         for inside, outside in _folds(trained.y):
