@@ -40,7 +40,15 @@ def test_linear_model_is_bayesian_linear_regression(outputs):
     y = X @ random.randn(3, 2) * 7 + random.randn(30, 2) + 50
     y = y[:, 0] if outputs is None else y
     new = random.randn(6, 3) + 5
-    model = LaplaceRegressor(hidden_layer_sizes=(), structure="full", tune=False, prior=2.0, tol=0.0, max_iter=1000)
+    model = LaplaceRegressor(
+        posterior_temperature=1.0,
+        hidden_layer_sizes=(),
+        structure="full",
+        tune=False,
+        prior=2.0,
+        tol=0.0,
+        max_iter=1000,
+    )
     mean, std = model.fit(X, y).predict(new, return_std=True)
 
     centre, spread = X.mean(0), X.std(0)
