@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from marquis.errors import DataError
 
 PATTERNS = {
     "10 %": "a tenth of the entries, completely at random",
+    "20 %": "a fifth, completely at random",
     "30 %": "three tenths, completely at random",
     "50 %": "half, completely at random",
     "large": "45 % of the entries above their column's median and 15 % of the others: not at random",
@@ -21,6 +23,24 @@ PATTERNS = {
 IN_SCIKIT_LEARN = ("wine", "breast cancer", "diabetes", "iris", "digits")
 MEANS = "breast cancer, means"
 """The first ten columns of breast cancer: means of cell nuclei, without their errors and extremes."""
+
+IN_PACKAGES = {
+    "penguins": "palmerpenguins/data/penguins.csv",
+    "auto": "ISLP/data/Auto.csv",
+    "college": "ISLP/data/College.csv",
+    "hitters": "ISLP/data/Hitters.csv",
+    "carseats": "ISLP/data/Carseats.csv",
+    "smarket": "ISLP/data/Smarket.csv",
+    "segment": "river/datasets/segment.csv.zip",
+    "phishing": "river/datasets/phishing.csv.gz",
+    "trump approval": "river/datasets/trump_approval.csv.gz",
+    "shuttle": "river/datasets/shuttle.csv.gz",
+    "star98": "statsmodels/datasets/star98/star98.csv",
+    "fair": "statsmodels/datasets/fair/fair.csv",
+    "macrodata": "statsmodels/datasets/macrodata/macrodata.csv",
+    "randhie": "statsmodels/datasets/randhie/randhie.csv",
+}
+"""Files of tables that PyPI packages bring along; they are read without importing the package."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +74,15 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
     """Return all rows `[N, d]` of a table, without constant columns, and their classes `[N]` (zeros if none).
 
     Args:
-        name: One of `IN_SCIKIT_LEARN`, `MEANS`, or "uci/NAME", whose features are the columns.
+        name: One of `IN_SCIKIT_LEARN`, `IN_PACKAGES`, `MEANS`, or "uci/NAME", whose features are the columns.
         data_dir: Folder of the UCI sets.
     """
     if name.startswith("uci/"):
         parts = [load(name, split, data_dir, fold=0).x.double().numpy() for split in ("train", "test")]
         x = np.concatenate(parts)
+        y = np.zeros(len(x), dtype=int)
+    elif name in IN_PACKAGES:
+        x = packaged(name)
         y = np.zeros(len(x), dtype=int)
     else:
         from sklearn import datasets
@@ -70,6 +93,22 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
         x, y = getattr(datasets, f"load_{known.replace(' ', '_')}")(return_X_y=True)
         x = x[:, :10] if name == MEANS else x
     return np.ascontiguousarray(x[:, x.std(0) > 1e-12]), y
+
+
+def packaged(name: str) -> np.ndarray:
+    """Return the complete rows of the numeric columns of a table of `IN_PACKAGES`.
+
+    Raises:
+        DataError: The package is not installed.
+    """
+    import pandas as pd
+
+    package, file = IN_PACKAGES[name].split("/", 1)
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise DataError(f"the table {name} is in the package {package}: pip install --no-deps {package}")
+    table = pd.read_csv(Path(found.submodule_search_locations[0]) / file)
+    return table.select_dtypes("number").dropna().to_numpy(np.float64)
 
 
 def hidden_table(

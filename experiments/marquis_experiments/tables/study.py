@@ -5,11 +5,12 @@ All methods are fitted to the same rows with default settings, so that differenc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.study import Run, Study
-from marquis_experiments.tables.data import MEANS, PATTERNS, hidden_table, outlier_table
+from marquis_experiments.tables.data import MEANS, hidden_table, outlier_table
 from marquis_experiments.tables.methods import DETECTORS, IMPUTERS, imputation_scores, outlier_scores
 from marquis_experiments.tables.page import draw, values
 
@@ -23,17 +24,21 @@ def permuted(*tables: str) -> tuple[tuple[str, str], ...]:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Score all methods, split by split over all tables."""
+    """Score all methods, split by split over all tables of each group."""
     settings = run.settings
     results: dict[str, Any] = {"settings": settings.plain(), "outliers": [], "imputation": []}
-    for repetition in range(settings.repetitions):
-        for name, outliers in settings.outliers:
-            results["outliers"] += detected(run, name, outliers, repetition)
-            run.say(f"split {repetition}: outliers of {name} ({outliers})")
-        for name in settings.imputed:
-            for pattern in settings.patterns:
-                results["imputation"] += filled(run, name, pattern, repetition)
-                run.say(f"split {repetition}: missing values of {name} ({pattern})")
+    for group, part in settings.groups.items():
+        here = replace(run, settings=settings.replace(**part))
+        for repetition in range(settings.repetitions):
+            for name, outliers in part["outliers"]:
+                rows = detected(here, name, outliers, repetition)
+                results["outliers"] += [{**row, "group": group} for row in rows]
+                run.say(f"{group}, split {repetition}: outliers of {name} ({outliers})")
+            for name in part["imputed"]:
+                for pattern in part["patterns"]:
+                    rows = filled(here, name, pattern, repetition)
+                    results["imputation"] += [{**row, "group": group} for row in rows]
+                    run.say(f"{group}, split {repetition}: missing values of {name} ({pattern})")
     return results
 
 
@@ -84,6 +89,21 @@ def _file(key: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in key)
 
 
+CONFIRMATION = (
+    "penguins", "auto", "college", "hitters", "carseats", "smarket", "segment", "phishing", "trump approval", "star98",
+    "fair", "macrodata", "iris", "digits", "uci/naval",
+)  # fmt: skip
+"""Tables that no choice was made on; see PROTOCOL.md."""
+LARGE = ("shuttle", "randhie", "uci/naval")
+DEVELOPMENT = {
+    "outliers": (*CLASSES, *permuted("uci/concrete", "uci/wine", "diabetes", "uci/protein")),
+    "imputed": ("diabetes", MEANS, "uci/concrete", "wine", "uci/wine", "uci/protein"),
+    "patterns": ("10 %", "30 %", "50 %", "large"),
+    "max_train": 250,
+    "max_test": 150,
+    "max_rows": 150,
+}
+
 STUDY = Study(
     "tabular",
     Path(__file__).with_name("page.md"),
@@ -91,29 +111,43 @@ STUDY = Study(
     values,
     draw,
     default={
-        "outliers": (*CLASSES, *permuted("uci/concrete", "uci/wine", "diabetes", "uci/protein")),
-        "imputed": ("diabetes", MEANS, "uci/concrete", "wine", "uci/wine", "uci/protein"),
-        "patterns": tuple(PATTERNS),
         "repetitions": 5,
-        "max_train": 250,
-        "max_test": 150,
-        "max_rows": 150,
+        "groups": {
+            "development": DEVELOPMENT,
+            "confirmation": {
+                "outliers": permuted(*CONFIRMATION),
+                "imputed": CONFIRMATION,
+                "patterns": ("20 %",),
+                "max_train": 400,
+                "max_test": 200,
+                "max_rows": 400,
+            },
+        },
     },
     quick={
-        "outliers": (("wine", 1),),
-        "imputed": ("wine",),
-        "patterns": ("30 %",),
         "repetitions": 1,
-        "max_train": 60,
-        "max_test": 40,
-        "max_rows": 80,
+        "groups": {
+            name: {
+                "outliers": (("wine", 1),),
+                "imputed": ("wine",),
+                "patterns": ("30 %",),
+                "max_train": 60,
+                "max_test": 40,
+                "max_rows": 80,
+            }
+            for name in ("development", "confirmation")
+        },
     },
     full={
-        "outliers": (*CLASSES, *permuted("uci/concrete", "uci/energy", "uci/protein", "uci/wine")),
-        "imputed": ("wine", "diabetes", "breast cancer", "uci/concrete", "uci/energy", "uci/protein", "uci/wine"),
-        "repetitions": 20,
-        "max_train": 5000,
-        "max_test": 1000,
-        "max_rows": 5000,
+        "groups": {
+            "large": {
+                "outliers": permuted(*LARGE),
+                "imputed": LARGE,
+                "patterns": ("20 %",),
+                "max_train": 7000,
+                "max_test": 1000,
+                "max_rows": 10000,
+            }
+        },
     },
 )
