@@ -25,24 +25,28 @@ NORMAL_QUANTILE = 1.6448536269514722
 """The 95 % quantile of the normal distribution: half the width of a 90 % interval in standard deviations."""
 DRAWS = 50
 """Imputations of `IterativeImputer` for its intervals."""
-OURS, OURS_HALF = "Laplacian autoencoder", "the same, longer code"
+OURS = "Laplacian autoencoder"
 IMPUTER, ITERATIVE, MEAN = "LaplacianImputer", "IterativeImputer", "column mean"
 EXPLAINED = 0.9
 """Share of the variance that the principal components have to explain."""
 
-Filled = tuple[np.ndarray, np.ndarray | None]
-"""Centres and half widths of the intervals of all entries; None for methods without intervals."""
+Filled = tuple[np.ndarray, ...]
+"""Centres of all entries, half widths of their intervals for methods that have them, and centres by our linear part."""
 
 
 def imputation_scores(method: str, table: HiddenTable, seed: int) -> dict[str, float]:
     """Compute the RMSE over the missing entries, and coverage, width and score of the 90 % intervals, if any."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\\[IterativeImputer\\] Early stopping")
-        middle, half = IMPUTERS[method](table.holes, seed)
+        middle, *rest = IMPUTERS[method](table.holes, seed)
     hidden = np.isnan(table.holes)
     errors = (table.truth - middle)[hidden]
     scores = {"rmse": float(np.sqrt((errors**2).mean()))}
-    return scores if half is None else scores | interval_scores(errors, half[hidden])
+    if rest:
+        scores |= interval_scores(errors, rest[0][hidden])
+    if len(rest) > 1:
+        scores["rmse_linear"] = float(np.sqrt(((table.truth - rest[1])[hidden] ** 2).mean()))
+    return scores
 
 
 def interval_scores(errors: np.ndarray, half: np.ndarray) -> dict[str, float]:
@@ -72,7 +76,7 @@ def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
 def neighbours(holes: np.ndarray, seed: int) -> Filled:
     """Impute by `KNNImputer`, which has no intervals."""
     filled: Any = KNNImputer().fit_transform(holes)
-    return filled, None
+    return (filled,)
 
 
 def in_turns(holes: np.ndarray, seed: int) -> Filled:
@@ -89,7 +93,10 @@ def in_turns(holes: np.ndarray, seed: int) -> Filled:
 def autoencoder(holes: np.ndarray, seed: int) -> Filled:
     """Impute by `LaplacianImputer`."""
     model = LaplacianImputer(random_state=seed).fit(holes)
-    return model.transform(holes), NORMAL_QUANTILE * model.estimator_.impute(holes, model.samples).std
+    fitted = model.estimator_
+    found = fitted.impute(holes, model.samples)
+    linear = fitted._columns.rows(fitted._entries.linear.filled(fitted._inputs(holes)).numpy())
+    return found.mean, NORMAL_QUANTILE * found.std, np.where(found.missing, linear, holes)
 
 
 IMPUTERS: dict[str, Callable[[np.ndarray, int], Filled]] = {
@@ -120,9 +127,6 @@ def by_components(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 
 DETECTORS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
     OURS: lambda train, test, seed: outlyingness(LaplacianAutoencoder(random_state=seed), train, test),
-    OURS_HALF: lambda train, test, seed: outlyingness(
-        LaplacianAutoencoder(min(max(2, train.shape[1] // 2), 10), random_state=seed), train, test
-    ),
     "IsolationForest": lambda train, test, seed: outlyingness(IsolationForest(random_state=seed), train, test),
     "LocalOutlierFactor": lambda train, test, seed: outlyingness(LocalOutlierFactor(novelty=True), train, test),
     "PCA": by_components,

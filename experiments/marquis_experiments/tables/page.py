@@ -11,14 +11,13 @@ from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import p_value, standard_error
 from marquis_experiments.common.page import table, verdict, with_error
 from marquis_experiments.tables.data import PATTERNS
-from marquis_experiments.tables.methods import IMPUTER, ITERATIVE, MEAN, OURS, OURS_HALF
+from marquis_experiments.tables.methods import IMPUTER, ITERATIVE, MEAN, OURS
 
 Row = dict[str, Any]
 SURE = 2.0
 """A mean paired difference counts if it is more than this many of its standard errors from zero."""
 COLOURS = {
     OURS: BLUE,
-    OURS_HALF: "#7fb2dd",
     IMPUTER: BLUE,
     "IsolationForest": GREEN,
     "LocalOutlierFactor": ORANGE,
@@ -27,7 +26,7 @@ COLOURS = {
     "KNNImputer": GREEN,
     MEAN: GREY,
 }
-MARKERS = dict(zip(COLOURS, "ooosD^sD^", strict=True))
+MARKERS = dict(zip(COLOURS, "oosD^sD^", strict=True))
 SCORES = {
     "auroc": ("outliers, AUROC", True),
     "rmse": ("missing values, RMSE", False),
@@ -39,11 +38,6 @@ SCORES = {
 def short(name: str) -> str:
     """Return the name of a table: UCI's wine has other columns than scikit-learn's."""
     return {"uci/wine": "red wine"}.get(name, name.removeprefix("uci/"))
-
-
-def named(method: str) -> str:
-    """Return the name of a method as pages write it; cells have the longer code under a name without its model."""
-    return f"{OURS}, longer code" if method == OURS_HALF else method
 
 
 def task(row: Row) -> str:
@@ -78,46 +72,80 @@ def compared(ours: list[float], theirs: list[float], larger_is_better: bool) -> 
 
 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:
-    """Return what the template needs."""
+    """Return what the template needs; the verdict is that of the confirmation tables."""
     outliers, missing = results["outliers"], results["imputation"]
-    splits = len(unique(outliers, "repetition"))
-    means = {
-        "auroc": {method: mean(numbers(outliers, "auroc", method=method)) for method in unique(outliers, "method")}
-    }
-    for score in ("rmse", "interval_score"):
-        methods = unique([row for row in missing if score in row], "method")
-        means[score] = {method: mean(numbers(missing, score, method=method)) for method in methods}
-    best = {
-        score: (max if SCORES[score][1] else min)(by_method, key=by_method.__getitem__)
-        for score, by_method in means.items()
-    }
+    splits, groups = len(unique(outliers, "repetition")), unique(outliers, "group")
     ours = {"auroc": OURS, "rmse": IMPUTER, "interval_score": IMPUTER}
-    body = []
-    for score, by_method in means.items():
-        rows, keys = (outliers, ("table", "strange")) if score == "auroc" else (missing, ("table", "pattern"))
-        places = unique(rows, *keys)
-        for method in sorted(by_method, key=by_method.__getitem__, reverse=SCORES[score][1]):
-            tally = "–" if method == ours[score] else counts(rows, score, ours[score], method, places)
-            body.append([SCORES[score][0], named(method), f"{by_method[method]:.3f}", tally])
-    intervals = [row for row in missing if "coverage" in row]
-    distances = {
-        m: mean(abs(x - 0.9) for x in numbers(intervals, "coverage", method=m)) for m in means["interval_score"]
+    body, means = [], {}
+    for group in groups:
+        for score in SCORES:
+            rows = [
+                row for row in (outliers if score == "auroc" else missing) if row["group"] == group and score in row
+            ]
+            places = unique(rows, "table", "strange" if score == "auroc" else "pattern")
+            found = {method: mean(numbers(rows, score, method=method)) for method in unique(rows, "method")}
+            means[group, score] = found
+            for method in sorted(found, key=found.__getitem__, reverse=SCORES[score][1]):
+                tally = "–" if method == ours[score] else counts(rows, score, ours[score], method, places)
+                body.append([group, SCORES[score][0], method, f"{found[method]:.3f}", tally])
+    judged = "confirmation" if "confirmation" in groups else groups[0]
+    best = {
+        score: (max if SCORES[score][1] else min)(means[judged, score], key=means[judged, score].__getitem__)
+        for score in SCORES
     }
+    intervals = [row for row in missing if "coverage" in row]
+    methods = unique(intervals, "method")
+    distances = {m: mean(abs(x - 0.9) for x in numbers(intervals, "coverage", method=m)) for m in methods}
+    worst = worst_ratio(missing)
     return {
         "splits": splits,
-        "tasks": len(unique(outliers, "table", "strange")),
-        "cases": len(unique(missing, "table", "pattern")),
+        "sizes": "; ".join(size(group, outliers, missing) for group in groups),
         "chance": p_value(SURE, splits) if splits > 1 else 1.0,
-        "verdict": verdict(*(best[score] == ours[score] for score in SCORES)),
-        "best": {score: {"method": name, "mean": means[score][name]} for score, name in best.items()},
-        "ours": {score: means[score][ours[score]] for score in SCORES},
-        "longer": means["auroc"][OURS_HALF],
-        "table": table(["task and score", "method", "mean", "ours better / worse / undecided"], body),
+        "verdict": verdict(*(best[score] == ours[score] for score in SCORES), worst["ratio"] <= 1.02),
+        "best": {score: {"method": name, "mean": means[judged, score][name]} for score, name in best.items()},
+        "ours": {score: means[judged, score][ours[score]] for score in SCORES},
+        "worst": worst,
+        "losses": losses(outliers, missing, ours),
+        "table": table(["tables", "task and score", "method", "mean", "ours better / worse / undecided"], body),
         "outliers_table": outlier_table(outliers),
         "missing_table": missing_table(missing),
         "away": distances,
         "patterns": "; ".join(f"*{name}*: {PATTERNS[name]}" for name in unique(missing, "pattern")),
     }
+
+
+def size(group: str, outliers: list[Row], missing: list[Row]) -> str:
+    """Return how many tasks a group has."""
+    tasks = unique([row for row in outliers if row["group"] == group], "table", "strange")
+    cases = unique([row for row in missing if row["group"] == group], "table", "pattern")
+    return f"{group}: {len(tasks)} outlier tasks and {len(cases)} cases of missing values"
+
+
+def worst_ratio(rows: list[Row]) -> dict[str, Any]:
+    """Return the case in which our RMSE is largest, divided by that of the column mean."""
+    ratios = {}
+    for place in unique(rows, "group", "table", "pattern"):
+        mine, means = (mean(numbers(rows, "rmse", method=method, **place)) for method in (IMPUTER, MEAN))
+        ratios[f"{short(place['table'])}, {place['pattern']}"] = mine / means
+    name = max(ratios, key=ratios.__getitem__)
+    return {"name": name, "ratio": ratios[name]}
+
+
+def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> str:
+    """Return where another method is better by more than the noise, as a sentence for each score."""
+    found = []
+    for score, rows, key in (("auroc", outliers, "strange"), ("rmse", missing, "pattern")):
+        places = []
+        for place in unique(rows, "group", "table", key):
+            others = [m for m in unique(rows, "method") if m != ours[score] and numbers(rows, score, method=m, **place)]
+            mine = numbers(rows, score, method=ours[score], **place)
+            better = [
+                m for m in others if compared(mine, numbers(rows, score, method=m, **place), SCORES[score][1]) < 0
+            ]
+            if better:
+                places.append(f"{short(place['table'])} ({place[key]}): {', '.join(better)}")
+        found.append(f"{SCORES[score][0]}: {'; '.join(places) if places else 'nowhere'}")
+    return ". ".join(found)
 
 
 def counts(rows: list[Row], score: str, ours: str, other: str, places: list[dict[str, Any]]) -> str:
@@ -133,24 +161,38 @@ def outlier_table(rows: list[Row]) -> str:
     """Return the AUROC of every task, mean ± standard error over splits."""
     methods = unique(rows, "method")
     body = []
-    for place in unique(rows, "table", "strange"):
+    for place in unique(rows, "group", "table", "strange"):
         first = next(row for row in rows if all(row[key] == value for key, value in place.items()))
         cells = [with_error(numbers(rows, "auroc", method=method, **place)) for method in methods]
         body.append([task(first), f"{first['rows'][0]} x {first['columns']}", *cells])
-    return table(["outliers", "training", *map(named, methods)], body)
+    return table(["outliers", "training", *methods], body)
 
 
 def missing_table(rows: list[Row]) -> str:
-    """Return RMSE, coverage and interval score by table (over patterns) and by pattern (over tables)."""
+    """Return RMSE, coverage and interval score by table, over patterns, and by pattern of the development tables."""
     methods = unique(rows, "method")
-    columns = [("rmse", method) for method in methods]
+    columns = [("rmse", IMPUTER), ("rmse_linear", IMPUTER)] + [
+        ("rmse", method) for method in methods if method != IMPUTER
+    ]
     columns += [(score, method) for score in ("coverage", "interval_score") for method in (IMPUTER, ITERATIVE)]
     body = []
-    for key in ("table", "pattern"):
-        for value in unique(rows, key):
-            cells = [f"{mean(numbers(rows, score, method=m, **{key: value})):.2f}" for score, m in columns]
-            body.append([short(value), *cells])
-    return table(["table or pattern", *(f"{score.replace('_', ' ')}, {method}" for score, method in columns)], body)
+    places = [(place, short(place["table"])) for place in unique(rows, "group", "table")]
+    first = unique(rows, "group")[0]
+    places += [
+        ({"group": first, "pattern": name}, name)
+        for name in unique([r for r in rows if r["group"] == first], "pattern")
+    ]
+    for place, name in places:
+        chosen = next(row for row in rows if all(row[key] == value for key, value in place.items()))
+        cells = [f"{mean(numbers(rows, score, method=m, **place)):.3f}" for score, m in columns]
+        body.append(
+            [place["group"], name, f"{chosen['rows']} x {chosen['columns']}" if "table" in place else "", *cells]
+        )
+    names = [
+        f"{'its Gaussian alone' if score == 'rmse_linear' else m}, {score.split('_linear')[0].replace('_', ' ')}"
+        for score, m in columns
+    ]
+    return table(["tables", "table or pattern", "size", *names], body)
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
@@ -161,13 +203,13 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 
 def draw_outliers(path: Path, rows: list[Row]) -> None:
     """Draw a line of points per task, one per method, with standard errors."""
-    places, methods = unique(rows, "table", "strange"), unique(rows, "method")
-    figure = Figure(1, 1, width=8.0, height=1.3 + 0.55 * len(places))
+    places, methods = unique(rows, "group", "table", "strange"), unique(rows, "method")
+    figure = Figure(1, 1, width=8.0, height=1.3 + 0.4 * len(places))
     (axis,) = figure.axes
     for i, method in enumerate(methods):
         areas = [numbers(rows, "auroc", method=method, **place) for place in places]
         y = [-k + 0.13 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
-        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": named(method), "ms": 5, "lw": 1.2}
+        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 5, "lw": 1.2}
         axis.errorbar([mean(v) for v in areas], y, xerr=[standard_error(v) for v in areas], **style)
     labels = [task(next(r for r in rows if all(r[k] == v for k, v in place.items()))) for place in places]
     axis.set_yticks([-k for k in range(len(places))], labels)
@@ -178,26 +220,24 @@ def draw_outliers(path: Path, rows: list[Row]) -> None:
 
 
 def draw_errors(path: Path, rows: list[Row]) -> None:
-    """Draw a panel per table: RMSE over that of the column mean, pattern by pattern."""
-    tables, methods = unique(rows, "table"), [method for method in unique(rows, "method") if method != MEAN]
-    figure = Figure(len(tables), min(3, len(tables)), width=3.2, height=3.0, share=True)
-    for axis, name in zip(figure.axes, tables, strict=True):
-        patterns = unique([row for row in rows if row["table"] == name], "pattern")
-        for i, method in enumerate(methods):
-            ratios = []
-            for pattern in patterns:
-                pair = [numbers(rows, "rmse", table=name, pattern=pattern, method=m) for m in (method, MEAN)]
-                ratios.append([a / b for a, b in zip(*pair, strict=True)])
-            x = [k + 0.18 * (i - (len(methods) - 1) / 2) for k in range(len(patterns))]
-            style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 5, "lw": 1.2}
-            axis.errorbar(x, [mean(r) for r in ratios], yerr=[standard_error(r) for r in ratios], **style)
-        axis.axhline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
-        axis.set_xticks(range(len(patterns)), patterns)
-        axis.set_title(short(name), fontsize=10)
-        axis.set_xlabel("missing values")
-        axis.grid(axis="y", alpha=0.3)
-    for axis in figure.axes[::3]:
-        axis.set_ylabel("RMSE / that of the column mean")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    """Draw a line of points per case, one per method: RMSE over that of the column mean, with standard errors."""
+    places = unique(rows, "group", "table", "pattern")
+    methods = [method for method in unique(rows, "method") if method != MEAN]
+    figure = Figure(1, 1, width=8.0, height=1.3 + 0.3 * len(places))
+    (axis,) = figure.axes
+    for i, method in enumerate(methods):
+        ratios = []
+        for place in places:
+            pair = [numbers(rows, "rmse", method=m, **place) for m in (method, MEAN)]
+            ratios.append([a / b for a, b in zip(*pair, strict=True)])
+        y = [-k + 0.2 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
+        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 4, "lw": 1.2}
+        axis.errorbar([mean(r) for r in ratios], y, xerr=[standard_error(r) for r in ratios], **style)
+    axis.axvline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
+    axis.set_yticks(
+        [-k for k in range(len(places))], [f"{short(p['table'])}, {p['pattern']}" for p in places], fontsize=8
+    )
+    axis.set_xlabel("RMSE / that of the column mean")
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.save(path)

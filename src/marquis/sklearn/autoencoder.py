@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,19 +16,26 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.options import renamed_arguments, warn_renamed
-from marquis.sklearn.autoencoder_training import train_autoencoder
 from marquis.sklearn.base import ROWS, generator_from
+from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
 from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
-from marquis.sklearn.entry_predictions import masked_predictions, missing_std
-from marquis.sklearn.imputed_table import ImputedTable, code_std, impute_rows, unfilled, write_imputations
+from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
+from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
+from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
 from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.linear_gaussian import LinearGaussian
 from marquis.sklearn.parameter_checks import whole
 
 if TYPE_CHECKING:
     from marquis.autoencoders import Estimate, Reconstruction
 
 Random = int | np.random.RandomState | None
-
+EXPLAINED, MOST_CODES = 0.95, 32
+"""Share of the variance that principal components as many as the default code have to explain, and their most."""
+APART_ROWS = 5000
+"""Number of rows up to which the linear model is fitted once more without the held-out rows, to judge the network."""
+DESCRIBED_ROWS = 10_000
+"""Largest number of training rows that noise, codes and the threshold of scores are computed from."""
 
 NEW_NAMES = {
     "latent_dim": "n_components",
@@ -46,20 +54,26 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
     One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
     generator of new rows. It is the Laplacian autoencoder (Miani et al. 2022; docs/method/autoencoders.md): a Gaussian
-    over its weights is learnt in training. NaN marks missing values, in `fit` and everywhere else: they enter the
-    encoder as their column's mean and leave the likelihood; if there are some in `fit`, the encoder also sees which
-    entries were observed. Columns are standardised by their observed entries; one that is constant there is left out of
-    the network, and returned as the constant with standard deviation 0.
+    over its weights is learnt in training. Beside it stands a Gaussian of the columns with closed-form predictions
+    (docs/method/tasks.md#tables), whose shrinkage is chosen on hidden entries; the network counts where it predicts
+    hidden entries of held-out rows better. NaN marks missing values, in `fit` and everywhere else: they enter the
+    encoder as the Gaussian predicts them, with a mask, and leave the likelihood. Columns are standardised by their
+    observed entries; one that is constant there is left out of the network, and returned as the constant with standard
+    deviation 0. Columns of a pandas table that hold categories (category, bool, string, object) go in as they are: each
+    has probabilities of its levels; a level that was not in `fit` counts as missing, with the score of probability
+    `1 / (n + 1)`.
 
-    Cost of `fit`: about 2.5 times that of a plain autoencoder; of everything else: `samples` passes of the network.
+    Cost of `fit`: about 2.5 times that of a plain autoencoder of at most 10,000 rows, and the Gaussian's; of everything
+    else: `samples` passes of the network, five times as many for scores. Linear in columns.
 
     Args:
-        n_components: Number of latent dimensions.
+        n_components: Number of latent dimensions; None: as many as principal components that explain 95 % of the
+            variance, at most 32.
         hidden_layer_sizes: Of the encoder; the decoder has them in reverse.
         activation: "tanh", "silu", "relu", "gelu" or "identity".
         max_iter: Maximum number of epochs.
         learning_rate_init: Initial learning rate of Adam.
-        batch_size: Number of rows per step.
+        batch_size: Number of rows per step; "auto": a fiftieth of the rows, from 16 to 512.
         n_iter_no_change: Number of epochs without a better held-out likelihood after which training stops; the best
             weights are kept.
         validation_fraction: Fraction of the rows held out for that; with fewer than 50 rows none by default, and
@@ -67,7 +81,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         mask_fraction: Fraction of the observed entries that is hidden from the encoder in training, but has to be
             reconstructed: teaches it to fill in missing values. 0 for an ordinary autoencoder.
         mask_input: Whether the encoder has one more input per column, which says whether the entry was observed;
-            "auto": if values are missing in `fit`. Then a missing value is not the same as the column's mean.
+            "auto": unless none is ever missing. Then a missing value may tell something by being missing.
         prior: Prior precision of the weights.
         posterior_temperature: 1 is the Laplace approximation, less is colder (see `marquis.OnlineLaplace`).
         samples: Number of sampled networks for codes, reconstructions and scores.
@@ -77,10 +91,12 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
     Attributes:
         model_: The trained `marquis.autoencoders.PosteriorAutoencoder` of standardised rows, of the columns that vary.
-        scaler_: The `StandardScaler` of the columns.
+        scaler_: The `StandardScaler` of the numeric columns.
+        categories_: Levels of each categorical column by name.
         noise_std_: Standard deviation of the noise of each column, in its own units; 0 for constant columns.
-        missing_std_: Standard deviation of missing values of each column around their predictions, in its own units:
-            larger than `noise_std_`, the more so the less the column follows from the others.
+        missing_std_: Typical standard deviation of missing values of each column around their predictions, in its own
+            units, if a fifth of a row is missing: larger the less the column follows from the others.
+        n_components_: Number of latent dimensions.
         offset_: The score that separates outliers from the rest.
         n_iter_: Number of epochs.
         n_features_in_: Number of columns.
@@ -90,13 +106,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     @renamed_arguments(**NEW_NAMES)
     def __init__(
         self,
-        n_components: int = 2,
+        n_components: int | None = None,
         *,
         hidden_layer_sizes: int | Sequence[int] = (64, 32),
-        activation: str = "tanh",
+        activation: str = "silu",
         max_iter: int = 200,
         learning_rate_init: float = 1e-2,
-        batch_size: int = 64,
+        batch_size: int | Literal["auto"] = "auto",
         n_iter_no_change: int = 20,
         validation_fraction: float = 0.1,
         mask_fraction: float = 0.2,
@@ -129,38 +145,60 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
 
     def fit(self, X: Any, y: Any = None) -> LaplacianAutoencoder:
         """Train on `X [N, columns]`, with NaN where entries are missing; returns itself. `y` is ignored."""
-        from marquis.autoencoders import from_posterior  # here, because it loads Lightning
+        from marquis.sklearn import table_network  # here, because it loads Lightning
 
         # In C order, so that sums are rounded alike: the same numbers give the same fit, in whatever form they come.
         options: dict[str, Any] = {"order": "C", "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
-        checked: Any = validate_data(self, plain_table(X, exact=True), dtype=np.float64, **options)
-        self._columns = columns_of(checked, labels_of(self))
+        self._categories = categories_of(X)
+        coded = coded_table(X, self._categories)
+        checked: Any = validate_data(self, plain_table(coded, exact=True), dtype=np.float64, **options)
+        table_network.check_parameters(self)
+        labels = labels_of(self)
+        self._columns: Columns | EncodedColumns = (
+            columns_of(checked, labels)
+            if not self._categories
+            else (EncodedColumns.of(checked, labels, self._categories))
+        )
         self.scaler_: Any = self._columns.scaler
+        names = getattr(self, "feature_names_in_", np.arange(checked.shape[1]))
+        self.categories_ = {names[category.column]: list(category.levels) for category in self._categories}
         x = self._inputs(checked)
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        trained, self.n_iter_, held_out = train_autoencoder(self, x, self._seed)
-        posterior, likelihood = trained.posterior(), trained.likelihood
-        self.model_ = from_posterior(trained.encoder, trained.decoder, posterior, likelihood, missing=trained.missing)
-        noise = self._describe(x)
-        std = missing_std(self.model_, x, held_out, int(self.samples), self._seed, noise)
-        self.missing_std_ = self._columns.deviations(std.numpy())
+        generator = torch.Generator().manual_seed(self._seed)
+        groups = self._columns.groups
+        fitted = fit_gaussian(x, groups, generator)
+        if isinstance(self._columns, EncodedColumns):
+            self._columns = self._columns.calibrated(fitted.tries)
+        codes = self.n_components
+        self.n_components_ = min(fitted.spectrum.components(EXPLAINED), MOST_CODES) if codes is None else int(codes)
+        train, held_out = table_network.split_rows(x, self.validation_fraction, generator)
+        apart = fitted.gaussian
+        if len(held_out) > 0 and len(x) <= APART_ROWS:
+            apart = spectrum_of(train).gaussian(fitted.rank, fitted.shrinkage)
+        components = fitted.spectrum.directions(self.n_components_)
+        trained, self.n_iter_ = table_network.train_network(self, train, held_out, apart, components, self._seed)
+        network = table_network.FillingAutoencoder.of(trained, apart)
+        self._entries = combined(fitted, network, apart, held_out, int(self.samples), self._seed, groups)
+        network.linear = fitted.gaussian
+        self.model_ = network
+        self._describe(x)
         return self
 
-    def _describe(self, x: Tensor) -> float:
-        """Keep statistics of the training rows, which are not kept themselves; return the noise, standardised."""
-        likelihoods, codes, noise = [], [], torch.zeros(x.shape[1])
-        for part in self._reconstructions(x):
-            likelihoods.append(part.log_prob)
-            codes.append(part.latent.mean)
-            assert part.noise_variance is not None
-            noise = part.noise_variance[0]
-        log_prob, z = torch.cat(likelihoods), torch.cat(codes)
-        self.noise_std_ = self._columns.deviations(noise.sqrt().numpy())
-        self._entry_log_prob = float(log_prob.sum() / (~x.isnan()).sum())
+    def _describe(self, x: Tensor) -> None:
+        """Keep statistics of the training rows, which are not kept themselves."""
+        x = x[torch.randperm(len(x), generator=self._draws())[:DESCRIBED_ROWS]]
+        found = self._reconstructions(x)
+        z = torch.cat([part.latent.mean for part in found])
+        self._noise = (torch.cat([part.mean for part in found]) - x).square().nanmean(0).sqrt()
+        self.noise_std_ = self._columns.deviations(self._noise.numpy())
         self._code_mean, self._code_root = z.mean(0), root_of(torch.cov(z.T).reshape(z.shape[1], z.shape[1]))
         self._n_features_out = z.shape[1]
-        self.offset_ = float(np.quantile(self._scores(x, log_prob), self.contamination))
-        return float(noise[0].sqrt())
+        self._entry_log_prob = 0.0
+        terms, missing = self._terms(x)
+        self._entry_log_prob = float(terms.sum() / (~missing).sum())
+        self.offset_ = float(np.quantile(self._terms(x)[0].sum(1).numpy(), self.contamination))
+        hidden = self._entries.linear.entries(hide(x, HIDDEN, self._columns.groups, self._draws()))[1]
+        self.missing_std_ = self._columns.deviations((self._entries.for_missing.scale * hidden).mean(0).sqrt().numpy())
 
     # --- rows and codes ----------------------------------------------------------------------------------
 
@@ -171,18 +209,13 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def _validated(self, X: Any) -> np.ndarray:
         """Return new rows, checked against those of `fit`, in their own units."""
         check_is_fitted(self, "model_")
-        given = plain_table(X, exact=True)
+        given = plain_table(coded_table(X, self._categories), exact=True)
         checked: Any = validate_data(self, given, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return checked
 
     def _draws(self) -> torch.Generator:
         """Return a new source of the same networks, so that a row's result does not depend on other rows."""
         return torch.Generator().manual_seed(self._seed)
-
-    @property
-    def _missing_std(self) -> Tensor:
-        """Return `missing_std_` of the columns that vary, standardised."""
-        return torch.from_numpy(self._columns.without_units(self.missing_std_))
 
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
         return [self.model_.reconstruct(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
@@ -206,7 +239,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             return mean
         std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
         for rows in holes.split(ROWS) if len(holes) else ():
-            std[rows] = code_std(self.model_, x[rows], self._missing_std, int(self.samples), self._seed)
+            std[rows] = code_std(self._entries, x[rows])
         # Of a pair, scikit-learn makes a table of the first only.
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
@@ -226,29 +259,40 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             self.model_.decode(part, int(self.samples), generator=self._draws())
             for part in torch.tensor(codes).split(ROWS)
         ]
-        mean = self._columns.rows(torch.cat([part.mean for part in found]).numpy())
+        mean = self._decoded(self._columns.rows(torch.cat([part.mean for part in found]).numpy()))
         return (mean, self._deviation(found)) if return_std else mean
 
     def _deviation(self, found: Sequence[Estimate]) -> np.ndarray:
-        return self._columns.deviations(torch.cat([part.total_variance.sqrt() for part in found]).numpy())
+        variance = torch.cat([part.variance for part in found]) + self._noise.square()
+        return self._columns.deviations(variance.sqrt().numpy())
+
+    def _decoded(self, rows: np.ndarray) -> Any:
+        """Return rows as they are, or as a pandas table if there are categories."""
+        if isinstance(self._columns, Columns):
+            return rows
+        names: Any = getattr(self, "feature_names_in_", None)
+        return self._columns.table(rows, names)
 
     # --- outliers ----------------------------------------------------------------------------------------
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Return the log-likelihood of each row, `[N]`; smaller for outliers.
+        """Return the log pseudo-likelihood of each row, `[N]`; smaller for outliers.
 
-        `log (1/S) sum_s p(x | network s)` of the standardised row (docs/method/autoencoders.md). A missing entry counts
-        as an average entry of the training rows, so that rows with more or fewer missing values can be compared. A
-        column that was constant in training adds nothing, but -50 where a row differs from the constant, by however
-        much, as an entry ten standard deviations away would: a constant has no scale.
+        `sum_j log p(x_j | the other entries)` of the standardised row (Besag 1975; docs/method/tasks.md#tables): every
+        entry is predicted without having been seen. `explain` has the terms. A missing entry counts as an average entry
+        of the training rows, so that rows with more or fewer missing values can be compared. A column that was constant
+        in training adds nothing, but -50 where a row differs from the constant, by however much, as an entry ten
+        standard deviations away would: a constant has no scale.
         """
         given = self._validated(X)
-        x = self._inputs(given)
-        likelihoods = torch.cat([part.log_prob for part in self._reconstructions(x)])
-        return self._scores(x, likelihoods) + self._columns.constant_penalty(given)
+        return self._terms(self._inputs(given))[0].sum(1).numpy() + self._columns.constant_penalty(given).sum(1)
 
-    def _scores(self, x: Tensor, log_prob: Tensor) -> np.ndarray:
-        return (log_prob + self._entry_log_prob * x.isnan().sum(1, dtype=x.dtype)).numpy()
+    def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing."""
+        predicted = self._entries.alone(x)
+        log_prob = self._columns.log_prob(x, self._entries.log_prob(x, predicted), predicted.mean)
+        missing = self._columns.missing(x)
+        return torch.where(missing, self._entry_log_prob, log_prob), missing
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return `score_samples - offset_`, `[N]`: negative for outliers."""
@@ -259,55 +303,49 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log pseudo-likelihood of rows, `sum_j log p(x_j | the other entries)` (Besag 1975).
+        """Return the mean of the log pseudo-likelihood of rows, missing entries left out; `y` is ignored.
 
         For choosing `n_components` and the rest on held-out rows: every entry is predicted without having been seen, so
-        that, unlike the likelihood of a reconstruction, it does not always prefer the longer code. Missing entries are
-        left out; columns that were constant in training count as in `score_samples`. Cost: `samples` passes over
-        `columns` copies of `X`. `y` is ignored.
+        that, unlike the likelihood of a reconstruction, it does not always prefer the longer code.
         """
         given = self._validated(X)
-        x, total = self._inputs(given), float(self._columns.constant_penalty(given).sum())
-        noise = self._missing_std[:, None, None]
-        for truth, said in masked_predictions(self.model_, x, int(self.samples), self._seed):
-            density = torch.distributions.Normal(said, noise).log_prob(truth.nan_to_num(0.0)[:, None])
-            log_prob = density.logsumexp(1) - np.log(said.shape[1])
-            total += float(log_prob[~truth.isnan()].sum())
-        return total / len(x)
+        terms, missing = self._terms(self._inputs(given))
+        return float(terms[~missing].sum() + self._columns.constant_penalty(given).sum()) / len(given)
 
     # --- missing values and new rows ---------------------------------------------------------------------
 
     def impute(self, X: Any, samples: int = 25, *, rounds: int = 0, random_state: Random = None) -> ImputedTable:
-        """Fill the missing entries: a mean, a standard deviation and draws for each (LAE A.3; docs/method/tasks.md).
+        """Fill the missing entries: a mean, a standard deviation and samples for each (docs/method/tasks.md#tables).
 
-        Each draw is a chain of its own: a network fills the holes, then `rounds` times another one corrects them.
-        Observed entries stay exactly as they were. Cost: `samples * (1 + rounds)` passes over the rows with holes.
-
-        The encoder has learnt to do without what it does not see (`hide`), so no correction is needed: on three tables
-        of 100 to 300 rows, rounds made most answers worse (docs, experiments/tabular), and the deviations are those of
-        the first answer. Rounds are the paper's way, of an encoder that has always seen everything (`hide=0`, complete
-        rows in `fit`); one that sees which entries were observed (`mask_input`) takes an answer for an observation.
+        Means and standard deviations do not depend on `samples` or `random_state`. The samples of a row are joint:
+        entries that depend on each other do so in each of them. Observed entries stay exactly as they were. Cost: see
+        `EntryModel`.
 
         Args:
             X: `[N, columns]` with NaN where entries are missing.
             samples: Number of samples.
-            rounds: Number of times the observed entries are put back and the rows are reconstructed again; 1 in the
-                paper.
+            rounds: Deprecated, without effect: missing entries are predicted from the observed ones at once.
             random_state: Of the samples; None: the same every time.
         """
         given = self._validated(X)
-        samples, rounds = whole("samples", samples), whole("rounds", rounds, 0)
+        samples = whole("samples", samples)
+        if whole("rounds", rounds, 0):
+            warnings.warn("rounds= is deprecated: it has no effect any more.", DeprecationWarning, stacklevel=2)
         x, found = self._inputs(given), unfilled(given, samples)
         rows = np.flatnonzero(found.missing.any(1))
-        seed = self._seed if random_state is None else generator_from(random_state).initial_seed()
-        noise = None
+        noise = self._draws() if random_state is None else generator_from(random_state)
         for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
             if len(part):
-                networks = torch.Generator().manual_seed(seed)  # the same for all rows
-                drawn = impute_rows(self.model_, x[part], samples, rounds, networks)
-                noise = networks if noise is None else noise  # goes on: no two rows have the same
-                write_imputations(found, part, drawn, self._missing_std, self._columns, noise)
-        return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
+                write_imputations(found, part, self._entries, x[part], self._columns, noise)
+        if isinstance(self._columns, Columns):
+            return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
+        return found.as_table(X, self._columns)
+
+    def completed(self, X: Any, sample: np.ndarray) -> Any:
+        """Return one of `impute(X).samples` as a table in the types of `X`, observed entries as they were."""
+        if isinstance(self._columns, Columns):
+            return like_table(X, sample)
+        return ImputedTable(sample, sample, sample[None], X.isna().to_numpy()).as_table(X, self._columns).mean
 
     def sample(self, n_samples: int = 1, random_state: Random = None) -> np.ndarray:
         """Return new rows `[n_samples, columns]`: codes from a Gaussian fitted to the training codes, decoded.
@@ -328,7 +366,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             [self.model_.decode(part, 1, generator=generator).mean for part in codes.chunk(int(self.samples))]
         )
         noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
-        return self._columns.rows(rows.numpy() + noise.numpy() * self._columns.without_units(self.noise_std_))
+        return self._decoded(self._columns.rows((rows + noise * self._noise).numpy()))
 
     @property
     def hole_std_(self) -> np.ndarray:
@@ -337,11 +375,30 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         return self.missing_std_
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also one of earlier versions: other names, constant columns in the network."""
+        """Restore a pickle, also one of earlier versions: other names, constant columns in the network, no `linear`."""
         new_names = {**NEW_NAMES, "hole_std_": "missing_std_"}
         super().__setstate__({new_names.get(name, name): value for name, value in state.items()})
         if "scaler_" in state and "_columns" not in state:
             self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
+        self.__dict__.setdefault("_categories", ())
+        if "model_" in state and "_entries" not in state:
+            self._entries = self._network_alone()
+
+    def _network_alone(self) -> EntryModel:
+        """Return predictions by the network alone, as earlier versions had them; scores are on another scale."""
+        assert isinstance(self._columns, Columns)
+        std = torch.from_numpy(self._columns.without_units(self.missing_std_))
+        none, one = torch.zeros_like(std), torch.ones_like(std)
+        linear, mixture = LinearGaussian(none, none[:, None], one), Mixture(one, std.square())
+        self.n_components_ = int(self._n_features_out)
+        self._noise = torch.from_numpy(self._columns.without_units(self.noise_std_))
+        warnings.warn(
+            "this LaplacianAutoencoder was fitted by an earlier version: scores are on another scale now, so that "
+            "`predict` and `decision_function` need a new fit.",
+            FutureWarning,
+            stacklevel=3,
+        )
+        return EntryModel(linear, self.model_, mixture, mixture, int(self.samples), self._seed)
 
     def __sklearn_tags__(self) -> Tags:
         """Declare that missing values are allowed."""

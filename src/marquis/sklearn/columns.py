@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
+from torch import Tensor
 
 from marquis.errors import DataError
 
@@ -68,10 +70,29 @@ class Columns:
         return (std / self._scale)[..., self.varies]
 
     def constant_penalty(self, X: np.ndarray) -> np.ndarray:
-        """Return what constant columns add to the log-likelihood of rows, `[N]`: `OUTLIER` for each that differs."""
-        constant = self._mean[~self.varies]
-        away = np.abs(X[:, ~self.varies] - constant) > SAME * np.abs(constant)  # False for NaN, which may be it
-        return OUTLIER * away.sum(1)
+        """Return what constant columns add to the log-likelihood, `[N, d]`: `OUTLIER` where a row differs from one."""
+        away = np.abs(X - self._mean) > SAME * np.abs(self._mean)  # False for NaN, which may be the constant
+        return np.where(away & ~self.varies, OUTLIER, 0.0)
+
+    # What tables with categories have besides; see `EncodedColumns`.
+
+    @property
+    def groups(self) -> Sequence[Tensor]:
+        """Return nothing: no columns are missing together."""
+        return ()
+
+    @property
+    def units(self) -> np.ndarray:
+        """Return the numbers of the columns that vary."""
+        return np.flatnonzero(self.varies)
+
+    def log_prob(self, x: Tensor, density: Tensor, mean: Tensor) -> Tensor:
+        """Return the log density of the columns that vary, `[N, varying]`."""
+        return density
+
+    def missing(self, x: Tensor) -> Tensor:
+        """Return which of them are missing, `[N, varying]`."""
+        return x.isnan()
 
 
 def labels_of(estimator: Any) -> np.ndarray:

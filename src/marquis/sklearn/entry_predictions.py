@@ -1,84 +1,244 @@
-"""Predictions of masked entries of a table, and their standard deviation by column."""
+"""Predict single entries of a table by the linear model, and by the network as far as hidden entries support it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from marquis.sklearn.base import ROWS
+from marquis.sklearn.gaussian_fit import HIDDEN, FittedGaussian, hide
+from marquis.sklearn.linear_gaussian import LinearGaussian
 
 if TYPE_CHECKING:
-    from marquis.autoencoders import UncertainAutoencoder
+    from marquis.autoencoders import PosteriorAutoencoder
 
-NOISE_ROWS = 1000
-"""Maximum number of rows from which the columns' standard deviations are computed."""
-COMMON_ENTRIES = 10
-"""Number of entries with the common variance that count for every column besides its own, which may be few."""
+COMMON_ENTRIES = 30.0
+"""Number of entries with the common value that count for every column besides its own, which may be few."""
+CHECK_ROWS = 2000
+"""Largest number of held-out rows on which network and linear model are compared."""
+CHECKS = 3
+"""Number of times entries of the held-out rows are hidden for that."""
+BLOCKS = 5
+"""Number of parts of the columns that are hidden one after the other for leave-one-out predictions by the network."""
+LEAST_VARIANCE = 1e-8
+"""Lower bound of variances of standardised entries."""
 
 
-def masked_predictions(
-    model: UncertainAutoencoder, x: Tensor, samples: int, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield entries `[columns, rows]` and their predictions `[columns, S, rows]` with the entry masked.
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """How the predictions of both models are combined.
 
-    Cost: `samples` passes over `columns` copies of `x`.
+    Attributes:
+        weight: Share of the network's correction, from 0 to 1, `[d]`.
+        scale: Factor on the linear model's variance, `[d]`.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Mean and variance of entries, `[N, d]`.
+
+    Attributes:
+        mean: Of both models.
+        variance: Of an entry around the mean: noise, and not knowing the network.
+        samples: The sampled networks' means, `[S, N, d]`, if they were kept.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    samples: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EntryModel:
+    """The predictive distribution of any entry given others of its row (docs/method/tasks.md#tables).
+
+    The mean is `linear + weight * (network - linear)`, the variance `scale * linear variance + weight² * variance over
+    sampled networks`. Cost of `missing`: `samples` passes of the network; of `alone`: `samples * BLOCKS` passes, not
+    `samples * columns`, because the leave-one-out predictions of the linear model have a closed form and the network
+    corrects a fifth of the columns at a time. Where no column has a weight, the network is not called.
+
+    Attributes:
+        linear: Of standardised rows.
+        network: Of the same rows.
+        for_missing: Mixture for missing entries.
+        for_alone: Mixture for entries that are left out one at a time.
+        groups: Columns that are missing together, such as the levels of a category.
+        samples: Number of sampled networks.
+        seed: Their seed: the same networks for all rows.
+    """
+
+    linear: LinearGaussian
+    network: PosteriorAutoencoder
+    for_missing: Mixture
+    for_alone: Mixture
+    samples: int
+    seed: int
+    groups: Sequence[Tensor] = field(default_factory=tuple)
+
+    def missing(self, x: Tensor, *, samples: int | None = None, keep: bool = False) -> Predicted:
+        """Return the distribution of missing entries given the observed ones; observed entries have no meaning here.
+
+        Args:
+            x: `[N, d]`, standardised; NaN where entries are missing.
+            samples: Number of sampled networks; None for the usual number.
+            keep: Whether to keep the means of all sampled networks.
+        """
+        mean, variance = self.linear.entries(x, self.groups)
+        count = self.samples if samples is None else samples
+        if not bool(self.for_missing.weight.any()):
+            kept = mean.expand(count, *x.shape) if keep else None
+            return Predicted(mean, self._variance(self.for_missing, variance), kept)
+        parts = [self._reconstructed(part, count, keep) for part in x.split(ROWS)]
+        correction, spread = (torch.cat([part[i] for part in parts]) for i in range(2))
+        mixed = mean + self.for_missing.weight * (correction - mean)
+        total = self._variance(self.for_missing, variance, spread)
+        if not keep:
+            return Predicted(mixed, total)
+        said = torch.cat([part[2] for part in parts], 1)
+        return Predicted(mixed, total, mean + self.for_missing.weight * (said - mean))
+
+    def alone(self, x: Tensor) -> Predicted:
+        """Return the distribution of every entry given the other observed entries of its row."""
+        mean, variance = self.linear.entries(x, self.groups)
+        if not bool(self.for_alone.weight.any()):
+            return Predicted(mean, self._variance(self.for_alone, variance))
+        correction, spread = self.corrections(x)
+        mixed = mean + self.for_alone.weight * correction
+        return Predicted(mixed, self._variance(self.for_alone, variance, spread))
+
+    def log_prob(self, x: Tensor, predicted: Predicted) -> Tensor:
+        """Return the log density of entries, `[N, d]`; 0 where they are missing."""
+        normal = torch.distributions.Normal(predicted.mean, predicted.variance.sqrt())
+        return torch.where(x.isnan(), 0.0, normal.log_prob(x.nan_to_num(0.0)))
+
+    def corrections(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return by how much the network differs from the linear model with a block of columns hidden, `[N, d]`.
+
+        The second tensor is the variance over sampled networks.
+        """
+        correction, spread = torch.zeros_like(x), torch.zeros_like(x)
+        for block in self.blocks:
+            for rows in torch.arange(len(x)).split(ROWS):
+                hidden = x[rows].clone()
+                hidden[:, block] = torch.nan
+                said, variance, _ = self._reconstructed(hidden, self.samples, False)
+                difference = said - self.linear.filled(hidden)
+                correction[rows[:, None], block], spread[rows[:, None], block] = (
+                    difference[:, block],
+                    variance[:, block],
+                )
+        return correction, spread
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """Return the columns in `BLOCKS` parts, every group in one part."""
+        d = len(self.linear.mean)
+        grouped = {int(column) for group in self.groups for column in group}
+        units = [torch.tensor([column]) for column in range(d) if column not in grouped] + list(self.groups)
+        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(self.seed)).tolist()
+        count = min(BLOCKS, len(units))
+        return [torch.cat([units[place] for place in order[part::count]]) for part in range(count)]
+
+    def _reconstructed(self, x: Tensor, samples: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        networks = torch.Generator().manual_seed(self.seed)
+        said = self.network.reconstruct(x, samples, generator=networks, keep=keep)
+        return said.mean, said.variance, said.mean if said.samples is None else said.samples
+
+    @staticmethod
+    def _variance(mixture: Mixture, variance: Tensor, spread: Tensor | float = 0.0) -> Tensor:
+        return (mixture.scale * variance + mixture.weight.square() * spread).clamp_min(LEAST_VARIANCE)
+
+
+def combined(
+    fitted: FittedGaussian,
+    network: PosteriorAutoencoder,
+    apart: LinearGaussian,
+    held_out: Tensor,
+    samples: int,
+    seed: int,
+    groups: Sequence[Tensor],
+) -> EntryModel:
+    """Return the two models combined, by what hidden entries of held-out rows support.
+
+    The variance of missing entries is the linear model's, corrected by its errors at entries that were hidden from EM
+    and by how much smaller errors are with the network. Without held-out rows the network has no weight.
 
     Args:
-        model: Of standardised rows with NaN where entries are missing.
-        x: `[N, columns]`, yielded in parts; NaN where entries are missing.
-        samples: Number of networks S, the same for all entries.
-        seed: Seed of the networks.
+        fitted: The linear model of all rows.
+        network: Trained without the held-out rows.
+        apart: A linear model that has not seen the held-out rows.
+        held_out: `[M, d]`, standardised; there may be none.
+        samples: Number of sampled networks.
+        seed: Their seed, and that of hidden entries.
+        groups: Columns that are missing together.
     """
-    columns = torch.arange(x.shape[1])
-    for part in x.split(max(1, 8 * ROWS // x.shape[1])):
-        copies = part.repeat(x.shape[1], 1, 1)
-        copies[columns, :, columns] = torch.nan
-        drawn, flat = torch.Generator().manual_seed(seed), copies.flatten(0, 1)
-        predictions = model.reconstruct(flat, samples, generator=drawn, keep=True).samples
-        assert predictions is not None
-        yield part.T, predictions.unflatten(1, copies.shape[:2])[:, columns, :, columns]
+    none, one = torch.zeros_like(fitted.gaussian.mean), torch.ones_like(fitted.gaussian.mean)
+    linear_scale = _shrunk(fitted.squares, fitted.counts)
+    plain = Mixture(none, linear_scale)
+    model = EntryModel(fitted.gaussian, network, plain, Mixture(none, one), samples, seed, groups)
+    if not len(held_out):
+        return model
+    generator = torch.Generator().manual_seed(seed)
+    checked = replace(model, linear=apart, for_missing=Mixture(one, one))
+    errors, corrections, variances = [], [], []
+    for _ in range(CHECKS if len(held_out) < CHECK_ROWS else 1):
+        hidden = hide(held_out[:CHECK_ROWS], HIDDEN, groups, generator)
+        chosen = hidden.isnan() & ~held_out[:CHECK_ROWS].isnan()
+        mean, variance = apart.entries(hidden, groups)
+        errors.append(torch.where(chosen, held_out[:CHECK_ROWS] - mean, torch.nan))
+        corrections.append(checked.missing(hidden).mean - mean)
+        variances.append(variance)
+    weight, ratio = _weight(torch.cat(errors), torch.cat(corrections), torch.cat(variances))
+    rows = held_out[:CHECK_ROWS]
+    mean, variance = apart.entries(rows, groups)
+    alone, _ = _weight(rows - mean, (correction := checked.corrections(rows)[0]), variance)
+    away = (rows - mean - alone * correction).square() / variance
+    return replace(
+        model,
+        for_missing=Mixture(weight, linear_scale * ratio),
+        for_alone=Mixture(alone, _shrunk(away.nansum(0), (~away.isnan()).sum(0))),
+    )
 
 
-def missing_std(
-    model: UncertainAutoencoder, x: Tensor, held_out: Tensor, samples: int, seed: int, noise: float
-) -> Tensor:
-    """Return the standard deviation `[columns]` of masked entries around their predictions, beyond the networks' own.
+def _weight(error: Tensor, correction: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight of corrections, `[d]`, and by what factor they change the squared errors of each column.
 
-    The noise that is learnt in training is that of entries most of which the encoder sees; what is missing is further
-    away, and some columns follow from the others while some do not. How the columns compare is computed from all rows
-    (at most `NOISE_ROWS`, at random). By what factor variances are larger for new rows is computed from the held-out
-    rows: one number for all columns, as they are few.
+    The weight is that of least squares, pooled over columns and less one standard error, so that noise alone gives 0;
+    each column departs from it as far as its own entries say.
 
     Args:
-        model: As in `masked_predictions`.
-        x: All rows `[N, columns]`.
-        held_out: Rows that were not trained on; there may be none.
-        samples: Number of networks.
-        seed: Seed of networks and rows.
-        noise: The standard deviation learnt in training, a lower bound for all columns in common.
+        error: Of the linear model, `[M, d]`; NaN for entries that do not count.
+        correction: The network's minus the linear prediction, `[M, d]`.
+        variance: The linear model's, `[M, d]`, in units of which the squares are.
     """
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    squares, counts = _squares(model, x[order[:NOISE_ROWS]], samples, seed)
-    common = max(float(squares.sum() / counts.sum()), noise**2)
-    variance = (squares + COMMON_ENTRIES * common) / (counts + COMMON_ENTRIES)
-    if len(held_out):
-        apart, apart_counts = _squares(model, held_out, samples, seed)
-        # Every entry in its own unit, or the column that follows least would decide, by a few rows. Rows that were
-        # learnt from are no farther away than others: less than 1 would be chance.
-        variance = variance * max(1.0, float((apart / variance).sum() / apart_counts.sum().clamp_min(1)))
-    return variance.sqrt()
+    known = ~error.isnan()
+    product = torch.where(known, error * correction / variance, 0.0)
+    square = torch.where(known, correction.square() / variance, 0.0)
+    by_row = product.sum(1)
+    sure = float(by_row.sum() - by_row.square().sum().sqrt())
+    total, count = float(square.sum()), known.sum(0).clamp_min(1)
+    if sure <= 0 or total == 0:
+        return torch.zeros_like(error[0]), torch.ones_like(error[0])
+    common = min(1.0, sure / total)
+    typical = COMMON_ENTRIES * total / float(known.sum())
+    doubt = product.square().sum(0).sqrt()
+    weight = ((product.sum(0) - doubt + typical * common) / (square.sum(0) + typical)).clamp(0.0, 1.0)
+    before = torch.where(known, error.square() / variance, 0.0).sum(0)
+    after = torch.where(known, (error - weight * correction).square() / variance, 0.0).sum(0)
+    change = float(after.sum() / before.sum())
+    ratio = (after / count + COMMON_ENTRIES / count * change) / (before / count + COMMON_ENTRIES / count)
+    return weight, ratio.clamp_min(1e-3)
 
 
-def _squares(model: UncertainAutoencoder, x: Tensor, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return squared errors summed over rows, less the networks' own variance, and how many; both `[columns]`."""
-    squares, counts = torch.zeros(x.shape[1], dtype=x.dtype), torch.zeros(x.shape[1], dtype=x.dtype)
-    for truth, predictions in masked_predictions(model, x, samples, seed):
-        known = ~truth.isnan()
-        spread = predictions.var(1) if predictions.shape[1] > 1 else torch.zeros_like(truth)
-        errors = (truth.nan_to_num(0.0) - predictions.mean(1)).square() - spread
-        squares += torch.where(known, errors, 0).sum(1)
-        counts += known.sum(1)
-    return squares.clamp_min(0), counts
+def _shrunk(squares: Tensor, counts: Tensor) -> Tensor:
+    """Return means by column, with `COMMON_ENTRIES` entries of the common mean besides."""
+    common = squares.sum() / counts.sum().clamp_min(1)
+    return ((squares + COMMON_ENTRIES * common) / (counts + COMMON_ENTRIES)).clamp_min(1e-6)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.sklearn.categories import Category, EncodedColumns
+from marquis.sklearn.columns import Columns
+
 if TYPE_CHECKING:
-    from marquis.autoencoders import UncertainAutoencoder
-    from marquis.sklearn.columns import Columns
+    from marquis.sklearn.entry_predictions import EntryModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,16 +22,43 @@ class ImputedTable:
 
     Attributes:
         mean: `[rows, columns]`; a pandas table if `X` was one.
-        std: Standard deviation of the missing value, from not knowing the network and from the noise; 0 where an entry
-            was observed. In the form of `mean`.
+        std: Standard deviation of the missing value, from not knowing the network and from the noise; of a category
+            the probability that it is another level; 0 where an entry was observed. In the form of `mean`.
         samples: `[samples, rows, columns]`: complete tables, each a sample of the missing values with its noise.
+            Of categories, the numbers of levels as in `probabilities`.
         missing: `[rows, columns]`, True where an entry was missing.
+        probabilities: Of every categorical column the probabilities of its levels, `[rows, levels]`, a pandas table;
+            1 for the level that was observed.
     """
 
     mean: Any
     std: Any
     samples: np.ndarray
     missing: np.ndarray
+    probabilities: dict[Any, Any] = field(default_factory=dict)
+
+    def as_table(self, X: Any, columns: EncodedColumns) -> ImputedTable:
+        """Return the table with levels instead of their numbers, in the types of `X`; observed ones as they were."""
+        import pandas as pd
+
+        mean, chances = columns.table(self.mean, X.columns, X.index), {}
+        for category in (*columns.categories, *columns.constant):
+            place, name = category.column, str(X.columns[category.column])
+            filled = X.iloc[:, place].where(~self.missing[:, place], mean.iloc[:, place])
+            mean.isetitem(place, filled.astype(category.dtype))
+            codes = self.mean[:, place]
+            certain = np.where(
+                (codes >= 0)[:, None], np.eye(len(category.levels))[np.maximum(codes, 0).astype(int)], 0.0
+            )
+            found = np.where(self.missing[:, [place]], self.probabilities.get(place, certain), certain)
+            chances[name] = pd.DataFrame(found, index=X.index, columns=list(category.levels))
+        std = pd.DataFrame(self.std, index=X.index, columns=X.columns)
+        return ImputedTable(mean, std, self.samples, self.missing, chances)
+
+    def chances(self, category: Category, probabilities: np.ndarray, rows: np.ndarray) -> None:
+        """Write probabilities of the levels of a category, by its number, for some rows."""
+        whole = self.probabilities.setdefault(category.column, np.zeros((len(self.missing), len(category.levels))))
+        whole[rows] = probabilities
 
 
 def unfilled(X: np.ndarray, samples: int) -> ImputedTable:
@@ -37,77 +66,61 @@ def unfilled(X: np.ndarray, samples: int) -> ImputedTable:
     return ImputedTable(X.copy(), np.zeros_like(X), np.repeat(X[None], samples, 0), np.isnan(X))
 
 
-def impute_rows(
-    model: UncertainAutoencoder, x: Tensor, samples: int, rounds: int, generator: torch.Generator
-) -> Tensor:
-    """Return imputations of rows by sampled networks, `[samples, rows, columns]`; each repeated `rounds` times.
-
-    Args:
-        model: Of standardised rows.
-        x: `[rows, columns]`, standardised; NaN where entries are missing.
-        samples: Number of networks.
-        rounds: Number of times the observed entries are put back.
-        generator: Source of the networks.
-    """
-    from marquis.tasks.imputation import impute
-
-    return impute(
-        model,
-        x,
-        samples=samples,
-        averaged=1,
-        rounds=rounds,
-        fill="missing",
-        generator=generator,
-        batch_size=len(x),
-        progress=False,
-    ).samples
-
-
 def write_imputations(
     into: ImputedTable,
     rows: np.ndarray,
-    drawn: Tensor,
-    deviation: Tensor,
-    columns: Columns,
+    entries: EntryModel,
+    x: Tensor,
+    columns: Columns | EncodedColumns,
     generator: torch.Generator,
 ) -> None:
-    """Write imputations of some rows: mean, standard deviation with the noise, and samples with noise.
+    """Write imputations of some rows: mean, standard deviation and samples.
 
     Args:
         into: The whole table, in its own units.
         rows: Numbers of the rows.
-        drawn: Imputations of the columns that vary, `[samples, rows, varying]`, standardised.
-        deviation: Standard deviation of a missing entry around that, `[varying]`, standardised.
+        entries: Predicts standardised entries.
+        x: These rows, standardised; `[rows, varying]`.
         columns: Standardised them.
-        generator: Source of the noise.
+        generator: Source of the samples' noise.
     """
-    missing = into.missing[rows]
-    noise = torch.randn(drawn.shape, dtype=drawn.dtype, generator=generator) * deviation
-    between = drawn.var(0) if len(drawn) > 1 else torch.zeros_like(drawn[0])
-    total = columns.deviations((between + deviation.square()).sqrt().numpy())
-    into.mean[rows] = np.where(missing, columns.rows(drawn.mean(0).numpy()), into.mean[rows])
-    into.std[rows] = np.where(missing, total, 0.0)
-    into.samples[:, rows] = np.where(missing, columns.rows((drawn + noise).numpy()), into.samples[:, rows])
+    missing, samples = into.missing[rows], len(into.samples)
+    drawn = _samples(entries, x, samples, generator)
+    said = entries.missing(x)
+    into.mean[rows] = np.where(missing, columns.rows(said.mean.numpy()), into.mean[rows])
+    into.std[rows] = np.where(missing, columns.deviations(said.variance.sqrt().numpy()), 0.0)
+    into.samples[:, rows] = np.where(missing, columns.rows(drawn.numpy()), into.samples[:, rows])
+    if not isinstance(columns, EncodedColumns):
+        return
+    for category, group in zip(columns.categories, columns.groups, strict=True):
+        place, chances = category.column, category.probabilities(said.mean[:, group])
+        into.chances(category, chances.numpy(), rows)
+        into.std[rows, place] = np.where(missing[:, place], 1 - chances.amax(1).numpy(), 0.0)
+        levels = torch.multinomial(chances, samples, replacement=True, generator=generator).T.numpy()
+        into.samples[:, rows, place] = np.where(missing[:, place], levels, into.samples[:, rows, place])
 
 
-def code_std(model: UncertainAutoencoder, x: Tensor, deviation: Tensor, samples: int, seed: int) -> Tensor:
+def _samples(entries: EntryModel, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Return complete rows `[S, rows, varying]`: a network's means, and joint noise around them."""
+    said = entries.missing(x, samples=samples, keep=True).samples
+    assert said is not None
+    spread = entries.linear.spread(x, samples, generator) * entries.for_missing.scale.sqrt()
+    return torch.where(x.isnan(), said + spread, x)
+
+
+def code_std(entries: EntryModel, x: Tensor) -> Tensor:
     """Return the standard deviation `[rows, K]` of the codes of rows with missing values.
 
-    Each network samples the missing entries from its own imputation, then encodes the completed row. The noise of a
-    sample is the same for all rows, so that a row's result does not depend on other rows. Cost: two passes per network.
+    Each network encodes a sample of the completed row. The noise of a sample is the same for all rows with the same
+    missing entries, so that a row's result does not depend on other rows. Cost: two passes per network.
 
     Args:
-        model: Of standardised rows.
+        entries: Predicts standardised entries.
         x: `[rows, columns]`, standardised; NaN where entries are missing.
-        deviation: Standard deviation of a missing entry around a network's prediction, `[columns]`, standardised.
-        samples: Number of networks.
-        seed: Seed of networks and noise.
     """
-    first, again = (torch.Generator().manual_seed(seed) for _ in range(2))
-    drawn = model.reconstruct(x, samples, generator=first, keep=True).samples
-    assert drawn is not None
-    noise = torch.randn(len(drawn), 1, x.shape[1], dtype=x.dtype, generator=first) * deviation
-    completed = torch.where(x.isnan(), drawn + noise, x)
-    codes = torch.stack([model.encode(row, 1, generator=again).mean for row in completed])
+    again = torch.Generator().manual_seed(entries.seed)
+    completed = torch.cat(
+        [_samples(entries, row[None], entries.samples, torch.Generator().manual_seed(entries.seed)) for row in x], 1
+    )
+    codes = torch.stack([entries.network.encode(row, 1, generator=again).mean for row in completed])
     return codes.std(0) if len(codes) > 1 else torch.zeros_like(codes[0])

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from marquis.errors import DataError
 from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
+from marquis.sklearn.categories import category_columns
 from marquis.sklearn.columns import columns_of, labels_of
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.parameter_checks import whole
@@ -30,11 +31,11 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     entries stay exactly as they are, and a row's answer does not depend on the other rows. Cost: see there.
 
     Args:
-        estimator: The `LaplacianAutoencoder` to use, which is cloned; None: one of default settings, but with a code of
-            half as many numbers as there are columns (at least 2, at most 10), as imputation needs more than maps do.
+        estimator: The `LaplacianAutoencoder` to use, which is cloned; None: one of default
+            settings.
         missing_values: What marks a missing entry: NaN (or pandas' NA, of nullable columns), or a number.
         samples: Number of samples of which the mean is filled in.
-        rounds: Number of repeated reconstructions; see `LaplacianAutoencoder.impute`.
+        rounds: Deprecated, without effect; see `LaplacianAutoencoder.impute`.
         add_indicator: Whether to append a column of 0 and 1 for each column that had missing entries in `fit`.
         keep_empty_features: Whether columns without any value in `fit` are filled with 0, or dropped.
         random_state: Of training and samples; None: that of the `estimator`.
@@ -71,25 +72,37 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> LaplacianImputer:
         """Learn from the observed entries of `X [N, columns]`; returns itself. `y` is ignored."""
         if not (self._marked_by_nan or isinstance(self.missing_values, Real)):
-            raise DataError(f"missing_values={self.missing_values!r}: NaN or a number; encode text as numbers first.")
+            raise DataError(f"missing_values={self.missing_values!r}: NaN or a number.")
         whole("samples", self.samples)
         whole("rounds", self.rounds, 0)
+        self.indicator_: Any = None
+        self._mixed = bool(category_columns(X))
+        if self._mixed:
+            return self._fit_mixed(X)
         table, missing = self._with_nan(X, reset=True)
         self._known = ~missing.all(0)
         if not self._known.any():
             raise DataError("no column has any value: there is nothing to learn from.")
-        self.indicator_: Any = None
         if self.add_indicator:
             self.indicator_ = MissingIndicator(error_on_new=False).fit(table)
         known = table[:, self._known]
         columns_of(known.astype(np.float64), labels_of(self)[self._known])  # refused by the names they have here
-        self.estimator_ = self._autoencoder(known.shape[1]).fit(known)
+        self.estimator_ = self._autoencoder().fit(known)
         return self
 
-    def _autoencoder(self, columns: int) -> LaplacianAutoencoder:
+    def _fit_mixed(self, X: Any) -> LaplacianImputer:
+        """Learn from a pandas table with categorical columns."""
+        if self.add_indicator or not self._marked_by_nan:
+            raise DataError("add_indicator and missing_values are for tables of numbers; this one has categories.")
+        validate_data(self, X, skip_check_array=True)
+        self._known = X.notna().any().to_numpy()
+        self.estimator_ = self._autoencoder().fit(X.loc[:, self._known])
+        return self
+
+    def _autoencoder(self) -> LaplacianAutoencoder:
         """A fresh one, not trained yet."""
         if self.estimator is None:
-            made = LaplacianAutoencoder(n_components=min(max(2, columns // 2), 10))
+            made = LaplacianAutoencoder()
         elif isinstance(self.estimator, LaplacianAutoencoder):
             made = cast(LaplacianAutoencoder, clone(self.estimator))
         else:
@@ -119,15 +132,20 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         table[missing] = np.nan
         return table, missing
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: Any) -> Any:
         """`X` with its missing entries filled by their means, `[N, columns that are kept (+ indicators)]`."""
         check_is_fitted(self, "estimator_")
+        if getattr(self, "_mixed", False):
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return self.estimator_.impute(X.loc[:, self._known], self.samples).mean
         table, missing = self._with_nan(X)
         filled = self._impute(table).mean
         return self._assembled(table, missing, filled[None])[0]
 
-    def sample(self, X: Any, n_samples: int = 5, random_state: Random = None) -> np.ndarray:
+    def sample(self, X: Any, n_samples: int = 5, random_state: Random = None) -> Any:
         """Multiple imputation: `n_samples` complete tables `[n_samples, N, ...]`, each as `transform` gives one.
+
+        Of tables with categories a list of pandas tables.
 
         Run an analysis on each of them: how its results differ is what the missing values leave open.
 
@@ -138,6 +156,10 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self, "estimator_")
         count = whole("n_samples", n_samples)
+        if getattr(self, "_mixed", False):
+            known = X.loc[:, self._known]
+            found = self.estimator_.impute(known, count, random_state=random_state)
+            return [self.estimator_.completed(known, sample) for sample in found.samples]
         table, missing = self._with_nan(X)
         return self._assembled(table, missing, self._impute(table, count, random_state).samples)
 

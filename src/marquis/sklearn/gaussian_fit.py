@@ -1,0 +1,206 @@
+"""The Gaussian of a table: its covariance by EM over missing values, its shrinkage chosen on hidden entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marquis.sklearn.linear_gaussian import LinearGaussian
+
+DENSE = 100
+"""Largest number of columns whose covariance is fitted as a whole; above, by its largest eigenvalues."""
+RANKS = (1, 2, 4, 8, 16, 32)
+"""Numbers of factors that are compared above `DENSE` columns."""
+SHRINKAGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""Factors by which covariances are reduced; 1 predicts every entry by its column's mean."""
+DURING_EM = 0.03
+"""Shrinkage while EM runs, which keeps the covariance regular."""
+TOLERANCE, MAX_ITERATIONS = 1e-3, 50
+"""Change of any entry of the covariance, in units of the columns' variances, at which EM stops, and its most steps."""
+WORK, MIN_ROWS = 1e8, 1000
+"""EM sees as many rows as take so many multiplications a step, but at least so many rows; a last step sees all."""
+HIDINGS = 2
+"""Number of times a share of the entries is hidden for the choice of the shrinkage."""
+HIDDEN = 0.2
+"""Share of the observed entries that is hidden then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Mean, variances and leading eigenvectors of a covariance: Gaussians with less dependence follow from it.
+
+    Attributes:
+        mean: `[d]`.
+        variance: Diagonal of the covariance, `[d]`.
+        values: Eigenvalues in ascending order, `[R]`.
+        vectors: `[d, R]`.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    values: Tensor
+    vectors: Tensor
+
+    def gaussian(self, rank: int, shrinkage: float) -> LinearGaussian:
+        """Return the Gaussian of the same variances with `rank` factors, covariances multiplied by `1 - shrinkage`."""
+        loadings = self.vectors[:, -rank:] * ((1 - shrinkage) * self.values[-rank:].clamp_min(0)).sqrt()
+        explained = loadings.square().sum(1)
+        return LinearGaussian(self.mean, loadings, (self.variance - explained).clamp_min(1e-6 * self.variance))
+
+    def components(self, share: float) -> int:
+        """Return how many eigenvalues make up a share of the variance."""
+        shares = self.values.flip(0).clamp_min(0).cumsum(0) / self.variance.sum()
+        return min(int((shares < share).sum()) + 1, len(self.values))
+
+    def directions(self, count: int) -> Tensor:
+        """Return the first principal components, `[d, count]`; zeros if there are fewer."""
+        found = self.vectors[:, -count:].flip(1)
+        return torch.cat([found, found.new_zeros(len(found), count - found.shape[1])], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedGaussian:
+    """A Gaussian, and how well it predicted hidden entries.
+
+    Attributes:
+        gaussian: Fitted to all observed entries.
+        spectrum: Of its covariance before shrinking.
+        rank: Number of factors.
+        shrinkage: The one chosen.
+        squares: Squared errors of hidden entries over their variance, summed by column, `[d]`.
+        counts: How many they are, `[d]`.
+        tries: Rows, their predictions and which entries were hidden, for each time entries were.
+    """
+
+    gaussian: LinearGaussian
+    spectrum: Spectrum
+    rank: int
+    shrinkage: float
+    squares: Tensor
+    counts: Tensor
+    tries: Sequence[tuple[Tensor, Tensor, Tensor]] = ()
+
+
+def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator) -> FittedGaussian:
+    """Fit a Gaussian to standardised rows with missing values.
+
+    Rank and shrinkage are those under which entries that were hidden from EM have the largest density
+    (docs/method/tasks.md#tables). Cost: `HIDINGS + 1` runs of EM, each step of `rows * d³` (`rows * d * 32²` above
+    `DENSE` columns) for at most `WORK / d³` rows or `MIN_ROWS`.
+
+    Args:
+        x: `[N, d]`, standardised; NaN where entries are missing.
+        groups: Columns that are hidden together, such as the levels of a category.
+        generator: Source of hidden entries and of rows.
+    """
+    few = _some(x, generator)
+    hidden = [hide(few, HIDDEN, groups, generator) for _ in range(HIDINGS)]
+    tries = [(spectrum_of(part), part, part.isnan() & ~few.isnan()) for part in hidden]
+
+    def loss(candidate: tuple[int, float]) -> float:
+        total = 0.0
+        for spectrum, part, chosen in tries:
+            mean, variance = spectrum.gaussian(*candidate).entries(part)
+            total += float((0.5 * (few - mean).square() / variance + 0.5 * variance.log())[chosen].sum())
+        return total
+
+    rank = min(_ranks(few), key=lambda rank: loss((rank, DURING_EM))) if len(_ranks(few)) > 1 else _ranks(few)[0]
+    best = rank, min(SHRINKAGES, key=lambda shrinkage: loss((rank, shrinkage)))
+    squares, counts = (torch.zeros(x.shape[1], dtype=x.dtype) for _ in range(2))
+    predicted = []
+    for spectrum, part, chosen in tries:
+        mean, variance = spectrum.gaussian(*best).entries(part)
+        predicted.append((few, mean, chosen))
+        squares += torch.where(chosen, (few - mean).square() / variance, 0.0).sum(0)
+        counts += chosen.sum(0)
+    spectrum = spectrum_of(few)
+    if len(few) < len(x):
+        spectrum = _stepped(x, spectrum.gaussian(*best))
+    return FittedGaussian(spectrum.gaussian(*best), spectrum, *best, squares, counts, predicted)
+
+
+def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """Return rows with a share of the entries missing; the columns of a group are hidden together."""
+    chance = torch.rand(x.shape, dtype=x.dtype, generator=generator)
+    for group in groups:
+        chance[:, group] = chance[:, group[:1]]
+    return torch.where(chance < fraction, torch.nan, x)
+
+
+def spectrum_of(x: Tensor) -> Spectrum:
+    """Return the maximum-likelihood covariance of rows with missing values, by EM (Dempster, Laird and Rubin 1977).
+
+    Above `DENSE` columns the covariances of missing entries enter its diagonal only.
+    """
+    seen = ~x.isnan()
+    mean = x.nanmean(0)
+    centred = (x - mean).nan_to_num(0.0)
+    spectrum = _spectrum(mean, centred, _missing_variance(centred, seen))
+    if bool(seen.all()):
+        return spectrum
+    for _ in range(MAX_ITERATIONS):
+        before, spectrum = spectrum, _stepped(x, spectrum.gaussian(_em_rank(spectrum), DURING_EM))
+        if float((_dependence(before) - _dependence(spectrum)).abs().max()) < TOLERANCE:
+            break
+    return spectrum
+
+
+def _dependence(spectrum: Spectrum) -> Tensor:
+    """Return what EM has to settle: the covariance, or above `DENSE` columns its eigenvalues."""
+    if len(spectrum.mean) > DENSE:
+        return spectrum.values
+    return (spectrum.vectors * spectrum.values) @ spectrum.vectors.T
+
+
+def _stepped(x: Tensor, gaussian: LinearGaussian) -> Spectrum:
+    """Return the covariance after one step of EM."""
+    if x.shape[1] <= DENSE:
+        complete, extra = gaussian.expected_scatter(x)
+    else:
+        mean, variance = gaussian.entries(x)
+        complete = torch.where(x.isnan(), mean, x)
+        extra = torch.where(x.isnan(), variance, 0.0).sum(0)
+    mean = complete.mean(0)
+    return _spectrum(mean, complete - mean, extra)
+
+
+def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> Spectrum:
+    """Return the spectrum of `(centredᵀ centred + extra) / N`; `extra` is a matrix or its diagonal."""
+    n, d = centred.shape
+    variance = (centred.square().sum(0) + (extra.diagonal() if extra.ndim == 2 else extra)) / n
+    if d <= DENSE:
+        covariance = (centred.T @ centred + (extra if extra.ndim == 2 else torch.diag(extra))) / n
+        return Spectrum(mean, variance, *torch.linalg.eigh(covariance))
+    kept = max(RANKS)
+    if n <= d:
+        values, left = torch.linalg.eigh(centred @ centred.T / n)
+        values, left = values[-kept:], left[:, -kept:]
+        vectors = centred.T @ left / (n * values.clamp_min(1e-12)).sqrt()
+        return Spectrum(mean, variance, values, vectors)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / n)
+    return Spectrum(mean, variance, values[-kept:], vectors[:, -kept:])
+
+
+def _missing_variance(centred: Tensor, seen: Tensor) -> Tensor:
+    """Return what missing entries add to the scatter if nothing but their column's variance is known, `[d]`."""
+    observed = seen.sum(0)
+    return centred.square().sum(0) / observed.clamp_min(1) * (len(seen) - observed)
+
+
+def _some(x: Tensor, generator: torch.Generator) -> Tensor:
+    d = x.shape[1]
+    rows = max(MIN_ROWS, int(WORK / (d**3 if d <= DENSE else d * max(RANKS) ** 2)))
+    return x if len(x) <= rows else x[torch.randperm(len(x), generator=generator)[:rows]]
+
+
+def _ranks(x: Tensor) -> list[int]:
+    n, d = x.shape
+    return [d] if d <= DENSE else [rank for rank in RANKS if rank <= max(1, n // 2)]
+
+
+def _em_rank(spectrum: Spectrum) -> int:
+    d = len(spectrum.mean)
+    return d if d <= DENSE else min(8, len(spectrum.values))
