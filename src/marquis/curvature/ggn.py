@@ -28,6 +28,7 @@ from marquis.curvature.graph.network import Network
 from marquis.curvature.ops.context import Context
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS, check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
+from marquis.curvature.planning.plan import require_fit
 from marquis.curvature.squared.mixed import mixed_pass
 from marquis.curvature.squared.squared import squared_forward, squared_pass
 from marquis.errors import DataError
@@ -88,7 +89,8 @@ def ggn(
         generator: source of the random signs of `sketched`.
         mask: 1 where a target entry was observed; the others leave the likelihood.
         weight_sharing: for `kronecker`, "expand" (sum over positions after the products) or "reduce" (before).
-        memory_limit: bytes that the call may take beyond the model and the forward values; default: what is free.
+        memory_limit: bytes that the call may take beyond the model and the batch; refused where `plan` says that it
+            takes more. By default only a result that does not fit into the free memory is refused.
         observer: receives the outputs of the batch, so that whoever needs them as well runs no second forward pass.
 
     Raises:
@@ -99,6 +101,9 @@ def ggn(
     call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
     call.observer = observer
     structure, estimator = check_choices(structure, estimator, probes)
+    if memory_limit is not None:
+        options = {"params": params, "parameters": parameters, "probes": probes, "width_limit": width_limit}
+        require_fit(model, call.x, call.likelihood, structure, estimator, memory_limit=memory_limit, **options)
     if estimator == "approximate":
         return call.squared()
     if estimator == "mixed":

@@ -17,6 +17,9 @@ from torch import Tensor
 from marquis.curvature.factors.factor import Factor, Window, identity_columns
 from marquis.likelihoods import Likelihood
 
+LARGEST_WHOLE_ROOT = 2**20
+"""Numbers in a root that couples all outputs, up to which it is made in one piece: later chunks are views of it."""
+
 
 class SquareRoot(ABC):
     """Provide columns of the output Hessian's root, from which a backward walk starts."""
@@ -48,7 +51,7 @@ class ExplicitRoot(SquareRoot):
 
     def chunks(self, columns: int) -> list[object]:
         """Return ranges of consecutive columns."""
-        return [(start, min(self.count, start + columns)) for start in range(0, self.count, columns)]
+        return _ranges_of(self.count, columns)
 
     def make(self, chunk: object) -> Factor:
         """Return a slice of the columns."""
@@ -57,10 +60,51 @@ class ExplicitRoot(SquareRoot):
 
 
 @dataclass(eq=False)
+class AppliedRoot(SquareRoot):
+    """Columns of a root that couples all outputs of a sample, made by `apply_sqrt` as they are needed.
+
+    All of them at once are outputs x outputs numbers per sample.
+    """
+
+    likelihood: Likelihood
+    outputs: Tensor
+    mask: Tensor | None
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Count the columns."""
+        self.count = prod(self.likelihood.root_shape(self.outputs))
+
+    def chunks(self, columns: int) -> list[object]:
+        """Return ranges of consecutive columns."""
+        return _ranges_of(self.count, columns)
+
+    def make(self, chunk: object) -> Factor:
+        """Return a range of columns."""
+        columns = _columns(self.likelihood, self.outputs, self.mask, chunk)  # type: ignore[arg-type]
+        return Factor(columns, tuple(self.outputs.shape))
+
+
+def _ranges_of(count: int, columns: int) -> list[object]:
+    return [(start, min(count, start + columns)) for start in range(0, count, columns)]
+
+
+def _columns(likelihood: Likelihood, outputs: Tensor, mask: Tensor | None, chunk: tuple[int, int]) -> Tensor:
+    """Return the columns number `start` to `stop` of the root, `[stop - start, n, ...]`."""
+    start, stop = chunk
+    roots = likelihood.root_shape(outputs)
+    basis = outputs.new_zeros(stop - start, prod(roots))
+    basis[:, start:stop].fill_diagonal_(1)
+    basis = basis.view(stop - start, 1, *roots).expand(stop - start, outputs.shape[0], *roots)
+    return likelihood.apply_sqrt(outputs, basis, mask)
+
+
+@dataclass(eq=False)
 class PixelwiseRoot(SquareRoot):
     """Provide columns of output Hessians that couple nothing, or only entries along one dimension (classes).
 
-    Columns are made for a box of the output at a time: an identity within the box, or the root of its classes.
+    Columns are made for a box of the output at a time: an identity within the box, or the root of its classes, of which
+    a chunk may hold a part where there are many.
 
     Attributes:
         likelihood: p(y|f).
@@ -95,18 +139,27 @@ class PixelwiseRoot(SquareRoot):
         return self.likelihood.coupling % self.outputs.dim() - 1
 
     def chunks(self, columns: int) -> list[object]:
-        """Return boxes of the grid with about this many root columns each."""
-        if not self.local:
-            return self._ranges(columns)
+        """Return boxes of the grid with about this many root columns each, and which of its columns, if not all."""
+        boxes = self._tiles(columns) if self.local else self._ranges(columns)
+        if self.likelihood.coupling is None:
+            return [(box, None) for box in boxes]
+        axis, parts = self._class_axis, []
+        for box in boxes:
+            count = prod(b - a for d, (a, b) in enumerate(box) if d != axis) * self.root_grid[axis]
+            parts += [(box, part) for part in (_ranges_of(count, columns) if count > 2 * columns else [None])]
+        return parts
+
+    def _tiles(self, columns: int) -> list[tuple[tuple[int, int], ...]]:
+        """Cut square tiles of the image."""
         depth = self.root_grid[0]
         space = self.grid[1:]
         side = max(1, round((columns / depth) ** (1 / len(space))))
         boxes: list[tuple[tuple[int, int], ...]] = [((0, self.grid[0]),)]
         for size in space:
             boxes = [(*box, (a, min(size, a + side))) for box in boxes for a in range(0, size, side)]
-        return list(boxes)
+        return boxes
 
-    def _ranges(self, columns: int) -> list[object]:
+    def _ranges(self, columns: int) -> list[tuple[tuple[int, int], ...]]:
         """Cut along the largest dimension that is not the classes'."""
         classes = None if self.likelihood.coupling is None else self._class_axis
         others = [d for d in range(len(self.grid)) if d != classes]
@@ -122,7 +175,8 @@ class PixelwiseRoot(SquareRoot):
 
     def make(self, chunk: object) -> Factor:
         """Return the columns whose root coordinates lie in a box."""
-        window = Window(self.grid, chunk)  # type: ignore[arg-type]
+        box, part = chunk  # type: ignore[misc]
+        window = Window(self.grid, box)
         shape = tuple(self.outputs.shape)
         if self.likelihood.coupling is None:
             eye = identity_columns(shape, window, dtype=self.outputs.dtype, device=self.outputs.device)
@@ -138,10 +192,8 @@ class PixelwiseRoot(SquareRoot):
             rest = tuple(s for d, s in enumerate(self.grid) if d != axis)
             target = self.likelihood.target_shape(self.outputs)
             mask = Window(rest, ranges).crop(self.mask.expand(target))
-        roots = self.likelihood.root_shape(cropped)
-        size = prod(roots)
-        basis = torch.eye(size, dtype=cropped.dtype, device=cropped.device).view(size, 1, *roots)
-        columns = self.likelihood.apply_sqrt(cropped, basis.expand(size, cropped.shape[0], *roots), mask)
+        part = (0, prod(self.likelihood.root_shape(cropped))) if part is None else part
+        columns = _columns(self.likelihood, cropped, mask, part)
         return Factor(columns, shape, None, _unless_trivial(window, shape))
 
 
@@ -164,6 +216,9 @@ def exact_root(
     if likelihood.coupling == "all" or not shape or (likelihood.coupling is not None and len(shape) == 1):
         shared = likelihood.constant_hessian and mask is None
         source = outputs[:1] if shared else outputs
+        # a likelihood that only writes columns forms the whole root each time
+        if not likelihood._only_columns() and prod(likelihood.root_shape(source)) * source.numel() > LARGEST_WHOLE_ROOT:
+            return AppliedRoot(likelihood, source, mask, shared)
         return ExplicitRoot(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)
     if image is not None and (
         likelihood.coupling is None or (image == shape and likelihood.coupling % outputs.dim() == 1)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from marquis.arguments import checked
-from marquis.curvature.backward.accumulators import make_accumulator, modules_of
+from marquis.curvature.backward.accumulators import Accumulator, make_accumulator, modules_of
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES
 from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients
@@ -22,16 +23,17 @@ from marquis.curvature.graph.network import Network
 from marquis.curvature.planning import plan_text, rehearsal
 from marquis.curvature.planning.choices import check_choices
 from marquis.curvature.planning.coverage import LayerPlan, factored_layers, mixed_layers, notes_on, squared_layers
-from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_bytes, result_bytes
+from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_bytes, gigabytes, result_bytes
 from marquis.curvature.planning.rehearsal import Rehearsal, Segment
-from marquis.curvature.squared.mixed import CHUNK
-from marquis.errors import MarquisError, UnsupportedOperationError
+from marquis.errors import MarquisError, MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
 from marquis.functional.checks import batch_size
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import Layout
 
+_FITTING: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""Calls that were planned and fit, by model."""
 CAPTURE_SAMPLES = 3
 """Samples on which the network is captured and checked; the plan is for the whole batch."""
 
@@ -156,6 +158,35 @@ def plan(
         ) from error
 
 
+def require_fit(model: Model, x: Any, likelihood: Likelihood, structure: str, estimator: str, **options: Any) -> None:
+    """Refuse a call of `ggn` that would take more than its `memory_limit`; remembered for batches of the same shape.
+
+    Raises:
+        MemoryBudgetError: Names the bytes, and what else fits.
+    """
+    shapes = [(t.shape, t.dtype) for t in pytree.tree_leaves(x) if isinstance(t, Tensor)]
+    limit, names = options["memory_limit"], tuple(parameters_of(model, options["params"]))
+    key = repr((structure, estimator, likelihood, options["probes"], options["width_limit"], limit, names, shapes))
+    fitting = _FITTING.setdefault(model, set()) if isinstance(model, nn.Module) else set()
+    if key in fitting and options["parameters"] is None:
+        return
+    try:
+        made = plan(model, x, likelihood, structure, estimator, **options)
+    except UnsupportedOperationError:  # `ggn` says it better, or can do what cannot be planned
+        return
+    if not made.fits:
+        smaller = {"diagonal exact": ("diagonal", "sketched"), "kronecker exact": ("kronecker", "sketched")}
+        other = smaller.get(f"{structure} {estimator}", ("diagonal", "approximate"))
+        raise MemoryBudgetError(
+            f"structure='{structure}' with estimator='{estimator}' takes about {gigabytes(made.total_bytes)} for "
+            f"{made.batch} samples (forward values {gigabytes(made.forward_bytes)}, backward pass "
+            f"{gigabytes(made.pass_bytes)}, result {gigabytes(made.result_bytes)}), but memory_limit is "
+            f"{gigabytes(limit)}. Pass fewer samples (`accumulate` splits batches by itself), structure='{other[0]}' "
+            f"with estimator='{other[1]}', fewer parameters (parameters=...), or a larger memory_limit."
+        )
+    fitting.add(key)
+
+
 def first_samples(x: Any, size: int, count: int) -> Any:
     """Return the first samples of a batch."""
     return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
@@ -189,7 +220,7 @@ class _Planner:
             self.x,
             self.size,
             self.likelihood,
-            lambda: make_accumulator(self.structure, self.layout, self.like, self.size),
+            self._accumulator,
             chunk_bytes(self.limit),
             probes if estimator == "sketched" else None,
             keep_everything=estimator == "mixed",
@@ -198,15 +229,23 @@ class _Planner:
             layers = mixed_layers(self.backward, self.layout, rehearsed, width_limit, self.size)
             rehearsed.segments = []
             columns = prod(rehearsed.outputs[1:]) if prod(rehearsed.outputs[1:]) <= width_limit else 1
-            return self.finish(estimator, rehearsed, layers, self._mixed_bytes(rehearsed, width_limit), columns)
+            working = rehearsal.rehearse_mixed(
+                self.backward, self.params, self.x, self.size, self.likelihood, self._accumulator, width_limit
+            )
+            return self.finish(estimator, rehearsed, layers, working, columns)
         layers = factored_layers(self.backward, self.layout, rehearsed, self.structure)
         working = rehearsed.pass_peak + self._written_bytes(rehearsed)
         return self.finish(estimator, rehearsed, layers, working, rehearsed.segments[0].columns)
+
+    def _accumulator(self) -> Accumulator:
+        return make_accumulator(self.structure, self.layout, self.like, self.size)
 
     def finish(
         self, estimator: str, rehearsed: Rehearsal, layers: tuple[LayerPlan, ...], working: int, columns: int
     ) -> Plan:
         result = self._result_bytes(rehearsed, columns)
+        if self.structure == "kronecker":
+            working = max(0, working - result)  # its factors are summed while it is rehearsed
         copies = 2 if self.structure in ("full", "block", "lowrank") else 1  # the sum, and one product or check of it
         used = {name for name in self.params if name not in self.layout.shapes}
         return Plan(
@@ -263,9 +302,3 @@ class _Planner:
     def _written(self, entries: int, limit: int) -> int:
         rows = min(self.size, max(1, limit // max(1, entries * self.item)))
         return rows * entries * self.item
-
-    def _mixed_bytes(self, rehearsed: Rehearsal, width_limit: float) -> int:
-        """Return the bytes of a root at the widest narrow tensor, and of a chunk of columns at the widest of all."""
-        widths = [prod(rehearsed.shapes.get(value, (0,))) // self.size for value in rehearsed.visited]
-        narrow = max((width for width in widths if width <= width_limit), default=0)
-        return self.size * self.item * (3 * narrow**2 + 2 * CHUNK * max(widths, default=0))

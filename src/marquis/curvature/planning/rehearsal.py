@@ -33,6 +33,7 @@ from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.curvature.graph.network import Network, Step
 from marquis.curvature.ops.context import Context
 from marquis.curvature.planning.memory import AllocationMeter, tensors_in
+from marquis.curvature.squared.mixed import mixed_pass
 from marquis.curvature.squared.squared import squared_forward, squared_pass
 from marquis.errors import MarquisError
 from marquis.likelihoods import Likelihood
@@ -211,6 +212,27 @@ def rehearse_factored(
             BackwardWalk(backward, context, accumulator, chunk_bytes, result).run(root)
             result.pass_peak = meter.peak
     return result
+
+
+def rehearse_mixed(
+    backward: BackwardSteps,
+    params: Mapping[str, Tensor],
+    x: Any,
+    samples: int,
+    likelihood: Likelihood,
+    make_accumulator: Callable[[], Accumulator],
+    width_limit: float,
+) -> int:
+    """Rehearse the mixed pass for the bytes that it takes on top of the forward values; arguments as above."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        values, shapes = _fake_values(backward.network, params, x, mode), {}
+        outputs = backward.network.forward(values, None, shapes, backward.with_extra)
+        real = make_accumulator()
+        accumulator = _Rehearsed(real.like, real=real, kept={})
+        context = Context(backward.network, values, shapes, backward.active, samples)
+        with AllocationMeter() as meter:
+            mixed_pass(backward, context, likelihood.resolve(outputs), None, accumulator, width_limit, rehearsing=True)
+        return meter.peak
 
 
 def _fake_values(network: Network, params: Mapping[str, Tensor], x: Any, mode: FakeTensorMode) -> dict[int, Any]:

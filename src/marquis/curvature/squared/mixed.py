@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from marquis.curvature.backward.accumulators import Accumulator
+from marquis.curvature.backward.accumulators.base import Receiver
 from marquis.curvature.backward.output_roots import exact_root
 from marquis.curvature.backward.recompression import TriangularRoot, add_gram, square_root
 from marquis.curvature.backward.steps import BackwardSteps
@@ -46,8 +46,9 @@ class _State:
 class _Mixed:
     backward: BackwardSteps
     context: Context
-    accumulator: Accumulator
+    accumulator: Receiver
     width_limit: float
+    rehearsing: bool = False
 
     def __post_init__(self) -> None:
         network = self.context.network
@@ -152,8 +153,12 @@ class _Mixed:
             part = vector_jacobian(self.context, step, factor).get(number)
             if isinstance(part, Factor):
                 gram = add_gram(gram, part, width)
+            del columns, factor, part  # large: the next chunk must not meet them
+            if self.rehearsing and start > 0:  # two chunks stand for all
+                break
         if gram is not None:
-            root = TriangularRoot(square_root(gram, step.where), self.context.shapes[number])
+            lower = torch.empty_like(gram) if self.rehearsing else square_root(gram, step.where)
+            root = TriangularRoot(lower, self.context.shapes[number])
             self.receive_factor(number, self.new_basis(), root.make((0, width)))
 
 
@@ -162,8 +167,9 @@ def mixed_pass(
     context: Context,
     likelihood: Likelihood,
     mask: Tensor | None,
-    accumulator: Accumulator,
+    accumulator: Receiver,
     width_limit: float,
+    rehearsing: bool = False,
 ) -> dict[str, Tensor]:
     """Run the pass; exact contributions go to the accumulator, those of squared rules are returned by parameter name.
 
@@ -174,8 +180,9 @@ def mixed_pass(
         mask: observed entries, or None.
         accumulator: a diagonal accumulator.
         width_limit: entries per sample up to which M is kept whole.
+        rehearsing: whether tensors have no entries, and only what is allocated matters.
     """
-    walk = _Mixed(backward, context, accumulator, width_limit)
+    walk = _Mixed(backward, context, accumulator, width_limit, rehearsing)
     walk.start(likelihood, mask)
     for step in context.network.steps[::-1]:
         if step.value in backward.active:
