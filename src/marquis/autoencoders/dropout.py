@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
-from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw, Output
+from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.replica import replicate
 from marquis.likelihoods import Likelihood

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.network import EncoderDecoder
-from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior

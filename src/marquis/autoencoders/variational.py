@@ -14,8 +14,8 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
-from marquis.autoencoders.noise import TrainingNoise
 from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
+from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
 from marquis.variational.base import evaluation_mode

@@ -12,11 +12,11 @@ from marquis.lazy import lazy_names
 from marquis.variational.architectures import PreactResNet18, mlp, small_cnn
 from marquis.variational.map import MAP
 from marquis.variational.mean_field import MeanFieldVI
-from marquis.variational.refusals import SmoothnessWarning
+from marquis.variational.smoothness import SmoothnessWarning
 from marquis.variational.variational_laplace import VariationalLaplace
 
 if TYPE_CHECKING:
-    from marquis.variational.modules import LightningMethod
+    from marquis.variational.lightning_method import LightningMethod
 
 __all__ = [
     "MAP",
@@ -29,4 +29,4 @@ __all__ = [
     "small_cnn",
 ]
 
-__getattr__ = lazy_names(__name__, {"LightningMethod": "modules", "Terms": "objective"})
+__getattr__ = lazy_names(__name__, {"LightningMethod": "lightning_method", "Terms": "objective"})

@@ -21,8 +21,8 @@ from marquis.variational.base import batches, evaluation_mode
 from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
-from marquis.variational.refusals import refuse_kinks
 from marquis.variational.regulariser import GRADIENTS, Batch, DataTerm, GradientMethod, data_term, trace_by_products
+from marquis.variational.smoothness import refuse_kinks
 
 
 @inherits_options
