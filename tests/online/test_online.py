@@ -17,7 +17,7 @@ import marquis as mq
 from marquis.curvature import ggn
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.online import NoisyAdam, OnlineLaplace, OnlineState
-from marquis.online.random_numbers import fill_with_deviations, fill_with_noise, quantile_table
+from marquis.online.random_numbers import fill_with_noise, fill_with_samples, row_tables
 from marquis.structures import Diagonal, Layout
 
 N, B = 40, 10
@@ -200,7 +200,7 @@ def test_published_code_by_hand_on_two_batches():
             online.layout.flatten({k: (theta[k] - v).detach() for k, v in online.means().items()})
             * (hessian + 1).sqrt()
         )
-        table = quantile_table(torch.float64)
+        table = row_tables(torch.float64).flatten()
         assert bool((noise.unsqueeze(1) - table).abs().min(1).values.lt(1e-8).all())  # standard normal after all
         part = ggn(model, rows, "gaussian", params={k: t.detach() for k, t in theta.items()}).diagonal()
         hessian = 0.999 * hessian + 0.5 * (2 * B / B) * part
@@ -327,30 +327,55 @@ def test_learnt_noise_agrees_with_the_noise_of_the_data():
 # ---- noise
 
 
-def test_the_table_of_quantiles_has_the_moments_of_the_normal():
-    table = quantile_table(torch.float64)
-    assert abs(float(table.mean())) < 1e-12
-    assert float(table.square().mean()) == pytest.approx(1.0, abs=1e-12)
-    assert float(table.pow(4).mean()) == pytest.approx(3.0, rel=2e-3)
-    assert torch.equal(table, -table.flip(0)) or torch.allclose(table, -table.flip(0), atol=1e-10)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rows_of_a_table_have_the_moments_of_the_normal(dtype: torch.dtype):
+    identity = torch.eye(32, dtype=torch.float64)
+    rounding = 1e-12 if dtype == torch.float64 else 1e-6
+    tables = row_tables(dtype).double()
+    for table in tables:
+        assert torch.equal(table.mean(0), torch.zeros(32, dtype=torch.float64))
+        torch.testing.assert_close(table.mT @ table / len(table), identity, rtol=0, atol=rounding)
+        third = torch.einsum("ni,nj,nk->ijk", table, table, table) / len(table)
+        assert third.abs().max() < 1e-12  # rows come in pairs of opposite sign
+        torch.testing.assert_close(table.pow(4).mean(0), 3 * torch.ones_like(identity[0]), rtol=0.015, atol=0)
+    crossed = tables.square().mT @ tables.square() / tables.shape[1] - identity * 2
+    assert (crossed.mean(0) - 1).fill_diagonal_(0).abs().max() < 0.07
+    # Two-sided: a product of squares does deviate within one table, which is why there are several.
+    assert (crossed[0] - 1).fill_diagonal_(0).abs().max() > 0.03
+    assert tables.abs().max() < 4.5
 
 
-def test_draws_use_every_lane_of_the_bits():
-    drawn = fill_with_noise(torch.empty(400_000), gen(1)).reshape(-1, 4)
-    for lane in drawn.T:  # 100 000 draws: the mean's standard error is 0.0032
-        assert abs(float(lane.mean())) < 0.016
-        assert float(lane.var()) == pytest.approx(1.0, abs=0.023)
-    assert torch.corrcoef(drawn.T).fill_diagonal_(0).abs().max() < 0.016
+def test_draws_are_white_across_and_within_rows():
+    drawn = fill_with_noise(torch.empty(400_000), gen(1)).reshape(-1, 64)
+    assert abs(float(drawn.mean())) < 0.008
+    assert float(drawn.var()) == pytest.approx(1.0, abs=0.012)
+    covariance = drawn.T @ drawn / len(drawn)  # 6,250 rows: standard error 0.0127
+    assert (covariance - torch.eye(64)).abs().max() < 0.065
+    assert torch.equal(fill_with_noise(torch.empty(9_999), gen(7)), fill_with_noise(torch.empty(9_999), gen(7)))
     odd = fill_with_noise(torch.empty(70_003), gen(2))
     assert odd.isfinite().all() and odd[-3:].abs().sum() > 0
 
 
-def test_deviations_are_scaled_noise():
-    z = fill_with_noise(torch.empty(70_000, dtype=torch.float64), gen(3))
-    curvature = torch.rand(70_000, dtype=torch.float64, generator=gen(4))
-    drawn = fill_with_deviations(torch.empty_like(z), gen(3), curvature, 2.0, 0.3)
-    torch.testing.assert_close(drawn, z / (2 * curvature + 0.3).sqrt(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(fill_with_deviations(torch.empty_like(z), gen(3), None, 2.0, 0.25), 2 * z)
+def test_every_draw_takes_other_rows_and_every_table_is_used():
+    tables = row_tables(torch.float64)[:, :, 0]
+    found = set()
+    generator = gen(5)
+    for _ in range(40):
+        first = fill_with_noise(torch.empty(32, dtype=torch.float64), generator)[0]
+        found.add(int((tables == first).any(1).nonzero()[0]))
+    assert found == {0, 1, 2, 3}
+
+
+def test_samples_are_scaled_noise_around_the_mean():
+    sizes = (70_000, 33, 0, 5)
+    curvatures = [torch.rand(n, dtype=torch.float64, generator=gen(4)) for n in sizes]
+    zeros, means = ([torch.full((n,), value, dtype=torch.float64) for n in sizes] for value in (0.0, 3.0))
+    noise, outs = ([torch.empty(n, dtype=torch.float64) for n in sizes] for _ in range(2))
+    fill_with_samples(noise, zeros, None, 2.0, 1.0, gen(3))
+    fill_with_samples(outs, means, curvatures, 2.0, 0.3, gen(3))
+    for out, z, curvature in zip(outs, noise, curvatures, strict=True):
+        torch.testing.assert_close(out, 3 + z / (2 * curvature + 0.3).sqrt(), rtol=1e-12, atol=1e-14)
+    assert float(noise[0].var()) == pytest.approx(1.0, abs=0.03)
 
 
 @pytest.mark.parametrize("coefficients", [(0.3, -1.0, 2.0, 0.0), (0.3, -1.0, 2.0, 1.5)], ids=["quadratic", "cubic"])
@@ -363,7 +388,7 @@ def test_opper_archambeau_identities(coefficients: tuple[float, ...]):
     w = mu + variance.sqrt() * nodes
     mean = (weights * (c0 + c1 * w + c2 * w**2 + c3 * w**3)).sum()
     to_mu, to_variance = torch.autograd.grad(mean, (mu, variance))
-    at = (mu + variance.sqrt() * quantile_table(torch.float64)).detach()
+    at = (mu + variance.sqrt() * row_tables(torch.float64)[0, :, 0]).detach()
     torch.testing.assert_close((c1 + 2 * c2 * at + 3 * c3 * at**2).mean(), to_mu, rtol=1e-9, atol=0)
     torch.testing.assert_close(0.5 * (2 * c2 + 6 * c3 * at).mean(), to_variance, rtol=1e-9, atol=0)
 

@@ -102,3 +102,102 @@ def test_all_processes_stop_when_one_fails(tmp_path: Path):
     mp.spawn(_failing_process, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined]
     own, other = (tmp_path / "message1").read_text(), (tmp_path / "message0").read_text()
     assert "NaN" in own and "process 1 failed" in other and "NaN" in other and DataError.__name__ in other
+
+
+# ---- memory that is kept between steps
+
+
+class TiedWeights(nn.Module):
+    """Weights whose gradients autograd hands out twice, or shares with another branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        self.once, self.twice = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.twice(torch.tanh(self.twice(self.once(x))))
+        return h @ (self.a + self.b)
+
+
+@pytest.mark.parametrize("make", [TiedWeights, Scaled])
+def test_the_prior_is_added_to_the_gradient_however_weights_are_used(make):
+    """Against autograd's own gradient of the loss and of the prior, at the same sampled weights."""
+    torch.manual_seed(0)
+    model, x = make().double().eval(), torch.randn(6, 4, dtype=torch.float64)
+    online = OnlineLaplace(model, "gaussian", num_data=20, prior_precision=3.0, generator=torch.Generator())
+    online.step(x).backward()
+    online.step(x).backward()
+    for _ in range(3):
+        model.zero_grad()
+        stream = online._weights_stream.get_state()
+        theta = {name: value.clone() for name, value in online.draw(online._weights_stream).items()}
+        likelihood, delta = online.noisy_likelihood, online.state.prior_precision
+        online._weights_stream.set_state(stream)
+        online.step(x).backward()
+        leaves = {name: value.requires_grad_() for name, value in theta.items()}
+        loss = -likelihood.log_prob(torch.func.functional_call(model, leaves, (x,)), x, None).mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for (name, mean), gradient in zip(model.named_parameters(), gradients, strict=True):
+            expected = gradient + delta / 20 * mean.detach()
+            torch.testing.assert_close(mean.grad, expected, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_only_weights_of_single_layers_take_the_prior_in_place():
+    online = OnlineLaplace(TiedWeights().eval(), "gaussian", num_data=20)
+    online.step(torch.randn(6, 4))
+    assert online._multiplied_once == {"once.weight"}
+
+
+@pytest.mark.parametrize("rule", ["lae", "van", "nng", "redux"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_states_that_were_read_stay_as_they_were(rule, every):
+    """Reading the state at every step or never gives the same curvature; an old state never changes."""
+    batches = [torch.randn(5, 4, generator=torch.Generator().manual_seed(i)) for i in range(7)]
+    ends = []
+    for read in (False, True):
+        online, seen = learner(rule=rule, every=every, forgetting=0.1, scale="dataset"), []
+        for x in batches:
+            online.step(x)
+            if read and online.state.curvature is not None:
+                seen.append((online.state.curvature, online.state.curvature.diagonal().clone()))
+        for curvature, copy in seen:
+            assert torch.equal(curvature.diagonal(), copy)
+        ends.append(online.state)
+    for one, other in ((ends[0].curvature, ends[1].curvature), (ends[0].pending, ends[1].pending)):
+        assert (one is None) == (other is None) and (one is None or torch.equal(one.diagonal(), other.diagonal()))
+    assert (ends[0].data, ends[0].initial) == (ends[1].data, ends[1].initial)
+
+
+def test_without_readers_the_curvature_stays_in_its_memory():
+    online = learner()
+    online.step(torch.randn(5, 4))
+    online.step(torch.randn(5, 4))
+    place = online._state.curvature.values.data_ptr()
+    online.step(torch.randn(5, 4))
+    assert online._state.curvature.values.data_ptr() == place
+    held = online.state_dict()["structures"]["curvature"]["values"]
+    copy = held.clone()
+    online.step(torch.randn(5, 4))
+    assert torch.equal(held, copy) and not torch.equal(online._state.curvature.values, copy)
+
+
+def test_a_failing_batch_leaves_the_curvature_alone():
+    online = learner()
+    for _ in range(3):
+        online.step(torch.randn(5, 4))
+    before, steps = online._state.curvature.values.clone(), online._state.steps
+    with pytest.raises(DataError):
+        online.step(torch.full((5, 4), float("nan")))
+    assert torch.equal(online._state.curvature.values, before) and online._state.steps == steps
+
+
+def test_curvature_that_would_overflow_is_refused_before_it_is_written():
+    model = nn.Linear(4, 4).eval()
+    online = OnlineLaplace(model, "gaussian", num_data=20, noise_precision=1e-8)
+    online.step(torch.randn(5, 4))
+    online.step(torch.randn(5, 4))
+    before = online._state.curvature.values.clone()
+    with pytest.raises(MarquisError):
+        online.step(torch.full((5, 4), 1e30))
+    assert torch.equal(online._state.curvature.values, before)

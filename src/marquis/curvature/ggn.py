@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.choices import choose
-from marquis.curvature.backward.accumulators import make_accumulator
+from marquis.curvature.backward.accumulators import Running, make_accumulator
 from marquis.curvature.backward.accumulators.corrected import CorrectedAccumulator
 from marquis.curvature.backward.output_roots import (
     SquareRoot,
@@ -26,7 +26,7 @@ from marquis.curvature.backward.walk import BackwardWalk
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
 from marquis.curvature.ops.context import Context
-from marquis.curvature.planning.choices import SHARING_ESTIMATORS, check_choices
+from marquis.curvature.planning.choices import check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
 from marquis.curvature.planning.plan import require_fit
 from marquis.curvature.squared.mixed import mixed_pass
@@ -137,24 +137,24 @@ def curvature_along(
 def outputs_and_ggn(
     model: Model,
     x: Any,
-    likelihood: str | Likelihood | Any,
-    structure: str = "diagonal",
-    estimator: str = "exact",
+    likelihood: Likelihood,
+    structure: str,
+    estimator: str,
     *,
     params: Mapping[str, Tensor],
-    parameters: Selection = None,
+    layout: Layout,
     probes: int = 1,
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
-) -> tuple[Tensor, Callable[[], Structure]]:
-    """Return the outputs, with their graph to `params`, and a function that computes `ggn` at the same point.
+) -> SharedForward:
+    """Run the network once at `params`, for its outputs and for `ggn` at the same point.
 
     For training loops: one forward pass serves the loss and the curvature, which saves a third of a step. Arguments as
-    in `ggn`; `params` may be results of earlier operations, and gradients flow through the outputs to them. Only for
-    the estimators `exact` and `sketched`: the other two run the network with other operations.
+    in `ggn`, with all parameters and the layout of those that count; `params` may be results of earlier operations, and
+    gradients flow through the outputs to them. Only for the estimators `exact` and `sketched`: the other two run the
+    network with other operations. Inputs and outputs are not checked: whoever has the loss checks that it is finite.
     """
-    call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask)
-    _, estimator = check_choices(structure, choose("estimator", estimator, SHARING_ESTIMATORS), probes)
+    call = _Call(model, x, likelihood, structure, params, None, mask, known_layout=layout)
     return call.outputs_and_factored(*call.output_root(estimator, probes, generator), call.all_params)
 
 
@@ -215,6 +215,20 @@ def empirical_fisher(
     return call.factored(root, 1)
 
 
+class SharedForward(NamedTuple):
+    """One forward pass that serves a loss and a curvature.
+
+    Attributes:
+        outputs: with their graph.
+        curvature: computes the structure; with a `Running` (diagonals only) the batch is added to that in place.
+        network: the captured network.
+    """
+
+    outputs: Tensor
+    curvature: Callable[..., Structure]
+    network: Network
+
+
 @dataclass(eq=False)
 class _Call:
     """Hold everything that is checked and prepared before a pass runs.
@@ -238,8 +252,15 @@ class _Call:
     memory_limit: int | None = None
     observer: Callable[[Tensor], None] | None = None
     bases: Mapping[str, CorrectedPiece] | None = None
+    known_layout: Layout | None = None
 
     def __post_init__(self) -> None:
+        if self.known_layout is not None and self.params is not None:  # a training loop, which has checked all of it
+            self.x, self.size, self.layout = without_inference(self.x), batch_size(self.x), self.known_layout
+            self.all_params = dict(self.params)
+            self.detached = {name: p.detach() for name, p in self.params.items()}
+            self.like = self.detached[self.layout.names[0]]
+            return
         self.structure = choose("structure", self.structure, STRUCTURES)
         self.weight_sharing = choose("weight_sharing", self.weight_sharing, ("expand", "reduce"))
         self.x = without_inference(self.x)
@@ -266,6 +287,8 @@ class _Call:
 
     def likelihood_at(self, outputs: Tensor) -> Likelihood:
         """Return the likelihood that fits these outputs, which are checked."""
+        if self.known_layout is not None:
+            return self.likelihood.resolve(outputs)
         if not all_finite(outputs):
             raise DataError(
                 f"{describe(self.model)} gives NaN or infinite outputs on this batch; check its weights and the inputs."
@@ -279,11 +302,11 @@ class _Call:
     @torch.no_grad()
     def factored(self, make_root: MakeRoot, columns: int | None) -> Structure:
         """Run the factor pass; `columns` at the output if known beforehand."""
-        return self.outputs_and_factored(make_root, columns, self.detached)[1]()
+        return self.outputs_and_factored(make_root, columns, self.detached).curvature()
 
     def outputs_and_factored(
         self, make_root: MakeRoot, columns: int | None, params: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Callable[[], Structure]]:
+    ) -> SharedForward:
         """Return the outputs at `params`, with a graph where gradients are enabled, and what runs the factor pass."""
         network, values = self.start(params)
         backward = BackwardSteps.of(network, self.layout.names)
@@ -294,13 +317,14 @@ class _Call:
         likelihood = self.likelihood_at(detached)
 
         @torch.no_grad()
-        def curvature() -> Structure:
+        def curvature(running: Running | None = None) -> Structure:
             count = self.size * (likelihood.root_shape(detached).numel() if columns is None else columns)
             limit, without_kronecker = self.memory_limit, backward.without_kronecker
-            check_memory(self.structure, self.layout, self.like, count, limit, without_kronecker)
+            if running is None:
+                check_memory(self.structure, self.layout, self.like, count, limit, without_kronecker)
             reduce = self.weight_sharing == "reduce"
             accumulator = (
-                make_accumulator(self.structure, self.layout, self.like, self.size, reduce)
+                make_accumulator(self.structure, self.layout, self.like, self.size, reduce, running)
                 if self.bases is None
                 else CorrectedAccumulator(self.like, self.layout, bases=self.bases)
             )
@@ -309,7 +333,7 @@ class _Call:
             BackwardWalk(backward, context, accumulator, chunk_bytes(limit)).run(root)
             return accumulator.finish()
 
-        return outputs, curvature
+        return SharedForward(outputs, curvature, network)
 
     @torch.no_grad()
     def squared(self) -> Structure:

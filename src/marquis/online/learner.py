@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from marquis.arguments import checked
-from marquis.curvature.ggn import SHARING_ESTIMATORS, ggn, outputs_and_ggn
+from marquis.curvature.backward.accumulators import Running
+from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
-from marquis.errors import DataError, NumericalError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe, laid_out_like
-from marquis.functional.checks import batch_size
+from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.call import Model, buffers_of, call, describe
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
-from marquis.online.learnt_noise import likelihood_and_noise, squared_error, start_value
-from marquis.online.random_numbers import fill_with_deviations, fill_with_noise
+from marquis.online.evaluation import Evaluated, evaluate
+from marquis.online.learnt_noise import likelihood_and_noise, start_value
 from marquis.online.reparameterised import Reparameterised
 from marquis.online.saving import pack, unpack
 from marquis.online.settings import NEW_NAMES, OnlineSettings
-from marquis.online.state import OnlineState, weighted
+from marquis.online.state import OnlineState, rates, weighted
+from marquis.online.weights import require_finite_weights, sample_weights
 from marquis.options import renamed_arguments, takes_options, warn_renamed
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict
 from marquis.structures import Diagonal, Layout, Structure
-
-
-@dataclass(eq=False)
-class _Evaluated:
-    """Loss at each sample of the weights, curvatures of the batch, its size, squared error and observed entries."""
-
-    losses: list[Tensor] = field(default_factory=list)
-    curvatures: list[Structure] = field(default_factory=list)
-    size: int = 0
-    error: float = 0.0
-    entries: float = 0.0
 
 
 @takes_options(OnlineSettings)
@@ -116,6 +105,17 @@ class OnlineLaplace:
             prior_precision=start_value(self.settings.prior_precision),
         )
         self._buffer: Tensor | None = None
+        self._multiplied_once: frozenset[str] = frozenset()
+
+    @property
+    def state(self) -> OnlineState:
+        """Return what has been learnt besides the mean; an immutable value, which later steps leave as it is."""
+        self._state_is_shared = True  # the next update writes to a copy
+        return self._state
+
+    @state.setter
+    def state(self, state: OnlineState) -> None:
+        self._state, self._state_is_shared = state, True
 
     # Training
 
@@ -134,106 +134,60 @@ class OnlineLaplace:
             learning_rate: For `forgetting="learning-rate"`.
         """
         failure: Exception | None = None
-        evaluated = _Evaluated()
+        evaluated, curvature = Evaluated(), None
         try:
-            evaluated = self._evaluate(x, x if y is None else y, mask)
+            evaluated = evaluate(self, x, x if y is None else y, mask)
+            running = None if group_is_up() else self._running(evaluated, learning_rate)
+            if running is None and evaluated.curvatures:
+                first, *others = [compute() for compute in evaluated.curvatures]
+                curvature = weighted(sum(others, first), 1 / len(evaluated.curvatures))
+            elif running is not None:
+                curvature = evaluated.curvatures[0](running)
         except Exception as error:
             if not group_is_up():
                 raise
-            failure = error  # raised after the others have been told, which would wait for this process otherwise
-        self._learn(evaluated, learning_rate, failure)
-        return torch.stack(evaluated.losses).mean()
+            failure, running = error, None  # raised after the others have been told, which would wait otherwise
+        self._learn(evaluated, curvature, running, learning_rate, failure)
+        return torch.stack(evaluated.losses).mean() if len(evaluated.losses) > 1 else evaluated.losses[0]
 
-    def _evaluate(self, x: Any, y: Any, mask: Tensor | None) -> _Evaluated:
-        """Compute loss, curvature and squared errors of one batch at sampled weights."""
+    def _running(self, batch: Evaluated, learning_rate: float | None) -> Running | None:
+        """Return the memory of a diagonal curvature, for this batch to be added in place; a copy if others have it."""
+        settings, held = self.settings, self._state.curvature
+        one = len(batch.curvatures) == 1 and isinstance(held, Diagonal)
+        if not one or settings.rule == "redux" or not self._shares_forward:
+            return None
+        assert isinstance(held, Diagonal)
+        values = held.values.clone() if self._state_is_shared else held.values
+        keep, gain = rates(settings.rule, self._alpha(batch.size, learning_rate), settings.every)
+        return Running(values, keep, gain * self._scale(batch.size))
+
+    @property
+    def _shares_forward(self) -> bool:
+        """Return whether loss and curvature come from one forward pass."""
         settings = self.settings
-        with_curvature = self.state.steps % settings.every == 0
-        by_gradient = settings.rule == "noisy-adam"
-        means = self.means()
-        result = _Evaluated(size=batch_size(x))
-        for _ in range(settings.samples):
-            theta, penalty = self._sampled_weights(means)
-            at_sample = with_curvature and settings.curvature_at == "sample" and not by_gradient
-            outputs, curvature = self._forward(x, theta, mask, at_sample)
-            self.likelihood.validate(outputs.detach(), y, mask)
-            log_likelihood = self.noisy_likelihood.log_prob(outputs, y, mask).mean()
-            if not bool(log_likelihood.detach().isfinite()):
-                raise DataError(
-                    "the log-likelihood of this batch is not finite: labels far from the outputs, or weights that "
-                    "diverged; check their scale, or lower the learning rate."
-                )
-            result.losses.append(penalty - log_likelihood)
-            if curvature is not None:
-                result.curvatures.append(curvature())
-            if by_gradient and with_curvature:
-                result.curvatures.append(self._squared_gradient(log_likelihood, theta))
-            if settings.noise_precision == "learnt":
-                error, entries = squared_error(outputs.detach(), y, mask)
-                result.error += error / settings.samples
-                result.entries += entries / settings.samples
-        if with_curvature and settings.curvature_at == "mean" and not by_gradient:
-            result.curvatures.append(self._curvature({name: mean.detach() for name, mean in means.items()}, x, mask))
-        return result
+        by_sample = settings.curvature_at == "sample" and settings.rule != "noisy-adam"
+        mixed = torch.is_autocast_enabled(self._weights_stream.device.type)
+        return by_sample and self.estimator in SHARING_ESTIMATORS and not mixed
+
+    def _scale(self, size: int) -> float:
+        return self.num_data / size if self.settings.scale == "dataset" else 1.0
 
     def outputs(self, theta: Mapping[str, Tensor], x: Any) -> Tensor:
         """Return the network's outputs at these weights; those that are not named keep their value."""
         return call(self.model, {**parameters_of(self.model, self._params), **theta}, buffers_of(self.model), x)
 
-    def _forward(
-        self, x: Any, theta: dict[str, Tensor], mask: Tensor | None, with_curvature: bool
-    ) -> tuple[Tensor, Any]:
-        """Return the outputs at sampled weights, and a function that computes the curvature there."""
-        like = theta[self.names[0]]
-        mixed = torch.is_autocast_enabled(like.device.type)
-        if with_curvature and self.estimator in SHARING_ESTIMATORS and not mixed:
-            return outputs_and_ggn(
-                self.model,
-                x,
-                self.likelihood.at_unit_noise(),
-                self.structure,
-                self.estimator,
-                params={**parameters_of(self.model, self._params), **theta},
-                parameters=self.names,
-                probes=self.settings.probes,
-                generator=self._probes_stream,
-                mask=mask,
-            )
-        outputs = self.outputs(theta, x).to(like.dtype)
-        if not with_curvature:
-            return outputs, None
-        at = {name: value.detach() for name, value in theta.items()}
-        return outputs, lambda: self._curvature(at, x, mask)
-
-    def _curvature(self, at: Mapping[str, Tensor], x: Any, mask: Tensor | None) -> Structure:
-        """Return the batch's curvature in full precision, also under `torch.autocast`."""
-        kind = next(iter(at.values())).device.type
-        with torch.autocast(kind, enabled=False):
-            return ggn(
-                self.model,
-                x,
-                self.likelihood.at_unit_noise(),
-                self.structure,
-                self.estimator,
-                params={**parameters_of(self.model, self._params), **at},
-                parameters=self.names,
-                probes=self.settings.probes,
-                width_limit=self.settings.width_limit,
-                generator=self._probes_stream,
-                mask=mask,
-            )
-
-    def _squared_gradient(self, log_likelihood: Tensor, theta: dict[str, Tensor]) -> Structure:
-        """Return `N g∘g` with g the batch-mean gradient of the log likelihood (docs/method/online.md#update-rules)."""
-        gradients = torch.autograd.grad(log_likelihood, list(theta.values()), retain_graph=True)
-        flat = self.layout.flatten(dict(zip(theta, gradients, strict=True)))
-        return Diagonal(self.layout, flat.square() * (self.num_data / self.state.noise_precision))
-
     @torch.no_grad()
-    def _learn(self, batch: _Evaluated, learning_rate: float | None, failure: Exception | None) -> None:
+    def _learn(
+        self,
+        batch: Evaluated,
+        curvature: Structure | None,
+        running: Running | None,
+        learning_rate: float | None,
+        failure: Exception | None,
+    ) -> None:
         """Update curvature, noise and prior after one batch, of all processes together."""
-        settings, state = self.settings, self.state
+        settings, state = self.settings, self._state
         size, error, entries = batch.size, batch.error, batch.entries
-        curvature = sum(batch.curvatures[1:], batch.curvatures[0]) if batch.curvatures else None
         if group_is_up():
             reports = exchange((size, error, entries), failure)
             size, error, entries = (sum(numbers) for numbers in zip(*reports, strict=True))
@@ -241,17 +195,20 @@ class OnlineLaplace:
                 curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])
         if curvature is None:
             after = state.skip(size)
+        elif running is not None:  # already added
+            after = state.with_curvature(curvature, running.keep, running.gain, size, size)
         else:
-            scale = self.num_data / size if settings.scale == "dataset" else 1.0
-            curvature = weighted(curvature, scale / len(batch.curvatures))
+            scale = self._scale(size)
             alpha = self._alpha(size, learning_rate)
+            curvature = weighted(curvature, scale)
             after = state.update(settings.rule, curvature, size, scale * size, self.num_data, alpha, settings.every)
         if settings.noise_precision == "learnt":
             after = after.with_error(error, entries)
         if settings.prior_precision == "learnt" and after.seen // self.num_data > state.seen // self.num_data:
             squared = sum(float(mean.detach().double().square().sum()) for mean in self.means().values())
             after = after.with_prior(squared, settings.factor)
-        self.state = after
+        self._state = after
+        self._state_is_shared = self._state_is_shared and curvature is None
 
     @checked
     def predict(
@@ -287,11 +244,12 @@ class OnlineLaplace:
         if self._buffer is None or self.settings.samples > 1:
             self._buffer = self._empty()
         # The next step overwrites the buffer: memory fresh from the system costs more than the noise itself.
-        samples = self.draw(self._weights_stream, self._buffer)
-        weight = self.state.prior_precision / self.num_data if self.settings.prior_in_loss else 0.0
+        stream, buffer = self._weights_stream, self._buffer
+        samples = sample_weights(self.layout, means, self._state, self.settings, stream, buffer)
+        weight = self._state.prior_precision / self.num_data if self.settings.prior_in_loss else 0.0
         theta, penalty = {}, None
         for name, mean in means.items():
-            theta[name], half = Reparameterised.apply(mean, samples[name], weight)
+            theta[name], half = Reparameterised.apply(mean, samples[name], weight, name in self._multiplied_once)
             penalty = half if penalty is None else penalty + half
         assert penalty is not None
         return theta, penalty
@@ -305,31 +263,16 @@ class OnlineLaplace:
     def draw(self, generator: torch.Generator, out: Tensor | None = None) -> dict[str, Tensor]:
         """Return one sample of the weights from the present posterior, by name.
 
-        As `posterior().sample`, but with the random numbers of `quantile_table`, which cost a quarter.
+        As `posterior().sample`, but with the random numbers of `random_numbers`, which cost a fifth.
 
         Args:
             generator: Source of randomness.
             out: Flat memory `[P]` to write to; by default new.
         """
-        state, settings = self.state, self.settings
         out = self._empty() if out is None else out
-        if state.curvature is None or isinstance(state.curvature, Diagonal):
-            values = None if state.curvature is None else state.curvature.values
-            weight = settings.factor * state.noise_precision / settings.posterior_temperature
-            fill_with_deviations(out, generator, values, weight, state.constant(settings.posterior_temperature))
-        else:
-            precision = state.precision(settings.factor, settings.posterior_temperature)
-            noise = torch.empty(precision.noise_dim, dtype=out.dtype, device=out.device)
-            out.copy_(precision.sample_from(fill_with_noise(noise, generator)))
-        if not bool(out.sum().isfinite()):  # a finite sum proves finite entries without a temporary
-            place = self.layout.locate(int((~out.isfinite()).nonzero()[0]))
-            raise NumericalError(
-                f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
-                "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."
-            )
-        samples, means = self.layout.unflatten(out), self.means()
-        torch._foreach_add_(list(samples.values()), [means[name].detach() for name in samples])
-        return {name: laid_out_like(value, means[name]) for name, value in samples.items()}
+        samples = sample_weights(self.layout, self.means(), self._state, self.settings, generator, out)
+        require_finite_weights(samples, self.layout)
+        return samples
 
     @renamed_arguments(**NEW_NAMES)
     def posterior(self, posterior_temperature: float | Literal["laplace"] | None = None) -> Posterior:
@@ -342,10 +285,10 @@ class OnlineLaplace:
                 training sample once, and the prior keeps its precision.
         """
         if posterior_temperature == "laplace":
-            precision = self.state.laplace_precision(self.num_data)
+            precision = self._state.laplace_precision(self.num_data)
         else:
             settings = self.settings.changed({"posterior_temperature": posterior_temperature})
-            precision = self.state.precision(settings.factor, settings.posterior_temperature)
+            precision = self._state.precision(settings.factor, settings.posterior_temperature)
         mean = {name: value.detach().clone() for name, value in self.means().items()}
         return Posterior(self.layout, mean, precision)
 
@@ -361,7 +304,7 @@ class OnlineLaplace:
         `n` is the number of samples whose curvature H holds at present: for the default it grows to N within a few
         epochs, for the preset "paper-code" to 1000 N, with c = 1/2. Infinite before the first batch.
         """
-        settings, data = self.settings, self.state.data
+        settings, data = self.settings, self._state.data
         return settings.posterior_temperature * self.num_data / (settings.factor * data) if data else math.inf
 
     @property
@@ -382,7 +325,7 @@ class OnlineLaplace:
     def noisy_likelihood(self) -> Likelihood:
         """Return the likelihood with the present noise precision."""
         if isinstance(self.likelihood, Gaussian) and self.likelihood.scalar_noise_precision is not None:
-            return self.likelihood.with_noise(self.state.noise_precision)
+            return self.likelihood.with_noise(self._state.noise_precision)
         return self.likelihood
 
     # Saving
@@ -405,7 +348,7 @@ class OnlineLaplace:
     def __repr__(self) -> str:
         """Show network, structure, estimator and progress."""
         return (
-            f"OnlineLaplace({describe(self.model)}, {self.structure}, {self.estimator}, {self.state.steps} steps, "
-            f"noise precision {self.state.noise_precision:.4g}, prior precision {self.state.prior_precision:.4g}, "
+            f"OnlineLaplace({describe(self.model)}, {self.structure}, {self.estimator}, {self._state.steps} steps, "
+            f"noise precision {self._state.noise_precision:.4g}, prior precision {self._state.prior_precision:.4g}, "
             f"effective temperature {self.effective_temperature:.4g})"
         )

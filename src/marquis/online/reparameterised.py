@@ -16,9 +16,12 @@ class Reparameterised(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, sample: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the sample and half the weighted squared norm of the mean; both tensors have one shape."""
-        ctx.weight = weight
+    def forward(ctx: Any, mean: Tensor, sample: Tensor, weight: float, in_place: bool) -> tuple[Tensor, Tensor]:
+        """Return the sample and half the weighted squared norm of the mean; both tensors have one shape.
+
+        With `in_place` nobody else has the memory of the gradient that arrives: the prior's is added to it.
+        """
+        ctx.weight, ctx.in_place = weight, in_place
         if weight:
             ctx.save_for_backward(mean)
             flat = mean.reshape(-1)
@@ -28,10 +31,12 @@ class Reparameterised(torch.autograd.Function):
         return sample.detach(), half
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the mean."""
         to_theta, to_half = gradients
         if not ctx.weight:
-            return to_theta, None, None
+            return to_theta, None, None, None
         (mean,) = ctx.saved_tensors
-        return torch.addcmul(to_theta, mean, to_half, value=ctx.weight), None, None
+        in_place = ctx.in_place and not torch.is_grad_enabled()
+        total = to_theta.addcmul_ if in_place else to_theta.addcmul
+        return total(mean, to_half, value=ctx.weight), None, None, None

@@ -63,13 +63,13 @@ class OnlineState:
             if (self.seen + size) // num_data == self.seen // num_data:  # within an epoch
                 return self._after(size, pending=pending, pending_data=data)
             return self._after(size, pending=None, pending_data=0.0, curvature=pending, data=data, initial=0.0)
-        keep = 1.0 if rule == "van" else (1 - alpha) ** every
-        gain = {"van": alpha * every, "lae": (1 - keep) / alpha}.get(rule, 1 - keep)
-        gain = 1.0 if rule == "lae" and every == 1 else gain  # without the rounding of 1 - (1 - α)
-        curvature = combined(self.curvature, keep, batch, gain)
-        return self._after(
-            size, curvature=curvature, data=keep * self.data + gain * weight, initial=keep * self.initial
-        )
+        keep, gain = rates(rule, alpha, every)
+        return self.with_curvature(combined(self.curvature, keep, batch, gain), keep, gain, size, weight)
+
+    def with_curvature(self, curvature: Structure, keep: float, gain: float, size: int, weight: float) -> OnlineState:
+        """Return the state after a batch that `curvature = keep * old + gain * batch` already holds."""
+        data, initial = keep * self.data + gain * weight, keep * self.initial
+        return self._after(size, curvature=curvature, data=data, initial=initial)
 
     def skip(self, size: int) -> OnlineState:
         """Return the state after a batch whose curvature was not computed."""
@@ -124,6 +124,14 @@ class OnlineState:
     def constant(self, temperature: float) -> float:
         """Return the part of the precision that is the same for all weights."""
         return (self.noise_precision * self.initial + self.prior_precision) / temperature
+
+
+def rates(rule: str, alpha: float, every: int) -> tuple[float, float]:
+    """Return what is kept of the curvature at one update, and the weight of the batch's; not for rule "redux"."""
+    keep = 1.0 if rule == "van" else (1 - alpha) ** every
+    if rule == "lae" and every == 1:
+        return keep, 1.0  # without the rounding of 1 - (1 - α)
+    return keep, {"van": alpha * every, "lae": (1 - keep) / alpha}.get(rule, 1 - keep)
 
 
 def combined(old: Structure | None, keep: float, new: Structure, gain: float) -> Structure:

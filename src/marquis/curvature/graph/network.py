@@ -167,6 +167,20 @@ class Network:
             released[last.get(step.value, step.value)].append(step.value)
         return {number: tuple(values) for number, values in released.items()}
 
+    @cached_property
+    def multiplied_once(self) -> frozenset[str]:
+        """Return the weights whose only use is as a layer's matrix or kernel: autograd's gradient is new memory."""
+        kinds = ("linear", "conv1d", "conv2d", "conv3d")
+        return frozenset(
+            name
+            for name, number in self.parameters.items()
+            if len(self.uses.get(number, ())) == 1
+            and (step := self.uses[number][0]).name in kinds
+            and step.occurrences[number] == 1
+            and step.reference("weight") == number
+            and number != self.output
+        )
+
     def dependents(self, sources: Iterable[int]) -> frozenset[int]:
         """Return all values that depend on any of `sources`, themselves included."""
         numbers = set(sources)

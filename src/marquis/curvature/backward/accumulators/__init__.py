@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marquis.curvature.backward.accumulators.base import Accumulator
 from marquis.curvature.backward.accumulators.dense import BlockAccumulator, FullAccumulator, LowRankAccumulator
-from marquis.curvature.backward.accumulators.diagonal import DiagonalAccumulator
+from marquis.curvature.backward.accumulators.diagonal import DiagonalAccumulator, Running
 from marquis.curvature.backward.accumulators.kronecker import KroneckerAccumulator
 from marquis.structures import Layout
 
@@ -21,12 +21,20 @@ __all__ = [
     "FullAccumulator",
     "KroneckerAccumulator",
     "LowRankAccumulator",
+    "Running",
     "make_accumulator",
     "modules_of",
 ]
 
 
-def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int, reduce: bool = False) -> Accumulator:
+def make_accumulator(
+    structure: str,
+    layout: Layout,
+    like: Tensor,
+    samples: int,
+    reduce: bool = False,
+    running: Running | None = None,
+) -> Accumulator:
     """Return the accumulator for a structure's name.
 
     Args:
@@ -35,9 +43,10 @@ def make_accumulator(structure: str, layout: Layout, like: Tensor, samples: int,
         like: a tensor with the dtype and device of the result.
         samples: batch size.
         reduce: for `kronecker`, sum over positions first.
+        running: for `diagonal`, what the batch is added to in place.
     """
     if structure == "diagonal":
-        return DiagonalAccumulator(like, layout)
+        return DiagonalAccumulator(like, layout, running)
     if structure == "kronecker":
         return KroneckerAccumulator(like, layout, samples=samples, reduce=reduce)
     if structure == "block":

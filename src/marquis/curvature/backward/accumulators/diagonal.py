@@ -10,53 +10,101 @@ from torch import Tensor
 from marquis.curvature.backward.accumulators.base import Accumulator
 from marquis.curvature.factors.gradients import ParameterGradients
 from marquis.curvature.factors.outer_products import RankOne
+from marquis.errors import NumericalError
 from marquis.structures import Diagonal
+
+
+@dataclass
+class Running:
+    """A diagonal that a batch is added to in place: `values <- keep * values + gain * batch`."""
+
+    values: Tensor
+    keep: float
+    gain: float
 
 
 @dataclass(eq=False)
 class DiagonalAccumulator(Accumulator):
-    """Sums of squares; for dense layers diag(M) is gathered over chunks and multiplied with the inputs at the end."""
+    """Sums of squares; for dense layers diag(M) is gathered over chunks and multiplied with the inputs at the end.
 
+    Attributes:
+        running: where the sums go; by default to new memory.
+        waiting: inputs, whether the weight is stored as [i, o], and diag(M) of dense layers.
+        sums: of all other parameters.
+    """
+
+    running: Running | None = None
     waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Allocate the result once, unwritten; every parameter's total is a view of it."""
-        self.vector = torch.empty(self.layout.total, dtype=self.like.dtype, device=self.like.device)
+        if self.running is None:
+            self.vector = torch.empty(self.layout.total, dtype=self.like.dtype, device=self.like.device)
+        else:
+            self.vector = self.running.values
         self.totals = self.layout.unflatten(self.vector)
-        self.unwritten = set(self.layout.names)
 
     def add(self, name: str, gradients: ParameterGradients) -> None:
         """Square and sum."""
         if isinstance(gradients, RankOne):
             if name not in self.waiting:
-                self.waiting[name] = (
-                    gradients.inputs,
-                    gradients.swapped,
-                    gradients.factor.columns.new_zeros(gradients.factor.shape),
-                )
+                squares = gradients.factor.columns.new_zeros(gradients.factor.shape)
+                self.waiting[name] = (gradients.inputs, gradients.swapped, squares)
             gradients.factor.add_square_sum_(self.waiting[name][2])
         else:
-            gradients.add_diagonal_(self._zeroed(name))
-
-    def end_segment(self) -> None:
-        """Multiply by the squared inputs of dense layers: diag W = sum_n m_n a_n²."""
-        for name, (inputs, swapped, squares) in self.waiting.items():
-            left, right = (inputs.square(), squares) if swapped else (squares, inputs.square())
-            if name in self.unwritten:  # a first product needs no zeros to be added to
-                torch.mm(left.t(), right, out=self.totals[name])
-                self.unwritten.remove(name)
-            else:
-                self.totals[name].addmm_(left.t(), right)
-        self.waiting.clear()
-
-    def _zeroed(self, name: str) -> Tensor:
-        if name in self.unwritten:
-            self.totals[name].zero_()
-            self.unwritten.remove(name)
-        return self.totals[name]
+            if name not in self.sums:
+                new = self.running is not None
+                total = torch.zeros_like(self.totals[name]) if new else self.totals[name].zero_()
+                self.sums[name] = total
+            gradients.add_diagonal_(self.sums[name])
 
     def finish(self) -> Diagonal:
         """Return the diagonal; parameters that the output does not depend on have zeros."""
-        for name in list(self.unwritten):
-            self._zeroed(name)
-        return Diagonal(self.layout, self.vector)
+        products = {name: self._product(name) for name in self.waiting}
+        if self.running is None:
+            for name, total in self.totals.items():
+                if name in products:
+                    torch.mm(*products[name], out=total)
+                elif name not in self.sums:
+                    total.zero_()
+            return Diagonal(self.layout, self.vector)
+        keep, gain = self.running.keep, self.running.gain
+        self._require_finite(products)
+        left = dict(self.totals)
+        try:
+            self._apply(left, products, keep, gain)
+        finally:  # an interruption (Ctrl-C) leaves at most one parameter without this batch
+            self._apply(left, products, keep, gain)
+        return Diagonal.trusted(self.layout, self.vector)
+
+    def _apply(
+        self, left: dict[str, Tensor], products: dict[str, tuple[Tensor, Tensor]], keep: float, gain: float
+    ) -> None:
+        """Add what is left, and take it off the list before it is added: nothing is added twice."""
+        while left:
+            name, total = left.popitem()
+            if name in products:
+                total.addmm_(*products[name], beta=keep, alpha=gain)
+            elif name in self.sums:
+                total.mul_(keep).add_(self.sums[name], alpha=gain)
+            else:
+                total.mul_(keep)
+
+    def _product(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the factors of diag W = sum_n m_n a_n² of a dense layer."""
+        inputs, swapped, squares = self.waiting[name]
+        left, right = (inputs.square(), squares) if swapped else (squares, inputs.square())
+        return left.t(), right
+
+    def _require_finite(self, products: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Raise before anything is written if an entry could overflow: no product exceeds that of the sums."""
+        largest = torch.finfo(self.vector.dtype).max
+        bounds = {name: float(left.sum()) * float(right.sum()) for name, (left, right) in products.items()}
+        bounds |= {name: float(total.sum()) for name, total in self.sums.items()}
+        for name, bound in bounds.items():
+            if not bound <= largest:
+                raise NumericalError(
+                    f"the curvature of parameter {name!r} is not finite or too large for {self.vector.dtype}: the "
+                    "weights may have diverged; lower the learning rate, or compute in float64."
+                )
