@@ -26,7 +26,7 @@ class Camera:
     """A page of the explorer, and where its pictures go."""
 
     def __init__(self, browser: Any, url: str, out: Path, prefix: str) -> None:
-        self.page: Page = browser.new_page(viewport={"width": 1180, "height": 720})
+        self.page: Page = browser.new_page(viewport={"width": 1180, "height": 860})
         self.out, self.prefix = out, prefix
         self.page.set_default_timeout(120_000)
         self.page.goto(url)
@@ -40,10 +40,10 @@ class Camera:
         return box["x"] + x, box["y"] + y
 
     def take(self, name: str) -> None:
-        """Write a picture with 256 colours."""
+        """Write a picture."""
         self.page.wait_for_timeout(800)
         image = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
-        image.quantize(256).save(self.out / f"{self.prefix}-{name}.png", optimize=True)
+        image.save(self.out / f"{self.prefix}-{name}.webp", quality=85, method=6)
 
     def tab(self, name: str) -> None:
         """Open a panel."""

@@ -177,7 +177,7 @@ def test_brush_and_threshold_are_linked_to_the_map(visit: Visit, workspace):
     shown = page.locator("#flagged-count").inner_text()
     limit = scores.min() + 0.6 * (np.sort(scores)[int(0.995 * len(scores))] - scores.min())
     assert f"{(scores > limit).sum()} of {len(scores)}" in shown
-    assert page.locator("#flagged .row-button").count() == min(24, (scores > limit).sum())
+    assert page.locator("#flagged .row-button").count() == min(14, (scores > limit).sum())
 
 
 def test_upload_of_a_second_data_set_and_of_nonsense(visit: Visit, workspace, tmp_path: Path):

@@ -70,7 +70,7 @@ class Subject:
 
     def inputs(self, rows: np.ndarray) -> Tensor:
         """Return rows `[n, ...]` as the model takes them."""
-        return torch.as_tensor(rows).to(dtype_of(self.model))
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(dtype_of(self.model))
 
     def rows(self, x: Tensor) -> np.ndarray:
         """Return the model's rows `[..., *shape]` in the units of the data."""
@@ -128,7 +128,7 @@ class RunSubject(Subject):
         if rows.shape[1:] != tuple(self.run.spec.shape):
             shapes = f"rows of shape {list(rows.shape[1:])}, but {list(self.run.spec.shape)} in training"
             raise DataError(f"{self.name}: {shapes}")
-        x = torch.as_tensor(rows)
+        x = torch.from_numpy(np.ascontiguousarray(rows))
         return (x if self.run.scaling is None else self.run.scaling.scaled(x)).to(torch.float32)
 
     def rows(self, x: Tensor) -> np.ndarray:  # noqa: D102

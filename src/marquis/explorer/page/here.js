@@ -26,7 +26,7 @@ export function decoded(about, answer, model) {
   const note = single ? "one network: no posterior samples; the deviation is that of the noise" : "posterior samples";
   const std = single ? answer.total_std : answer.std;
   if (about.kind === "table") {
-    const fields = [["mean", answer.mean], ["std", std], ...samples.slice(0, single ? 0 : 4).map((row, s) => [`sample ${s + 1}`, row])];
+    const fields = [["mean", answer.mean], ["std", std], ...samples.slice(0, single ? 0 : 8).map((row, s) => [`#${s + 1}`, row])];
     return [lines(about.columns, fields, { label: "Decoded row" })];
   }
   const [low, high] = about.range;

@@ -131,7 +131,7 @@ const asking = new Map();
 async function background(app, map) {
   if (state.background === "none") return map.setBackground(null);
   if (!asking.has(map)) asking.set(map, latest((...question) => app.source.background(map.number, ...question)));
-  const box = map.box(0.35);
+  const box = map.field();
   say(`computing: ${FIELDS[state.background]} …`);
   const values = await asking.get(map)(state.background, map.plane, box, GRID);
   if (!values) return;

@@ -6,7 +6,7 @@ import { pixel } from "./palette.js";
 import { codeAt, projected, projectedAll } from "./plane.js";
 import { drawPoints, drawThumbnails, inside, nearest } from "./points.js";
 
-const MARGIN = 0.3, REST = 140, THUMBNAIL = 36, QUICK = 3000;
+const MARGIN = 0.3, REST = 140, THUMBNAIL = 36;
 
 export class LatentMap {
   /** `on` has the functions hover(code, x, y), pick(row, data), lasso(polygon), moved(view). */
@@ -17,6 +17,7 @@ export class LatentMap {
       "aria-label": `Map of codes, ${model.name}. Arrow keys move the cursor, Enter selects the nearest point, plus and minus zoom.`,
     });
     this.base = document.createElement("canvas");
+    this.layer = document.createElement("canvas");
     this.listen();
     new ResizeObserver(() => this.resize()).observe(this.canvas);
   }
@@ -92,6 +93,14 @@ export class LatentMap {
     return ends.flat();
   }
 
+  /** Return the box that a background covers: all points, in the shape of the map, with a margin. */
+  field() {
+    const [left, right, low, high] = this.box(0), { clientWidth: width, clientHeight: height } = this.canvas;
+    const unit = 0.75 * Math.max((right - left) / width, (high - low) / height || 0, 1e-9);
+    const [a, b] = [(left + right) / 2, (low + high) / 2];
+    return [a - unit * width, a + unit * width, b - unit * height, b + unit * height].map((value) => Number(value.toPrecision(8)));
+  }
+
   toScreen(width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
     const { a, b, k } = this.view;
     return { x: (value) => width / 2 + (value - a) * k, y: (value) => height / 2 - (value - b) * k };
@@ -123,10 +132,9 @@ export class LatentMap {
     this.draw();
   }
 
-  /** Draw the bitmap anew when the hand rests; at once if there are few points. */
+  /** Draw the bitmap anew when the hand rests. */
   refreshAtRest() {
     clearTimeout(this.resting);
-    if (this.xs.length <= QUICK) return this.refresh();
     this.resting = setTimeout(() => this.refresh(), REST);
     this.draw();
   }
@@ -142,8 +150,9 @@ export class LatentMap {
     const ratio = window.devicePixelRatio || 1;
     const width = Math.round(this.canvas.clientWidth * ratio * (1 + 2 * MARGIN));
     const height = Math.round(this.canvas.clientHeight * ratio * (1 + 2 * MARGIN));
-    if (this.base.width !== width || this.base.height !== height) Object.assign(this.base, { width, height });
-    const context = this.base.getContext("2d", { willReadFrequently: true });
+    if (this.base.width !== width || this.base.height !== height)
+      for (const canvas of [this.base, this.layer]) Object.assign(canvas, { width, height });
+    const context = this.base.getContext("2d");
     context.clearRect(0, 0, width, height);
     const { a, b, k } = this.view;
     const view = { x: (v) => width / 2 + (v - a) * k * ratio, y: (v) => height / 2 - (v - b) * k * ratio };
@@ -153,11 +162,12 @@ export class LatentMap {
       const [x, y] = [view.x(left), view.y(high)];
       context.drawImage(this.background.canvas, x, y, view.x(right) - x, view.y(low) - y);
     }
-    const image = context.getImageData(0, 0, width, height);
+    const image = new ImageData(width, height);
     const radius = Math.round((this.xs.length > 20000 ? 1 : this.xs.length > 2000 ? 2 : 3) * ratio);
     const inSight = drawPoints(image, this.xs, this.ys, this.colours, view, radius, this.dimmed);
-    if (this.extra) drawPoints(image, ...this.extra, this.extraColours, view, radius, this.extraDimmed);
-    context.putImageData(image, 0, 0);
+    if (this.extra) drawPoints(image, ...this.extra, this.extraColours, view, Math.max(1, radius - 1), this.extraDimmed);
+    this.layer.getContext("2d").putImageData(image, 0, 0);
+    context.drawImage(this.layer, 0, 0);
     drawThumbnails(context, this.thumbnails, this.xs, this.ys, this.colours, view, width, height, inSight, THUMBNAIL * ratio);
     this.baseView = { ...this.view, ratio };
     this.stale = false;

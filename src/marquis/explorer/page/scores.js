@@ -7,7 +7,7 @@ import { rowButton } from "./point.js";
 import { rocPicture } from "./roc.js";
 import { change, onChange, state } from "./state.js";
 
-const BINS = 48, HEIGHT = 110, FLAGGED = 24, STEPS = 1000;
+const BINS = 48, HEIGHT = 110, FLAGGED = 14, STEPS = 1000;
 
 export function scoresPanel(app) {
   const model = () => app.about.models[0];
