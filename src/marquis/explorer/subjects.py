@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ class Points:
         labels: One number or text per row, or None.
         source: Where the rows came from.
         columns: Names of the columns of a table.
+        levels: Of categorical columns, whose values are numbers of levels: the names of the levels by column.
     """
 
     rows: np.ndarray
     labels: np.ndarray | None
     source: str
     columns: tuple[str, ...] | None = None
+    levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def some(self, most: int | None, seed: int = 0) -> Points:
         """Return at most so many rows, chosen at random and in their order."""
@@ -45,7 +47,7 @@ class Points:
             return self
         chosen = rows_at_random(len(self.rows), most, seed)
         labels = None if self.labels is None else self.labels[chosen]
-        return Points(self.rows[chosen], labels, self.source, self.columns)
+        return replace(self, rows=self.rows[chosen], labels=labels)
 
 
 class Subject:
@@ -84,10 +86,13 @@ class Subject:
         """Return numbers without a unit, one per entry of the model's rows, in the shape of a row of the data."""
         return values.numpy()
 
+    def points(self, data: Any, labels: Any = None) -> Points:
+        """Return rows for the map from what the user has."""
+        return points_of_data(data, labels)
+
     def read(self, path: Path) -> Points:
         """Return the rows of a file."""
-        data = load(path)
-        return points_of_data(data)
+        return self.points(load(path))
 
     def reference(self) -> Tensor | None:
         """Return training rows as the model takes them, to which scores are compared; None if there are none."""
@@ -178,13 +183,34 @@ class EstimatorSubject(Subject):
     def stds(self, std: Tensor) -> np.ndarray:  # noqa: D102
         return self.estimator._columns.deviations(std.numpy())
 
-    def entries(self, values: Tensor) -> np.ndarray:  # noqa: D102
-        varies = self.estimator._columns.varies
-        spread = np.zeros((*values.shape[:-1], varies.size))
-        spread[..., varies] = values.numpy()
-        return spread
+    def points(self, data: Any, labels: Any = None) -> Points:  # noqa: D102
+        names = getattr(self.estimator, "feature_names_in_", None)
+        columns = None if names is None else tuple(map(str, names))
+        if isinstance(data, Data):
+            known = points_of_data(data, labels)
+            return replace(known, rows=self.estimator._validated(known.rows), columns=known.columns or columns)
+        rows = self.estimator._validated(data)  # categories become numbers of levels
+        levels = {category.column: tuple(map(str, category.levels)) for category in self._categories}
+        return Points(rows, _labels(labels, len(rows)), "data", columns, levels)
+
+    @property
+    def _categories(self) -> Sequence[Any]:
+        return getattr(self.estimator, "_categories", ())
+
+    def entries(self, values: Tensor) -> np.ndarray:
+        """Return sums over the network's inputs of each column: several of a category, none of a constant one."""
+        columns = self.estimator._columns
+        owners = columns.units if self._categories else np.flatnonzero(columns.varies)
+        if self._categories:
+            numbers = len(owners) - len(columns.groups)
+            sizes = [len(group) for group in columns.groups]
+            owners = np.concatenate([owners[:numbers], np.repeat(owners[numbers:], sizes)])
+        summed = torch.zeros(*values.shape[:-1], self.estimator.n_features_in_, dtype=torch.float64)
+        return summed.index_add(-1, torch.from_numpy(owners.astype(np.int64)), values.double()).numpy()
 
     def impute(self, x: Tensor, fill: Tensor, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # noqa: D102
+        if self._categories:
+            return super().impute(x, fill, generator)
         row = np.where(self.entries(x.isnan().double()) > 0, np.nan, self.rows(x.nan_to_num(0.0)))
         result = self.estimator.impute(row, IMPUTATIONS, random_state=int(generator.initial_seed() % 2**31))
         return np.asarray(result.mean)[0], np.asarray(result.std)[0], result.samples[:, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from marquis.data.limits import allowing
 from marquis.errors import DataError
 from marquis.explorer.session import BACKGROUNDS, Answer, Session
-from marquis.explorer.subjects import Points, RunSubject, Subject, column_names, points_of_data, subject_of
+from marquis.explorer.subjects import Points, RunSubject, Subject, column_names, subject_of
 from marquis.explorer.thumbnails import SHEET, is_image, sheet_png
 from marquis.tasks.contributions import EXPLAINED
 
@@ -91,7 +92,7 @@ class Workspace:
                     points = self.sessions[0].subject.read(path)
             except DataError as problem:
                 raise DataError(str(problem).replace(str(path), _shown(name))) from problem
-        self.set_second(Points(points.rows, points.labels, _shown(name), points.columns))
+        self.set_second(replace(points, source=_shown(name)))
 
     def session(self, number: int) -> Session:
         """Return the session of a model, from 0."""
@@ -142,6 +143,7 @@ class Workspace:
             "source": self.points.source,
             "columns": None if image else list(column_names(_flat(self.points))),
             "values": None if image else rows.reshape(len(rows), -1),
+            "levels": {str(column): list(names) for column, names in self.points.levels.items()},
             "labels": labels,
             "label_names": names,
             "range": list(self.value_range),
@@ -185,7 +187,7 @@ def _rows(subject: Subject, data: Any, labels: Any, split: str | None) -> Points
         return subject.own_points(split or "test", None) if data is None else subject.named(str(data))
     if data is None:
         raise DataError("data= is needed: only a run's folder knows its own data")
-    return subject.read(Path(data)) if isinstance(data, (str, Path)) else points_of_data(data, labels)
+    return subject.read(Path(data)) if isinstance(data, (str, Path)) else subject.points(data, labels)
 
 
 def _flat(points: Points) -> Points:

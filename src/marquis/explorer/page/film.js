@@ -38,7 +38,7 @@ export function filmPanel(app) {
       app.maps[number].mark({ cursor: [...rowOf(answer[kinds[0]].codes, at)] });
       drawSpread(curve, answer, at);
       if (about.kind === "table") {
-        film.replaceChildren(lines(about.columns, kinds.flatMap((kind) => [[kind, rowOf(answer[kind].mean, at)], ["std", rowOf(answer[kind].std, at)]]), { label: "Rows along the path" }));
+        film.replaceChildren(lines(about.columns, kinds.flatMap((kind) => [[kind, rowOf(answer[kind].mean, at)], ["std", rowOf(answer[kind].std, at)]]), { label: "Rows along the path", levels: about.levels }));
       } else {
         film.replaceChildren(...kinds.map((kind) => el("div", { className: "row" },
           captioned(picture(rowOf(answer[kind].mean, at), about.shape, { low, high, edge: 110, label: `${kind}: mean` }), kind),

@@ -27,7 +27,7 @@ export function decoded(about, answer, model) {
   const std = single ? answer.total_std : answer.std;
   if (about.kind === "table") {
     const fields = [["mean", answer.mean], ["std", std], ...samples.slice(0, single ? 0 : 8).map((row, s) => [`#${s + 1}`, row])];
-    return [lines(about.columns, fields, { label: "Decoded row" })];
+    return [lines(about.columns, fields, { label: "Decoded row", levels: about.levels })];
   }
   const [low, high] = about.range;
   const pair = el("div", { className: "row" },

@@ -1,8 +1,8 @@
 // The panel "Missing": entries of the selected row are taken away, and the model fills them in.
 
-import { rowOf, short } from "./arrays.js";
+import { rowOf } from "./arrays.js";
 import { byId, el, latest } from "./dom.js";
-import { captioned, lines, picture, positivePicture } from "./pictures.js";
+import { captioned, cellText, lines, picture, positivePicture } from "./pictures.js";
 import { change, onChange, state } from "./state.js";
 
 export function missingPanel(app) {
@@ -57,7 +57,7 @@ export function missingPanel(app) {
     const boxes = about.columns.map((name, k) => {
       const box = el("input", { type: "checkbox", checked: hidden.has(k) || Number.isNaN(original[k]), disabled: Number.isNaN(original[k]),
         onchange: () => change({ missing: box.checked ? [...state.missing, k].sort((a, b) => a - b) : state.missing.filter((i) => i !== k) }) });
-      return el("label", { className: "cell" }, box, ` ${name}: ${short(original[k])}`);
+      return el("label", { className: "cell" }, box, ` ${name}: ${cellText(original[k], about.levels[k])}`);
     });
     return el("fieldset", {}, el("legend", {}, "Clear cells"), ...boxes);
   }
@@ -68,7 +68,7 @@ export function missingPanel(app) {
       const rows = [...answer.missing.keys()].filter((k) => answer.missing[k]);
       const low = answer.mean.map((mean, k) => mean - 1.96 * answer.std[k]), high = answer.mean.map((mean, k) => mean + 1.96 * answer.std[k]);
       const fields = [["imputed", answer.mean], ["95 % from", low], ["to", high], ...samples.slice(0, 3).map((row, s) => [`sample ${s + 1}`, row])];
-      return rows.length ? [lines(about.columns, fields, { order: rows, label: "Imputations" })] : [];
+      return rows.length ? [lines(about.columns, fields, { order: rows, label: "Imputations", levels: about.levels })] : [];
     }
     const [low, high] = about.range, edge = 104;
     const few = samples.map((row, s) => picture(row, about.shape, { low, high, edge: 72, label: `imputation ${s + 1}` }));

@@ -45,8 +45,11 @@ export function positivePicture(values, shape, options) {
 /** Return a figure: a picture with a caption below. */
 export const captioned = (content, caption) => el("figure", {}, content, el("figcaption", {}, caption));
 
+/** Return the text of a cell: a number in few digits, or the name of the level of a categorical column. */
+export const cellText = (value, levels) => (levels && !Number.isNaN(value) ? levels[Math.round(value)] ?? "(new)" : short(value));
+
 /** Return a table with one line per column; `fields` are [heading, numbers], `bars` a signed number for each line. */
-export function lines(columns, fields, { bars = null, order = null, label = "" } = {}) {
+export function lines(columns, fields, { bars = null, order = null, label = "", levels = {} } = {}) {
   const most = bars ? Math.max(...extent(bars).map(Math.abs)) || 1 : 1;
   const numbers = order ?? columns.map((_, k) => k);
   const headings = ["column", ...(bars ? ["contribution"] : []), ...fields.map(([name]) => name)];
@@ -59,7 +62,7 @@ export function lines(columns, fields, { bars = null, order = null, label = "" }
       bar.style.background = css(shade(bars[k] > 0 ? 1 : 0, "diverging"));
       line.append(el("td", { className: "bars" }, bar, " ", short(bars[k])));
     }
-    line.append(...fields.map(([, values]) => el("td", {}, short(values[k]))));
+    line.append(...fields.map(([, values]) => el("td", {}, cellText(values[k], levels[k]))));
     return line;
   });
   return el("div", { className: "scroll" }, el("table", { "aria-label": label }, el("thead", {}, head), el("tbody", {}, ...body)));

@@ -75,7 +75,7 @@ function explained(app, answer, model) {
   if (about.kind === "table") {
     const order = [...answer.contributions.keys()].sort((a, b) => answer.contributions[b] - answer.contributions[a]);
     const fields = [["value", answer.original], ["rebuilt", answer.reconstruction], ["std", answer.std]];
-    return [facts, lines(about.columns, fields, { bars: answer.contributions, order, label: "Row, reconstruction and contributions" }), ...nearest];
+    return [facts, lines(about.columns, fields, { bars: answer.contributions, order, label: "Row, reconstruction and contributions", levels: about.levels }), ...nearest];
   }
   const [low, high] = about.range, edge = 104;
   const plain = (values, label) => captioned(picture(values, about.shape, { low, high, edge, label }), label);
