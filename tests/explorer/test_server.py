@@ -266,7 +266,7 @@ def test_ctrl_c_ends_the_command_cleanly(digits_run):
             except httpx.ConnectError:
                 time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=90)
     finally:
         process.kill()
     assert process.returncode == 0 and out.strip() == "stopped"
