@@ -49,7 +49,7 @@ def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ConformalIntervals:
-    """Intervals `mean ± q scale`, q the quantile of `|y - mean| / scale` of calibration data, per output.
+    """Compute intervals `mean ± q scale`, q the quantile of `|y - mean| / scale` of calibration data, per output.
 
     Attributes:
         scores: of the calibration data, `[n, *rest]`; NaN where there was no label.
@@ -80,7 +80,7 @@ class ConformalIntervals:
 
 @dataclass(frozen=True, eq=False)
 class ConformalSets:
-    """Adaptive prediction sets: classes by decreasing probability until a calibrated share is reached (Romano 2020).
+    """Compute adaptive prediction sets: classes by decreasing probability up to a calibrated share (Romano 2020).
 
     A class's score is the probability of all classes before it plus a uniform share of its own, so that scores are
     continuous and coverage is not too large; the uniform numbers come from a seed.
@@ -132,7 +132,7 @@ def p_values(calibration: ArrayLike, scores: ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """A calibration that takes and answers for `Prediction` objects; made by `calibrate`.
+    """Calibrate `Prediction` objects; made by `calibrate`.
 
     Attributes:
         inner: the intervals or sets.

@@ -144,9 +144,9 @@ class OpenedLoader:
                 f"the loader is a {type(loader).__name__}, which cannot be iterated ({error}); pass a DataLoader or a "
                 "list of batches (x, y)."
             ) from error
-        own = next(self._rest, None)
-        self.first = own_or_first(own) if shared else own
-        self._before = [] if own is None else [own]
+        batch = next(self._rest, None)
+        self.first = own_or_first(batch) if shared else batch
+        self._before = [] if batch is None else [batch]
         if self.first is None:
             raise DataError("the loader yields no batches; there is no curvature without data.")
 

@@ -146,7 +146,7 @@ class EpochCheckpoints(Checkpoint):
 
 
 class FolderWatch(Callback):
-    """Notice at the end of an epoch that the folder was removed, make it again for this epoch's files, and stop.
+    """Stop training at the end of an epoch whose folder was removed; make it again for this epoch's files.
 
     Attributes:
         removed: Whether it was.

@@ -155,10 +155,10 @@ def _background(workspace: Workspace, question: Background) -> dict[str, Any]:
     if not (low_u < high_u and low_v < high_v):
         raise RequestValidationError([{"loc": ("box",), "msg": "each low end is below its high end"}])
     vectors = (tuple(vector) for vector in (question.origin, question.u, question.v))
-    found = workspace.session(question.model).background(
+    values = workspace.session(question.model).background(
         question.quantity, *vectors, (low_u, high_u, low_v, high_v), question.size
     )
-    return {"values": found}
+    return {"values": values}
 
 
 def _add_problems(app: FastAPI) -> None:

@@ -256,11 +256,11 @@ class Session:
         first, last = self._code(start), self._code(end)
         through = self.as_codes(self.codes)
         options: dict[str, Any] = {"points": CURVE, "steps": CURVE_STEPS, "tolerance": 1e-4}
-        found = geometry.geodesic(self.few_decoders, first, last, through=through, **options)
+        curve = geometry.geodesic(self.few_decoders, first, last, through=through, **options)
         t = torch.linspace(0, 1, CURVE, dtype=first.dtype)[:, None]
         straight = first * (1 - t) + last * t
-        curves = {"straight": (straight, found.straight_length), "geodesic": (found.points[0], found.length)}
-        answer: Answer = {"converged": bool(found.converged[0])}
+        curves = {"straight": (straight, curve.straight_length), "geodesic": (curve.points[0], curve.length)}
+        answer: Answer = {"converged": bool(curve.converged[0])}
         for name, (codes, length) in curves.items():
             outputs, _ = self.decoders.shaped_outputs(codes)
             variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])

@@ -116,7 +116,7 @@ def check(
     noise_is_tuned: bool | None,
     generator: torch.Generator | None = None,
 ) -> CheckReport:
-    """Answer the four questions. Cost: one gradient over the data, ten weight samples on one batch.
+    """Check the four questions. Cost: one gradient over the data, ten weight samples on one batch.
 
     Args:
         model: the network.

@@ -224,14 +224,16 @@ def require_model(model: Model, saved: Mapping[str, Any], mean: Mapping[str, Ten
         ModelMismatchError: names what differs.
     """
     present = describe_model(model, mean)
-    theirs = {name: shape for name, shape in saved["parameters"]}
-    mine = {name: shape for name, shape in present["parameters"]}
-    missing, extra = [n for n in theirs if n not in mine], [n for n in mine if n not in theirs]
+    in_file = {name: shape for name, shape in saved["parameters"]}
+    in_model = {name: shape for name, shape in present["parameters"]}
+    missing, extra = [n for n in in_file if n not in in_model], [n for n in in_model if n not in in_file]
     if missing or extra:
         raise ModelMismatchError(f"the model has other parameters than the file: missing {missing}, unknown {extra}.")
-    for name, shape in theirs.items():
-        if list(mine[name]) != list(shape):
-            raise ModelMismatchError(f"parameter {name!r} has shape {mine[name]} in the model and {shape} in the file.")
+    for name, shape in in_file.items():
+        if list(in_model[name]) != list(shape):
+            raise ModelMismatchError(
+                f"parameter {name!r} has shape {in_model[name]} in the model and {shape} in the file."
+            )
     if present["others"] != saved["others"]:
         raise ModelMismatchError(
             "the model's weights or buffers outside of the posterior have other values than when it was saved: load "

@@ -29,7 +29,7 @@ UNCHECKED = (
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Mean log predictive density of unseen examples, in nats.
+    """Hold the mean log predictive density of unseen examples, in nats.
 
     Attributes:
         network: of the network alone, without uncertainty of its weights.

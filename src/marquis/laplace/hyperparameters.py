@@ -36,7 +36,7 @@ Own = TypeVar("Own", bound="Hyperparameters")
 
 
 class Hyperparameters:
-    """What `Laplace` offers around its evidence; the state is that of `Laplace`."""
+    """Offer what `Laplace` does with its evidence; the state is that of `Laplace`."""
 
     model: Model
     likelihood: Likelihood

@@ -34,7 +34,7 @@ from marquis.subnetwork import Subnetwork
 
 
 class Laplace(Hyperparameters):
-    """A Gaussian posterior over the weights of a trained network (MacKay 1992).
+    """Fit a Gaussian posterior over the weights of a trained network (MacKay 1992).
 
     The posterior is centred at the network's present weights, with precision `(H/T + prior) / T_p`, H the generalised
     Gauss-Newton matrix summed over the data (docs/method/posterior.md#posterior-precision). Nothing is ever written to

@@ -32,7 +32,7 @@ from marquis.structures import Diagonal, Layout, Structure
 
 @takes_options(OnlineSettings)
 class OnlineLaplace:
-    """Laplace while training: the loss at a sampled network, gradients to the mean, curvature remembered (LAE 3).
+    """Learn a Laplace posterior while training: loss at a sampled network, curvature remembered (LAE 3).
 
     ```python
     online = mq.OnlineLaplace(model, "gaussian", num_data=len(data))

@@ -13,7 +13,7 @@ NOISE_MEMORY = 100
 
 @dataclass(frozen=True, eq=False)
 class OnlineState:
-    """All that the online learner has learnt besides the mean; immutable, so that an old state stays what it was.
+    """Hold what the online learner has learnt besides the mean; immutable, so that an old state stays what it was.
 
     The precision of the weights is `(β (c H + w) + δ) / T`.
 

@@ -59,8 +59,8 @@ def leave_one_out(
         for inputs, _, jacobian in jacobian_chunks(function, x, f[0].numel(), True, None):
             jacobian, s = jacobian.to(precision.dtype), root[inputs].to(precision.dtype)
             if isinstance(precision, Diagonal):
-                own = torch.einsum("boc,bop->bcp", s, jacobian).square().sum(1)
-                covariance = (jacobian / (precision.diagonal() - own).unsqueeze(1)) @ jacobian.mT
+                curvature = torch.einsum("boc,bop->bcp", s, jacobian).square().sum(1)
+                covariance = (jacobian / (precision.diagonal() - curvature).unsqueeze(1)) @ jacobian.mT
             else:
                 h = precision.quadratic(jacobian)
                 inner = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s.mT @ h @ s

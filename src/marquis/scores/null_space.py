@@ -66,7 +66,7 @@ def null_space(
 
 @dataclass(frozen=True, eq=False)
 class NullSpacePosterior:
-    """Gaussian over the weights that the data do not determine; made by `null_space`."""
+    """Represent a Gaussian over the weights that the data do not determine; made by `null_space`."""
 
     function: NetworkFunction
     loader: Iterable[Any]

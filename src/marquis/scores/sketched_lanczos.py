@@ -31,7 +31,7 @@ DEPENDENT = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class FourierSketch:
-    """A subsampled randomised Fourier transform: random signs, FFT, some coordinates. It keeps lengths on average.
+    """Sketch by a subsampled randomised Fourier transform: random signs, FFT, some coordinates.
 
     Attributes:
         signs: `[P]`, as booleans.

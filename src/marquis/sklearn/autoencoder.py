@@ -50,7 +50,7 @@ NEW_NAMES = {
 
 
 class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
-    """An autoencoder for tables with a posterior over its weights.
+    """Train an autoencoder for tables with a posterior over its weights.
 
     One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
     generator of new rows. It is the Laplacian autoencoder (Miani et al. 2022; docs/method/autoencoders.md): a Gaussian
@@ -187,9 +187,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def _describe(self, x: Tensor) -> None:
         """Keep statistics of the training rows, which are not kept themselves."""
         x = x[torch.randperm(len(x), generator=self._draws())[:DESCRIBED_ROWS]]
-        found = self._reconstructions(x)
-        z = torch.cat([part.latent.mean for part in found])
-        self._noise = (torch.cat([part.mean for part in found]) - x).square().nanmean(0).sqrt()
+        reconstructions = self._reconstructions(x)
+        z = torch.cat([part.latent.mean for part in reconstructions])
+        self._noise = (torch.cat([part.mean for part in reconstructions]) - x).square().nanmean(0).sqrt()
         self.noise_std_ = self._columns.deviations(self._noise.numpy())
         self._code_mean, self._code_root = z.mean(0), root_of(torch.cov(z.T).reshape(z.shape[1], z.shape[1]))
         self._n_features_out = z.shape[1]
@@ -209,8 +209,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
     def _validated(self, X: Any) -> np.ndarray:
         """Return new rows, checked against those of `fit`, in their own units."""
         check_is_fitted(self, "model_")
-        given = plain_table(coded_table(X, self._categories), exact=True)
-        checked: Any = validate_data(self, given, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        table = plain_table(coded_table(X, self._categories), exact=True)
+        checked: Any = validate_data(self, table, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return checked
 
     def _draws(self) -> torch.Generator:
@@ -233,12 +233,12 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         Their uncertainty is part of the standard deviation.
         """
         x = self._inputs(self._validated(X))
-        found = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
-        mean = torch.cat([part.mean for part in found]).numpy()
+        codes = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
+        mean = torch.cat([part.mean for part in codes]).numpy()
         if not return_std:
             return mean
-        std, holes = torch.cat([part.std for part in found]), x.isnan().any(1).nonzero()[:, 0]
-        for rows in holes.split(ROWS) if len(holes) else ():
+        std, incomplete = torch.cat([part.std for part in codes]), x.isnan().any(1).nonzero()[:, 0]
+        for rows in incomplete.split(ROWS) if len(incomplete) else ():
             std[rows] = code_std(self._entries, x[rows])
         # Of a pair, scikit-learn makes a table of the first only.
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
@@ -255,15 +255,15 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         codes: Any = check_array(Z, dtype="float64")
         if codes.shape[1] != self._n_features_out:
             raise DataError(f"the codes have {codes.shape[1]} columns, those of this estimator {self._n_features_out}.")
-        found = [
+        estimates = [
             self.model_.decode(part, int(self.samples), generator=self._draws())
             for part in torch.tensor(codes).split(ROWS)
         ]
-        mean = self._decoded(self._columns.rows(torch.cat([part.mean for part in found]).numpy()))
-        return (mean, self._deviation(found)) if return_std else mean
+        mean = self._decoded(self._columns.rows(torch.cat([part.mean for part in estimates]).numpy()))
+        return (mean, self._deviation(estimates)) if return_std else mean
 
-    def _deviation(self, found: Sequence[Estimate]) -> np.ndarray:
-        variance = torch.cat([part.variance for part in found]) + self._noise.square()
+    def _deviation(self, estimates: Sequence[Estimate]) -> np.ndarray:
+        variance = torch.cat([part.variance for part in estimates]) + self._noise.square()
         return self._columns.deviations(variance.sqrt().numpy())
 
     def _decoded(self, rows: np.ndarray) -> Any:
@@ -284,8 +284,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         in training adds nothing, but -50 where a row differs from the constant, by however much, as an entry ten
         standard deviations away would: a constant has no scale.
         """
-        given = self._validated(X)
-        return self._terms(self._inputs(given))[0].sum(1).numpy() + self._columns.constant_penalty(given).sum(1)
+        table = self._validated(X)
+        return self._terms(self._inputs(table))[0].sum(1).numpy() + self._columns.constant_penalty(table).sum(1)
 
     def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing."""
@@ -308,9 +308,9 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         For choosing `n_components` and the rest on held-out rows: every entry is predicted without having been seen, so
         that, unlike the likelihood of a reconstruction, it does not always prefer the longer code.
         """
-        given = self._validated(X)
-        terms, missing = self._terms(self._inputs(given))
-        return float(terms[~missing].sum() + self._columns.constant_penalty(given).sum()) / len(given)
+        table = self._validated(X)
+        terms, missing = self._terms(self._inputs(table))
+        return float(terms[~missing].sum() + self._columns.constant_penalty(table).sum()) / len(table)
 
     # --- missing values and new rows ---------------------------------------------------------------------
 
@@ -327,19 +327,21 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             rounds: Deprecated, without effect: missing entries are predicted from the observed ones at once.
             random_state: Of the samples; None: the same every time.
         """
-        given = self._validated(X)
+        table = self._validated(X)
         samples = whole("samples", samples)
         if whole("rounds", rounds, 0):
             warnings.warn("rounds= is deprecated: it has no effect any more.", DeprecationWarning, stacklevel=2)
-        x, found = self._inputs(given), unfilled(given, samples)
-        rows = np.flatnonzero(found.missing.any(1))
+        x, imputed = self._inputs(table), unfilled(table, samples)
+        rows = np.flatnonzero(imputed.missing.any(1))
         noise = self._draws() if random_state is None else generator_from(random_state)
         for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
             if len(part):
-                write_imputations(found, part, self._entries, x[part], self._columns, noise)
+                write_imputations(imputed, part, self._entries, x[part], self._columns, noise)
         if isinstance(self._columns, Columns):
-            return ImputedTable(like_table(X, found.mean), like_table(X, found.std), found.samples, found.missing)
-        return found.as_table(X, self._columns)
+            return ImputedTable(
+                like_table(X, imputed.mean), like_table(X, imputed.std), imputed.samples, imputed.missing
+            )
+        return imputed.as_table(X, self._columns)
 
     def completed(self, X: Any, sample: np.ndarray) -> Any:
         """Return one of `impute(X).samples` as a table in the types of `X`, observed entries as they were."""

@@ -52,7 +52,7 @@ FLOATS = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A network with its posterior: what one round of training and tuning gave.
+    """Hold a network with its posterior: the result of one round of training and tuning.
 
     Attributes:
         log_evidence: after tuning.
@@ -70,7 +70,7 @@ class Round:
 
 
 class Batches:
-    """Training data in batches, until `release`: a fitted estimator keeps none of them."""
+    """Yield training data in batches, until `release`: a fitted estimator keeps none of them."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self._parts: list[tuple[Tensor, Tensor]] | None = list(zip(x.split(ROWS), y.split(ROWS), strict=True))
@@ -98,7 +98,7 @@ NEW_NAMES = {"hidden_sizes": "hidden_layer_sizes", "epochs": "max_iter", "lr": "
 
 
 class LaplaceEstimator(BaseEstimator):
-    """Base of `LaplaceClassifier` and `LaplaceRegressor`; the parameters are described there."""
+    """Implement what `LaplaceClassifier` and `LaplaceRegressor` share; the parameters are described there."""
 
     @renamed_arguments(**NEW_NAMES)
     def __init__(
@@ -150,7 +150,7 @@ class LaplaceEstimator(BaseEstimator):
 
     @abstractmethod
     def _likelihood(self, outputs: int) -> Likelihood:
-        """The likelihood for a network with so many outputs, or an error if it cannot be meant."""
+        """Return the likelihood for a network with so many outputs; raise if it does not fit."""
 
     @abstractmethod
     def _encode(self, y: np.ndarray, outputs: int) -> Tensor:
@@ -171,7 +171,7 @@ class LaplaceEstimator(BaseEstimator):
         self.module_ = network
 
     def _scaler(self, values: np.ndarray, labels: np.ndarray) -> StandardScaler:
-        """What standardises columns, or leaves them as they are with `scale=False`."""
+        """Return what standardises columns, or leaves them as they are with `scale=False`."""
         if self.scale:
             return fitted_scaler(values, labels)[0]
         return StandardScaler(with_mean=False, with_std=False).fit(values)
@@ -183,8 +183,8 @@ class LaplaceEstimator(BaseEstimator):
         epochs, batch_size = whole("max_iter", self.max_iter, 0), whole("batch_size", self.batch_size)
         report = print if self.verbose else None
         training = Training(self.solver, epochs, self.learning_rate_init, batch_size, self.tol, report)
-        given = self._prior()
-        bound = given.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
+        prior = self._prior()
+        bound = prior.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
         data = Batches(x, y)
         starts = STARTS if self.prior is None and rounds > 1 and len(x) <= SMALL else STARTS[:1]
         initial, best = copy.deepcopy(network.state_dict()), None
@@ -193,9 +193,9 @@ class LaplaceEstimator(BaseEstimator):
             network.load_state_dict(initial)
             objective = Objective(network, x, y, likelihood, self._start(bound, factor))
             rival = -math.inf if best is None else best.log_evidence
-            found = self._alternate(objective, training, data, given, factor, rounds, generator, rival)
+            candidate = self._alternate(objective, training, data, prior, factor, rounds, generator, rival)
             # Where the evidence cannot tell, the later start, whose looser prior lets it fit the data better.
-            best = found if best is None or found.log_evidence > best.log_evidence - WORTHWHILE else best
+            best = candidate if best is None or candidate.log_evidence > best.log_evidence - WORTHWHILE else best
         assert best is not None
         network.load_state_dict(best.state)
         self._temper(best, training, initial, data, generator)
@@ -226,13 +226,13 @@ class LaplaceEstimator(BaseEstimator):
         objective: Objective,
         training: Training,
         data: Batches,
-        given: Prior,
+        prior: Prior,
         factor: float,
         rounds: int,
         generator: torch.Generator,
         rival: float,
     ) -> Round:
-        """Training at the present prior and noise, then tuning of both, while the evidence grows (MacKay 1992).
+        """Train at the present prior and noise, then tune both, while the evidence grows (MacKay 1992).
 
         Stops early, too, where the remaining rounds at the present pace would not reach the evidence of a `rival`.
         """
@@ -242,7 +242,7 @@ class LaplaceEstimator(BaseEstimator):
         for number in range(1, rounds + 1):
             self.n_iter_ += training.run(objective, generator)
             laplace = Laplace(
-                network, objective.likelihood, self.structure, self.estimator, parameters=self.parameters, prior=given
+                network, objective.likelihood, self.structure, self.estimator, parameters=self.parameters, prior=prior
             )
             laplace.fit(data, generator=generator, progress=self.verbose > 1)
             covers_all = laplace.fitted.index is None and laplace.fitted.layout.names == objective.prior.layout.names
@@ -251,8 +251,8 @@ class LaplaceEstimator(BaseEstimator):
             trained = objective
             if method:
                 tuned = laplace.tune(str(method))
-                prior = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else objective.prior
-                objective = replace(objective, likelihood=laplace.likelihood, prior=prior)
+                present = tuned.prior if covers_all and isinstance(tuned.prior, BoundPrior) else objective.prior
+                objective = replace(objective, likelihood=laplace.likelihood, prior=present)
                 if self.verbose:
                     print(f"round {number}: {tuned}")
             evidence = float(laplace.log_evidence())
@@ -270,7 +270,7 @@ class LaplaceEstimator(BaseEstimator):
         return Prior(1.0 if self.prior is None else float(self.prior), groups="layer")
 
     def _start(self, bound: BoundPrior, factor: float) -> BoundPrior:
-        """The given prior; by default as many as a layer has inputs, so that its outputs are of the order of them."""
+        """Return the initial prior; by default as precise as a layer has inputs, so that outputs keep their size."""
         if self.prior is not None:
             return bound
         precision, offset = bound.precision.clone(), 0
@@ -281,7 +281,7 @@ class LaplaceEstimator(BaseEstimator):
         return bound.with_precision(precision)
 
     def _checked_options(self) -> tuple[torch.dtype, torch.device, int]:
-        """Dtype, device and number of rounds; refuses what cannot be meant."""
+        """Return dtype, device and number of rounds, checked."""
         dtype = FLOATS[choose("dtype", self.dtype, FLOATS)]
         if not (isinstance(self.tune, bool) or self.tune in ("evidence", "gradient")):
             raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
@@ -298,19 +298,19 @@ class LaplaceEstimator(BaseEstimator):
     # --- predicting --------------------------------------------------------------------------------------
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        """Scaled features as a tensor."""
+        """Return scaled features as a tensor."""
         scaled = self.x_scaler_.transform(X)
         dtype = FLOATS[choose("dtype", self.dtype, FLOATS)]
         return torch.as_tensor(np.ascontiguousarray(scaled), dtype=dtype, device=self.device)
 
     def _checked(self, X: Any) -> Tensor:
-        """Features of new data, checked against those of `fit`."""
+        """Return features of new data, checked against those of `fit`."""
         check_is_fitted(self, "laplace_")
         checked: Any = validate_data(self, plain_table(X), reset=False, dtype=np.float64)
         return self._inputs(checked)
 
     def _predict(self, X: Any, *, keep_inputs: bool = False, **options: Any) -> Prediction:
-        """Linearised prediction in the network's own units, a few rows at a time."""
+        """Predict by the linearised network in its own units, a few rows at a time."""
         x = self._checked(X)
         generator = torch.Generator().manual_seed(0)  # for networks whose outputs are too many for closed form
         return self.laplace_.predict_loader(
@@ -319,7 +319,7 @@ class LaplaceEstimator(BaseEstimator):
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:
-        """The network's outputs at the mean weights."""
+        """Return the network's outputs at the mean weights."""
         return torch.cat([self.module_(part) for part in self._checked(X).split(ROWS)])
 
     @abstractmethod
@@ -327,7 +327,7 @@ class LaplaceEstimator(BaseEstimator):
         """Labels of new data, encoded as in `fit`."""
 
     def check(self, X: Any, y: Any) -> CheckReport:
-        """Is this a mode, does the linearisation hold, was the noise tuned? A table; see `marquis.Laplace.check`.
+        """Check mode, linearisation and noise, and return a table; see `marquis.Laplace.check`.
 
         Args:
             X: training features.
@@ -339,5 +339,5 @@ class LaplaceEstimator(BaseEstimator):
 
 
 def generator_from(random_state: int | np.random.RandomState | None) -> torch.Generator:
-    """A torch generator from scikit-learn's idea of a random state."""
+    """Return a torch generator from scikit-learn's random state."""
     return torch.Generator().manual_seed(int(check_random_state(random_state).randint(np.iinfo(np.int32).max)))

@@ -25,7 +25,7 @@ UNSEEN = -1.0
 
 @dataclass(frozen=True, eq=False)
 class Category:
-    """A categorical column.
+    """Describe a categorical column.
 
     Attributes:
         column: Its number in the table.
@@ -53,9 +53,9 @@ class Category:
     def indicators(self, codes: np.ndarray) -> np.ndarray:
         """Return standardised indicators `[N, L]` of codes; NaN where a level is missing or was not seen."""
         known = np.where(np.isnan(codes) | (codes < 0), 0, codes).astype(int)
-        found = (np.eye(len(self.levels))[known] - self.share.numpy()) / self.scale
-        found[np.isnan(codes) | (codes < 0)] = np.nan
-        return found
+        columns = (np.eye(len(self.levels))[known] - self.share.numpy()) / self.scale
+        columns[np.isnan(codes) | (codes < 0)] = np.nan
+        return columns
 
     def probabilities(self, predicted: Tensor) -> Tensor:
         """Return probabilities `[..., L]` of predicted standardised indicators.
@@ -112,7 +112,7 @@ def categories_of(X: Any) -> tuple[Category, ...]:
     Raises:
         DataError: A column has no levels, or more than `MOST_LEVELS`.
     """
-    found = []
+    categories = []
     for number in category_columns(X):
         values = X.iloc[:, number]
         known = values.dropna()
@@ -129,8 +129,8 @@ def categories_of(X: Any) -> tuple[Category, ...]:
                 "are names of something, or give numbers."
             )
         counts = torch.tensor([int((known == level).sum()) for level in levels], dtype=torch.float64)
-        found.append(Category(number, tuple(levels), values.dtype, counts / counts.sum(), len(known)))
-    return tuple(found)
+        categories.append(Category(number, tuple(levels), values.dtype, counts / counts.sum(), len(known)))
+    return tuple(categories)
 
 
 def coded_table(X: Any, categories: Sequence[Category]) -> Any:
@@ -199,11 +199,11 @@ class EncodedColumns:
     @property
     def groups(self) -> list[Tensor]:
         """Return the standardised columns of each category."""
-        start, found = self._numbers, []
+        start, groups = self._numbers, []
         for category in self.categories:
-            found.append(torch.arange(start, start + len(category.levels)))
+            groups.append(torch.arange(start, start + len(category.levels)))
             start += len(category.levels)
-        return found
+        return groups
 
     @property
     def _numbers(self) -> int:
@@ -216,31 +216,31 @@ class EncodedColumns:
 
     def rows(self, z: np.ndarray) -> np.ndarray:
         """Return `z [..., D]` as rows `[..., d]`: numbers in their units, categories as the most probable level."""
-        found = np.zeros((*z.shape[:-1], self.width))
+        rows = np.zeros((*z.shape[:-1], self.width))
         if self.numeric is not None:
-            found[..., self.at] = self.numeric.rows(z[..., : self._numbers])
+            rows[..., self.at] = self.numeric.rows(z[..., : self._numbers])
         for category, group in zip(self.categories, self.groups, strict=True):
-            found[..., category.column] = category.probabilities(torch.as_tensor(z[..., group])).argmax(-1).numpy()
-        return found
+            rows[..., category.column] = category.probabilities(torch.as_tensor(z[..., group])).argmax(-1).numpy()
+        return rows
 
     def deviations(self, std: np.ndarray) -> np.ndarray:
         """Return standard deviations `[..., d]` of numbers in their units; NaN for categories, which have none."""
-        found = np.full((*std.shape[:-1], self.width), np.nan)
+        deviations = np.full((*std.shape[:-1], self.width), np.nan)
         if self.numeric is not None:
-            found[..., self.at] = self.numeric.deviations(std[..., : self._numbers])
-        return found
+            deviations[..., self.at] = self.numeric.deviations(std[..., : self._numbers])
+        return deviations
 
     def constant_penalty(self, X: np.ndarray) -> np.ndarray:
         """Return what constant columns and levels that were never seen add to the log-likelihood of rows, `[N, d]`.
 
         A new level has the probability `1 / (n + 1)`, with `n` the number of training entries.
         """
-        found = np.zeros(X.shape)
+        penalty = np.zeros(X.shape)
         if self.numeric is not None:
-            found[:, self.at] = self.numeric.constant_penalty(X[:, self.at])
+            penalty[:, self.at] = self.numeric.constant_penalty(X[:, self.at])
         for category in (*self.categories, *self.constant):
-            found[:, category.column] = np.where(X[:, category.column] < 0, -np.log(category.count + 1), 0.0)
-        return found
+            penalty[:, category.column] = np.where(X[:, category.column] < 0, -np.log(category.count + 1), 0.0)
+        return penalty
 
     def log_prob(self, x: Tensor, density: Tensor, mean: Tensor) -> Tensor:
         """Return the log-probability of what varies, `[N, units]`: densities of numbers, probabilities of levels."""
@@ -261,22 +261,22 @@ class EncodedColumns:
         Args:
             tries: Rows `[N, D]`, their predictions, and which entries were hidden.
         """
-        found = []
+        calibrated = []
         for category, group in zip(self.categories, self.groups, strict=True):
             chosen = [hidden[:, group[0]] for _, _, hidden in tries]
             predicted = torch.cat([mean[rows][:, group] for rows, (_, mean, _) in zip(chosen, tries, strict=True)])
             truth = torch.cat([x[rows][:, group] for rows, (x, _, _) in zip(chosen, tries, strict=True)])
-            found.append(category.calibrated(predicted, truth.argmax(1)))
-        return replace(self, categories=tuple(found))
+            calibrated.append(category.calibrated(predicted, truth.argmax(1)))
+        return replace(self, categories=tuple(calibrated))
 
     def table(self, values: np.ndarray, names: Any, index: Any = None) -> Any:
         """Return rows `[N, d]` of numbers and codes as a pandas table with the columns' own types."""
         import pandas as pd
 
-        found = pd.DataFrame(values, columns=names, index=index)
+        table = pd.DataFrame(values, columns=names, index=index)
         for category in (*self.categories, *self.constant):
-            found.isetitem(category.column, category.decoded(np.maximum(values[:, category.column], 0), found.index))
-        return found
+            table.isetitem(category.column, category.decoded(np.maximum(values[:, category.column], 0), table.index))
+        return table
 
 
 __all__ = ["OUTLIER", "Category", "EncodedColumns", "categories_of", "category_columns", "coded_table"]

@@ -29,7 +29,7 @@ DRAWS, SEED = 100, 0
 
 
 class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
-    """A neural network whose class probabilities account for not knowing its weights.
+    """Classify by a neural network whose probabilities account for the uncertainty of its weights.
 
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
     (MacKay 1992; docs/method/evidence.md); `predict_proba` averages over the linearised posterior
@@ -168,26 +168,26 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         return self._encode(y, outputs)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
+        """Return probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
         if match_choice(self.link, LINKS) == "mc":
-            found = torch.cat([self._drawn(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)])
+            probabilities = torch.cat([self._drawn(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)])
         else:
-            found = self._predict(X, link=self.link).probs
-        assert found is not None
-        return _two_columns(found.double().cpu().numpy())
+            probabilities = self._predict(X, link=self.link).probs
+        assert probabilities is not None
+        return _two_columns(probabilities.double().cpu().numpy())
 
     def _drawn(self, x: Tensor, count: int, seed: int) -> Tensor:
-        """Probabilities `[count, N, outputs]` of linearised networks, the same ones for whatever rows."""
+        """Sample probabilities `[count, N, outputs]` of linearised networks, the same ones for all rows."""
         logits = self.laplace_.predict(x, diagonal=True).sample(count, torch.Generator().manual_seed(seed))
         return _probabilities(logits)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithms of `predict_proba`; minus infinity where a probability is 0 to machine precision."""
+        """Return the logarithms of `predict_proba`; minus infinity where a probability is 0 to machine precision."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of every row."""
+        """Return the likeliest class of every row."""
         numbers = self.predict_proba(X).argmax(1)
         return self.classes_[numbers]
 
@@ -199,7 +199,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         return self
 
     def predict_set(self, X: Any, alpha: float = 0.1, random_state: int = 1) -> np.ndarray:
-        """Which classes belong to a set that holds the label with probability `1 - alpha`, booleans `[N, classes]`.
+        """Return which classes belong to a set that holds the label with probability `1 - alpha`, `[N, classes]`.
 
         After `conformalize` by calibration (a set can then be empty); before, the likeliest classes whose probabilities
         sum to `1 - alpha`.
@@ -218,7 +218,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
     ) -> np.ndarray:
-        """Probabilities under weights drawn from the posterior, `[N, classes, n_samples]`.
+        """Return probabilities under weights sampled from the posterior, `[N, classes, n_samples]`.
 
         The weights of a draw are the same for every row. How much the draws differ is what more data could settle.
         """
@@ -232,7 +232,7 @@ def _probabilities(logits: Tensor) -> Tensor:
 
 
 def _two_columns(probs: np.ndarray) -> np.ndarray:
-    """Bernoulli's one probability as two; rows of several sum to one to the last digit of float64."""
+    """Return Bernoulli's one probability as two; rows of several sum to one to the last digit of float64."""
     if probs.shape[-1] == 1:
         return np.concatenate([1 - probs, probs], -1)
     return probs / probs.sum(-1, keepdims=True)

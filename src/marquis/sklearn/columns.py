@@ -55,15 +55,15 @@ class Columns:
 
     def rows(self, z: np.ndarray) -> np.ndarray:
         """Return `z [..., varying]` as rows `[..., d]` in their own units, with the constants."""
-        found = np.broadcast_to(self._mean, (*z.shape[:-1], self.varies.size)).copy()
-        found[..., self.varies] = z * self._scale[self.varies] + self._mean[self.varies]
-        return found
+        rows = np.broadcast_to(self._mean, (*z.shape[:-1], self.varies.size)).copy()
+        rows[..., self.varies] = z * self._scale[self.varies] + self._mean[self.varies]
+        return rows
 
     def deviations(self, std: np.ndarray) -> np.ndarray:
         """Return standard deviations `[..., varying]` as `[..., d]` in the columns' units: 0 for constants."""
-        found = np.zeros((*std.shape[:-1], self.varies.size))
-        found[..., self.varies] = std * self._scale[self.varies]
-        return found
+        deviations = np.zeros((*std.shape[:-1], self.varies.size))
+        deviations[..., self.varies] = std * self._scale[self.varies]
+        return deviations
 
     def without_units(self, std: np.ndarray) -> np.ndarray:
         """Return standard deviations `[..., d]` of all columns as standardised ones `[..., varying]`."""
@@ -71,8 +71,8 @@ class Columns:
 
     def constant_penalty(self, X: np.ndarray) -> np.ndarray:
         """Return what constant columns add to the log-likelihood, `[N, d]`: `OUTLIER` where a row differs from one."""
-        away = np.abs(X - self._mean) > SAME * np.abs(self._mean)  # False for NaN, which may be the constant
-        return np.where(away & ~self.varies, OUTLIER, 0.0)
+        differs = np.abs(X - self._mean) > SAME * np.abs(self._mean)  # False for NaN, which may be the constant
+        return np.where(differs & ~self.varies, OUTLIER, 0.0)
 
     # What tables with categories have besides; see `EncodedColumns`.
 
@@ -125,13 +125,13 @@ def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
             f"column {labels[single[0]]} has a single value in the {len(X)} training rows, which tells nothing about "
             "others: remove it."
         )
-    found = Columns(*fitted_scaler(X, labels))
-    if not found.varies.any():
+    columns = Columns(*fitted_scaler(X, labels))
+    if not columns.varies.any():
         raise DataError(
             f"all {X.shape[1]} columns are constant in the training rows: there is nothing to learn; "
             "sklearn.impute.SimpleImputer fills in constants."
         )
-    return found
+    return columns
 
 
 def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np.ndarray]:
@@ -150,8 +150,8 @@ def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np
         scaler: Any = StandardScaler().fit(X)
         # What varies little, compared with its mean, is a constant to scikit-learn, which then has a scale of 1.
         unsure = varies & (scaler.scale_ == 1) & (scaler.var_ != 1)
-        away = X[:, unsure] - low[unsure]
-        scaler.mean_[unsure], scaler.var_[unsure] = low[unsure] + np.nanmean(away, 0), np.nanvar(away, 0)
+        difference = X[:, unsure] - low[unsure]
+        scaler.mean_[unsure], scaler.var_[unsure] = low[unsure] + np.nanmean(difference, 0), np.nanvar(difference, 0)
         scaler.scale_[unsure] = np.sqrt(scaler.var_[unsure])
     normal = np.isfinite(scaler.mean_) & np.isfinite(scaler.var_) & (scaler.var_ >= np.finfo(np.float64).tiny)
     wild = np.flatnonzero(varies & ~normal)

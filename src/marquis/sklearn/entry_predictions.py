@@ -30,7 +30,7 @@ LEAST_VARIANCE = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """How the predictions of both models are combined.
+    """Say how the predictions of both models are combined.
 
     Attributes:
         weight: Share of the network's correction, from 0 to 1, `[d]`.
@@ -43,7 +43,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Mean and variance of entries, `[N, d]`.
+    """Hold mean and variance of entries, `[N, d]`.
 
     Attributes:
         mean: Of both models.
@@ -58,7 +58,7 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class EntryModel:
-    """The predictive distribution of any entry given others of its row (docs/method/tasks.md#tables).
+    """Predict any entry given others of its row (docs/method/tasks.md#tables).
 
     The mean is `linear + weight * (network - linear)`, the variance `scale * linear variance + weight² * variance over
     sampled networks`. Cost of `missing`: `samples` passes of the network; of `alone`: `samples * BLOCKS` passes, not
@@ -102,8 +102,8 @@ class EntryModel:
         total = self._variance(self.for_missing, variance, spread)
         if not keep:
             return Predicted(mixed, total)
-        said = torch.cat([part[2] for part in parts], 1)
-        return Predicted(mixed, total, mean + self.for_missing.weight * (said - mean))
+        reconstructed = torch.cat([part[2] for part in parts], 1)
+        return Predicted(mixed, total, mean + self.for_missing.weight * (reconstructed - mean))
 
     def alone(self, x: Tensor) -> Predicted:
         """Return the distribution of every entry given the other observed entries of its row."""
@@ -129,8 +129,8 @@ class EntryModel:
             for rows in torch.arange(len(x)).split(ROWS):
                 hidden = x[rows].clone()
                 hidden[:, block] = torch.nan
-                said, variance, _ = self._reconstructed(hidden, self.samples, False)
-                difference = said - self.linear.filled(hidden)
+                reconstructed, variance, _ = self._reconstructed(hidden, self.samples, False)
+                difference = reconstructed - self.linear.filled(hidden)
                 correction[rows[:, None], block], spread[rows[:, None], block] = (
                     difference[:, block],
                     variance[:, block],
@@ -149,8 +149,8 @@ class EntryModel:
 
     def _reconstructed(self, x: Tensor, samples: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         networks = torch.Generator().manual_seed(self.seed)
-        said = self.network.reconstruct(x, samples, generator=networks, keep=keep)
-        return said.mean, said.variance, said.mean if said.samples is None else said.samples
+        result = self.network.reconstruct(x, samples, generator=networks, keep=keep)
+        return result.mean, result.variance, result.mean if result.samples is None else result.samples
 
     @staticmethod
     def _variance(mixture: Mixture, variance: Tensor, spread: Tensor | float = 0.0) -> Tensor:
@@ -200,11 +200,11 @@ def combined(
     rows = held_out[:CHECK_ROWS]
     mean, variance = apart.entries(rows, groups)
     alone, _ = _weight(rows - mean, (correction := checked.corrections(rows)[0]), variance)
-    away = (rows - mean - alone * correction).square() / variance
+    squared = (rows - mean - alone * correction).square() / variance
     return replace(
         model,
         for_missing=Mixture(weight, linear_scale * ratio),
-        for_alone=Mixture(alone, _shrunk(away.nansum(0), (~away.isnan()).sum(0))),
+        for_alone=Mixture(alone, _shrunk(squared.nansum(0), (~squared.isnan()).sum(0))),
     )
 
 

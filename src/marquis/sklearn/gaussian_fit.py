@@ -30,7 +30,7 @@ HIDDEN = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Mean, variances and leading eigenvectors of a covariance: Gaussians with less dependence follow from it.
+    """Hold mean, variances and leading eigenvectors of a covariance: Gaussians with less dependence follow.
 
     Attributes:
         mean: `[d]`.
@@ -57,13 +57,13 @@ class Spectrum:
 
     def directions(self, count: int) -> Tensor:
         """Return the first principal components, `[d, count]`; zeros if there are fewer."""
-        found = self.vectors[:, -count:].flip(1)
-        return torch.cat([found, found.new_zeros(len(found), count - found.shape[1])], 1)
+        leading = self.vectors[:, -count:].flip(1)
+        return torch.cat([leading, leading.new_zeros(len(leading), count - leading.shape[1])], 1)
 
 
 @dataclass(frozen=True, eq=False)
 class FittedGaussian:
-    """A Gaussian, and how well it predicted hidden entries.
+    """Hold a Gaussian, and how well it predicted hidden entries.
 
     Attributes:
         gaussian: Fitted to all observed entries.

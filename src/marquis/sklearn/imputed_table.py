@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ImputedTable:
-    """A table with imputed values and their uncertainty; observed entries are exactly as they were.
+    """Hold a table with imputed values and their uncertainty; observed entries are exactly as they were.
 
     Attributes:
         mean: `[rows, columns]`; a pandas table if `X` was one.
@@ -50,8 +50,8 @@ class ImputedTable:
             certain = np.where(
                 (codes >= 0)[:, None], np.eye(len(category.levels))[np.maximum(codes, 0).astype(int)], 0.0
             )
-            found = np.where(self.missing[:, [place]], self.probabilities.get(place, certain), certain)
-            chances[name] = pd.DataFrame(found, index=X.index, columns=list(category.levels))
+            values = np.where(self.missing[:, [place]], self.probabilities.get(place, certain), certain)
+            chances[name] = pd.DataFrame(values, index=X.index, columns=list(category.levels))
         std = pd.DataFrame(self.std, index=X.index, columns=X.columns)
         return ImputedTable(mean, std, self.samples, self.missing, chances)
 
@@ -86,14 +86,14 @@ def write_imputations(
     """
     missing, samples = into.missing[rows], len(into.samples)
     drawn = _samples(entries, x, samples, generator)
-    said = entries.missing(x)
-    into.mean[rows] = np.where(missing, columns.rows(said.mean.numpy()), into.mean[rows])
-    into.std[rows] = np.where(missing, columns.deviations(said.variance.sqrt().numpy()), 0.0)
+    predicted = entries.missing(x)
+    into.mean[rows] = np.where(missing, columns.rows(predicted.mean.numpy()), into.mean[rows])
+    into.std[rows] = np.where(missing, columns.deviations(predicted.variance.sqrt().numpy()), 0.0)
     into.samples[:, rows] = np.where(missing, columns.rows(drawn.numpy()), into.samples[:, rows])
     if not isinstance(columns, EncodedColumns):
         return
     for category, group in zip(columns.categories, columns.groups, strict=True):
-        place, chances = category.column, category.probabilities(said.mean[:, group])
+        place, chances = category.column, category.probabilities(predicted.mean[:, group])
         into.chances(category, chances.numpy(), rows)
         into.std[rows, place] = np.where(missing[:, place], 1 - chances.amax(1).numpy(), 0.0)
         levels = torch.multinomial(chances, samples, replacement=True, generator=generator).T.numpy()
@@ -102,10 +102,10 @@ def write_imputations(
 
 def _samples(entries: EntryModel, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Return complete rows `[S, rows, varying]`: a network's means, and joint noise around them."""
-    said = entries.missing(x, samples=samples, keep=True).samples
-    assert said is not None
+    sampled = entries.missing(x, samples=samples, keep=True).samples
+    assert sampled is not None
     spread = entries.linear.spread(x, samples, generator) * entries.for_missing.scale.sqrt()
-    return torch.where(x.isnan(), said + spread, x)
+    return torch.where(x.isnan(), sampled + spread, x)
 
 
 def code_std(entries: EntryModel, x: Tensor) -> Tensor:

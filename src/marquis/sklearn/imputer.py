@@ -100,7 +100,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def _autoencoder(self) -> LaplacianAutoencoder:
-        """A fresh one, not trained yet."""
+        """Return a new autoencoder, not trained yet."""
         if self.estimator is None:
             made = LaplacianAutoencoder()
         elif isinstance(self.estimator, LaplacianAutoencoder):
@@ -118,7 +118,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return (isinstance(marker, Real) and bool(np.isnan(marker))) or (pandas is not None and marker is pandas.NA)
 
     def _with_nan(self, X: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The table with NaN where entries are missing, and where that is."""
+        """Return the table with NaN where entries are missing, and where that is."""
         table: Any = validate_data(
             self,
             plain_table(X, exact=True),
@@ -133,7 +133,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return table, missing
 
     def transform(self, X: Any) -> Any:
-        """`X` with its missing entries filled by their means, `[N, columns that are kept (+ indicators)]`."""
+        """Return `X` with its missing entries filled by their means, `[N, columns that are kept (+ indicators)]`."""
         check_is_fitted(self, "estimator_")
         if getattr(self, "_mixed", False):
             validate_data(self, X, reset=False, skip_check_array=True)
@@ -143,7 +143,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self._assembled(table, missing, filled[None])[0]
 
     def sample(self, X: Any, n_samples: int = 5, random_state: Random = None) -> Any:
-        """Multiple imputation: `n_samples` complete tables `[n_samples, N, ...]`, each as `transform` gives one.
+        """Impute several times: `n_samples` complete tables `[n_samples, N, ...]`, each as `transform` returns one.
 
         Of tables with categories a list of pandas tables.
 
@@ -158,8 +158,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         count = whole("n_samples", n_samples)
         if getattr(self, "_mixed", False):
             known = X.loc[:, self._known]
-            found = self.estimator_.impute(known, count, random_state=random_state)
-            return [self.estimator_.completed(known, sample) for sample in found.samples]
+            imputed = self.estimator_.impute(known, count, random_state=random_state)
+            return [self.estimator_.completed(known, sample) for sample in imputed.samples]
         table, missing = self._with_nan(X)
         return self._assembled(table, missing, self._impute(table, count, random_state).samples)
 
@@ -169,7 +169,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self.estimator_.impute(known, count, rounds=self.rounds, random_state=random_state)
 
     def _assembled(self, table: np.ndarray, missing: np.ndarray, filled: np.ndarray) -> np.ndarray:
-        """Filled versions `[S, N, known columns]` with empty columns and indicators as they were asked for."""
+        """Return filled versions `[S, N, known columns]` with empty columns and indicators as the parameters say."""
         parts = filled
         if self.keep_empty_features:
             parts = np.repeat(np.where(missing, 0.0, table)[None], len(filled), 0)
@@ -194,7 +194,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return kept if self.indicator_ is None else np.append(kept, self.indicator_.get_feature_names_out(names))
 
     def __sklearn_tags__(self) -> Tags:
-        """Missing values are fine, if they are NaN."""
+        """Declare that missing values are accepted, if they are NaN."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._marked_by_nan
         if tags.transformer_tags is not None:

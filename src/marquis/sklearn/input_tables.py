@@ -90,7 +90,7 @@ def _columns(X: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _largest(column: Any) -> int:
-    """The largest absolute value of the integers of a column that are not missing; 0 if there are none."""
+    """Return the largest absolute value of the integers of a column that are not missing; 0 if there are none."""
     # pandas makes floats of integers with missing values, so these go first
     known: Any = column.compressed() if isinstance(column, np.ma.MaskedArray) else column
     values = np.asarray(known.dropna() if hasattr(column, "dropna") else known)

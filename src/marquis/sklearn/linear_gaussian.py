@@ -14,7 +14,7 @@ CHUNK = 5_000_000
 
 @dataclass(frozen=True, eq=False)
 class LinearGaussian:
-    """`N(mean, W Wᵀ + diag(noise))`: factor analysis, and with as many factors as columns any covariance.
+    """Represent `N(mean, W Wᵀ + diag(noise))`: factor analysis, and with enough factors any covariance.
 
     With `G = (I + W_oᵀ diag(1/noise_o) W_o)⁻¹` of the observed entries `o` of a row (docs/method/tasks.md#tables), the
     factors have the posterior mean `z = G W_oᵀ ((x_o - mean_o) / noise_o)` and covariance `G`. All else follows from
@@ -47,13 +47,13 @@ class LinearGaussian:
             fitted = self._codes(centred[rows], seen[rows], which, root) @ self.loadings.T
             halves = torch.linalg.solve_triangular(root, self.loadings.T.expand(len(root), -1, -1), upper=False)
             explained = halves.square().sum(1)  # the diagonal of W G Wᵀ
-            away = (centred[rows] - fitted) / self.noise  # P (x - mean)
+            weighted = (centred[rows] - fitted) / self.noise  # P (x - mean)
             precision = (1 / self.noise - explained / self.noise.square())[which]
-            alone, alone_variance = centred[rows] - away / precision, 1 / precision
+            alone, alone_variance = centred[rows] - weighted / precision, 1 / precision
             for group in groups:
                 scaled = halves[:, :, group] / self.noise[group]
                 block = torch.linalg.inv(torch.diag(1 / self.noise[group]) - scaled.mT @ scaled)[which]
-                alone[:, group] = centred[rows][:, group] - (block @ away[:, group, None])[:, :, 0]
+                alone[:, group] = centred[rows][:, group] - (block @ weighted[:, group, None])[:, :, 0]
                 alone_variance[:, group] = block.diagonal(dim1=1, dim2=2)
             known = seen[rows]
             mean[rows] = self.mean + torch.where(known, alone, fitted)

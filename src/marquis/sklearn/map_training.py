@@ -32,7 +32,7 @@ PATIENCE, SHRINK, SMALLEST = 10, 0.3, 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Negative log joint per datum: `1/N [sum_n -log p(y_n|f(x_n)) + 1/2 (theta-mu)^T Delta (theta-mu)]`.
+    """Compute the negative log joint per sample: `1/N [sum_n -log p(y_n|f(x_n)) + 1/2 (theta-mu)^T Delta (theta-mu)]`.
 
     Attributes:
         network: trained in place.
@@ -50,12 +50,12 @@ class Objective:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters, in the prior's order."""
-        own = dict(self.network.named_parameters())
-        return {name: own[name] for name in self.prior.layout.names}
+        """Return the trainable parameters, in the prior's order."""
+        parameters = dict(self.network.named_parameters())
+        return {name: parameters[name] for name in self.prior.layout.names}
 
     def __call__(self, rows: Tensor | None = None) -> Tensor:
-        """The objective, from these rows of the data or from all."""
+        """Return the objective, from these rows of the data or from all."""
         x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
         data = -self.likelihood.log_prob(self.network(x), y).mean()
         return data + 0.5 * self.prior.quadratic(self.prior.layout.flatten(self.parameters)) / len(self.x)
@@ -63,7 +63,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Training:
-    """How to train.
+    """Hold the options of training.
 
     Attributes:
         solver: "lbfgs", "adam", or "auto": L-BFGS for perceptrons, and for up to 2000 data and networks without dropout
@@ -119,15 +119,15 @@ class Training:
             write(flat)
             value = objective()
             gradients = torch.autograd.grad(value, parameters)
-            found = torch.cat([g.flatten() for g in gradients]).double().cpu().numpy()
-            return _finite(float(value.detach())), found
+            gradient = torch.cat([g.flatten() for g in gradients]).double().cpu().numpy()
+            return _finite(float(value.detach())), gradient
 
         start = layout.flatten(objective.parameters).detach().double().cpu().numpy().copy()
         options = {"maxiter": self.epochs, "maxfun": 4 * self.epochs, "ftol": self.tolerance, "gtol": 1e-8}
-        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-        write(found.x)
-        self._say(f"L-BFGS: {found.nit} iterations, objective {found.fun:.5f}")
-        return int(found.nit)
+        outcome = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+        write(outcome.x)
+        self._say(f"L-BFGS: {outcome.nit} iterations, objective {outcome.fun:.5f}")
+        return int(outcome.nit)
 
     def _adam(self, objective: Objective, generator: torch.Generator) -> int:
         parameters = list(objective.parameters.values())
@@ -157,7 +157,7 @@ class Training:
         return self.epochs
 
     def _splits(self, order: Tensor) -> list[Tensor]:
-        """Mini-batches; a single datum left over joins the one before, as batch statistics need two."""
+        """Yield mini-batches; a single row left over joins the one before, as batch statistics need two."""
         parts = list(order.split(self.batch_size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]

@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @contextmanager
 def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global generators, which layers initialise themselves from, seeded inside and as before afterwards."""
+    """Seed torch's global generators, by which layers are initialised, within the context; restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)
@@ -39,7 +39,7 @@ def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def perceptron(inputs: int, outputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
-    """Linear layers with an activation between them; no hidden sizes give a linear model."""
+    """Build linear layers with an activation between them; no hidden sizes give a linear model."""
     activation = choose("activation", activation, ACTIVATIONS, hint="Or pass your own network as module=.")
     sizes = [inputs, *hidden]
     layers: list[nn.Module] = []
@@ -57,7 +57,7 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
 ) -> nn.Module:
-    """A network of the estimator's own; what the user gave is copied, never changed.
+    """Build the estimator's network; a user's module is copied, never changed.
 
     Args:
         module: None for a perceptron, an instance to start from, or a class or function `(inputs, outputs) -> module`.
@@ -91,18 +91,18 @@ def build(
 
 @torch.no_grad()
 def output_size(network: nn.Module, x: Tensor) -> int:
-    """Number of outputs of the network, which has to give `[B, outputs]` for `[B, features]`."""
+    """Return the number of outputs of the network, which has to give `[B, outputs]` for `[B, features]`."""
     was_training = network.training
-    found = network.eval()(x)
+    outputs = network.eval()(x)
     network.train(was_training)
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(x):
-        shape = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(x):
+        shape = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise DataError(f"the module gives {shape} for inputs {list(x.shape)}; expected [{len(x)}, outputs].")
-    return found.shape[1]
+    return outputs.shape[1]
 
 
 def is_deterministic(network: nn.Module) -> bool:
-    """Whether training mode makes no difference: no dropout and no batch statistics."""
+    """Return whether training mode makes no difference: no dropout and no batch statistics."""
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.MultiheadAttention, nn.RNNBase)
     return not any(isinstance(m, kinds) for m in network.modules())
 

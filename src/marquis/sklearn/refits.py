@@ -30,7 +30,7 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class ChosenByRefits:
-    """What held-out rows say, as mean log predictive densities in nats.
+    """Hold what held-out rows favour, as mean log predictive densities in nats.
 
     Attributes:
         posterior_temperature: factor of the posterior covariance.
@@ -77,9 +77,7 @@ def choose_by_refits(
         None where the posterior of a fold cannot have the tuned prior (another subnetwork) or cannot be computed.
     """
     parts: list[list[Batch]] = [[], []]
-    objectives = (
-        (trained,) if tuned is trained else (trained, tuned)
-    )
+    objectives = (trained,) if tuned is trained else (trained, tuned)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit of all data has said it
         for inside, outside in _folds(trained.y):
@@ -91,9 +89,9 @@ def choose_by_refits(
             for batches, objective in zip(parts, objectives, strict=False):
                 try:
                     training.run(replace(objective, **part), generator)
-                    found = laplace_like(laplace, network, data, generator)
+                    refitted = laplace_like(laplace, network, data, generator)
                     device = trained.x.device
-                    batches += predictions(found.posterior, network, found.likelihood, held_out, device)
+                    batches += predictions(refitted.posterior, network, refitted.likelihood, held_out, device)
                 except MarquisError:
                     return None
     temperatures = (0.0, *TEMPERATURES)
@@ -115,10 +113,10 @@ def laplace_like(laplace: Laplace, network: torch.nn.Module, data: object, gener
     options = {"parameters": laplace.parameters, "prior": laplace._prior, "temperature": laplace.temperature}
     other = Laplace(network, laplace.likelihood, laplace.structure, laplace.estimator, **options)
     other.fit(data, generator=generator, progress=False)  # pyright: ignore[reportArgumentType]
-    own = other.prior
-    if not isinstance(own, BoundPrior) or own.precision.shape != prior.precision.shape:
+    present = other.prior
+    if not isinstance(present, BoundPrior) or present.precision.shape != prior.precision.shape:
         raise MarquisError("the prior has other groups than that of all data.")
-    return other.update(prior=own.with_precision(prior.precision))
+    return other.update(prior=present.with_precision(prior.precision))
 
 
 def _folds(y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -33,7 +33,7 @@ def merge_copies(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
-    """A neural network with error bars: what it does not know, and the noise of the data.
+    """Predict by a neural network with error bars: the uncertainty of its weights, and the noise of the data.
 
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
     and noise (MacKay 1992; docs/method/evidence.md); predictions are linearised, in closed form
@@ -131,7 +131,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
 
     @property
     def _unit(self) -> np.ndarray:
-        """What one unit of the network's outputs is in the targets' units."""
+        """Return what one unit of the network's outputs is in the targets' units."""
         scale: Any = self.y_scaler_.scale_
         return np.ones(self._targets) if scale is None else scale
 
@@ -148,7 +148,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     def predict(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Mean of the targets, shaped like them; with `return_std` also the standard deviation of a new observation.
+        """Return the mean of the targets; with `return_std` also the standard deviation of a new observation.
 
         The deviation is `sqrt(epistemic + noise)`; `predict_variance` gives the two apart.
         """
@@ -159,7 +159,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return self._mean(prediction.mean), np.sqrt(epistemic + noise)
 
     def predict_interval(self, X: Any, alpha: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Limits between which a new observation lies with probability `1 - alpha`, each shaped like the targets.
+        """Return limits between which a new observation lies with probability `1 - alpha`, shaped like the targets.
 
         From the Student t; after `conformalize`, from the calibration data, whatever the model is worth.
         """
@@ -179,7 +179,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return self
 
     def predict_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Variance from not knowing the weights, and variance of the noise; each shaped like the targets."""
+        """Return the variance from the weights and that of the noise; each shaped like the targets."""
         prediction = self._predict(X, diagonal=True)
         return self._variances(prediction.variance, prediction.noise_variance)
 
@@ -213,7 +213,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return values[:, 0] if self._is_flat else values
 
     def __sklearn_tags__(self) -> Tags:
-        """Several outputs are fine."""
+        """Declare that several outputs are accepted."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags

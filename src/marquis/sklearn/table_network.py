@@ -32,7 +32,7 @@ START = 0.1
 
 
 class SkipPerceptron(nn.Module):
-    """A perceptron with a linear path beside it.
+    """Compute a perceptron with a linear path beside it.
 
     Args:
         weight: First weights of the linear path, `[outputs, inputs]`.
@@ -57,7 +57,7 @@ class SkipPerceptron(nn.Module):
 
 
 class _Filling(BaseAutoencoder):
-    """An autoencoder whose encoder sees the linear model's conditional means at missing entries."""
+    """Wrap an autoencoder whose encoder sees the linear model's conditional means at missing entries."""
 
     linear: LinearGaussian
 
@@ -69,11 +69,11 @@ class _Filling(BaseAutoencoder):
 
 
 class FillingTrainer(_Filling, LaplacianAutoencoder):
-    """The autoencoder of a table while it is trained."""
+    """Train the autoencoder of a table."""
 
 
 class FillingAutoencoder(_Filling, PosteriorAutoencoder):
-    """The trained autoencoder of a table."""
+    """Predict by the trained autoencoder of a table."""
 
     @classmethod
     def of(cls, trained: FillingTrainer, linear: LinearGaussian) -> FillingAutoencoder:

@@ -39,7 +39,7 @@ AT_PRIOR, MOST = 0.05, 0.9
 @checked_fields
 @dataclass(frozen=True, eq=False)
 class Subnetwork:
-    """The `size` weights that matter most, as an index set inside the parameters.
+    """Choose the `size` weights that matter most, as an index set inside the parameters.
 
     With a diagonal posterior, keeping the weights of largest marginal variance minimises the squared 2-Wasserstein
     distance to it (Daxberger et al. 2021). Ties go to the lowest index.

@@ -61,7 +61,7 @@ class ExplicitRoot(SquareRoot):
 
 @dataclass(eq=False)
 class AppliedRoot(SquareRoot):
-    """Columns of a root that couples all outputs of a sample, made by `apply_sqrt` as they are needed.
+    """Provide columns of a root that couples all outputs of a sample, made by `apply_sqrt` as they are needed.
 
     All of them at once are outputs x outputs numbers per sample.
     """
