@@ -120,7 +120,7 @@ class _Columns(Observer):
         total = like.new_zeros(f.shape[0], len(numbers))
         for chunk, variances in zip(self.chunks, results, strict=True):
             if variances is not None:
-                box = chunk if isinstance(root, PixelwiseRoot) else (chunk,)
+                box = chunk[0] if isinstance(root, PixelwiseRoot) else (chunk,)  # of a box all columns
                 total[:, grid[tuple(slice(*ends) for ends in box)].flatten()] = variances
         return total
 
