@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score, roc_curve
 from torch import nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.errors import DataError, NumericalError
 from marquis.laplace import Laplace
 from marquis.predictive import predict
 from marquis.priors import Prior
@@ -26,7 +26,6 @@ from marquis_experiments.linearised_laplace.fashion_classification import scores
 from marquis_experiments.linearised_laplace.fashion_classification import study as fashion_classification
 from marquis_experiments.linearised_laplace.fashion_classification.page import LABELS
 from marquis_experiments.linearised_laplace.fashion_classification.scores import linked, scored, with_multiple
-from marquis_experiments.linearised_laplace.stack_covariance import StackCovariance
 
 
 def random_probs(n: int, seed: int, scale: float = 3.0) -> torch.Tensor:
@@ -78,22 +77,10 @@ def small_posterior():
     return network, laplace, x
 
 
-def test_covariances_of_a_stack_equal_those_of_predict(small_posterior):
-    network, laplace, x = small_posterior
-    multiples = (1.0, 7.0)
-    posteriors = [with_multiple(laplace, multiple) for multiple in multiples]
-    mean, covariances = StackCovariance(network, posteriors)(x[:5])
-    for posterior, covariance in zip(posteriors, covariances, strict=True):
-        theirs = predict(posterior, network, x[:5])
-        assert torch.equal(mean, theirs.mean)
-        assert theirs.covariance is not None
-        assert (covariance - theirs.covariance).abs().max() < 1e-10 * covariance.abs().max()
-    assert (covariances[0].diagonal(dim1=1, dim2=2) > covariances[1].diagonal(dim1=1, dim2=2)).all()
-
-
 def test_links_are_those_of_predict(small_posterior):
     network, laplace, x = small_posterior
-    mean, covariances = StackCovariance(network, [laplace.posterior])(x[:5])
+    predicted = predict(laplace.posterior, network, x[:5], laplace.likelihood)
+    mean, covariances = predicted.mean, [predicted.covariance]
     found = linked(mean, covariances[0], 40)
     assert torch.allclose(found["probit"], laplace.predict(x[:5], link="probit").probs, rtol=1e-10)
     # The Monte-Carlo average by hand, for one image, from the same standard normal numbers.
@@ -101,18 +88,6 @@ def test_links_are_those_of_predict(small_posterior):
     z = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)).double()
     draws = torch.stack([mean[3] + vectors @ (values.clamp(min=0).sqrt() * each) for each in z])
     assert torch.allclose(found["mc"][3], draws.softmax(1).mean(0), rtol=1e-10)
-
-
-def test_a_stack_that_is_not_plain_is_refused(small_posterior):
-    x = small_posterior[2]
-    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.LayerNorm(4), nn.Linear(4, 10)).double().eval()
-    data = [(x, torch.arange(12) % 10)]
-    other = Laplace(network, "categorical", "kronecker").fit(data, progress=False)
-    with pytest.raises(UnsupportedOperationError, match="'2'"):
-        StackCovariance(network, [other.posterior])
-    diagonal = Laplace(image_mlp((3,)).double(), "categorical", "diagonal").fit(data, progress=False)
-    with pytest.raises(UnsupportedOperationError, match="Kronecker"):
-        StackCovariance(image_mlp((3,)).double(), [diagonal.posterior])
 
 
 def test_a_multiple_of_the_prior_adds_to_the_precision(small_posterior):

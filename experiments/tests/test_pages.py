@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from marquis.errors import DataError
-from marquis_experiments.common.page import CHECKOUT, PAGES, RESULTS, Mean, committed, fill, verdict
+from marquis_experiments.common.page import (
+    CHECKOUT,
+    INDEX,
+    PAGES,
+    RESULTS,
+    Mean,
+    committed,
+    fill,
+    index_text,
+    study_of,
+    verdict,
+)
 from marquis_experiments.common.study import SIZES, Settings, Study
 
 # Read from the file: the metadata of an installed copy can be older.
@@ -19,8 +29,11 @@ COMMITTED = sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
 def study(name: str) -> Study:
-    module, attribute = TARGETS[name.removesuffix("-full")].split(":")
-    return getattr(import_module(module), attribute)
+    return study_of(name)
+
+
+def test_index_is_its_template_filled_from_the_committed_results():
+    assert INDEX.read_text(encoding="utf-8") == index_text()
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -92,6 +105,6 @@ def test_settings():
 @pytest.mark.parametrize("name", COMMITTED)
 def test_index_of_results_has_the_verdict(name: str):
     index = (PAGES.parent / "results" / "index.md").read_text(encoding="utf-8")
-    (line,) = [line for line in index.splitlines() if f"(../experiments/{name}.md)" in line]
+    (line,) = [line for line in index.split("## Pages")[1].splitlines() if f"(../experiments/{name}.md)" in line]
     found = re.search(r"^- \*\*Verdict:\*\* (\w+)$", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None and found[1] in line.split("|")[-2]

@@ -107,8 +107,8 @@ def test_vl_wins_only_by_more_than_the_seeds_differ():
     grid = [row("vl", 0.1, 0.40), row("vl", 0.1, 0.50), row("vi", 0.1, 0.46), row("map", 0.1, 0.9)]
     gaps = {(c.score, c.other): c for c in comparisons(grid)}
     assert gaps["NLL", "VI (mean)"].gap == pytest.approx(0.01) and gaps["NLL", "VI (mean)"].spread == pytest.approx(0.1)
-    assert gaps["NLL", "VI (mean)"].outcome == "within the range of the seeds"
-    assert gaps["NLL", "MAP"].outcome == "yes" and gaps["ECE", "MAP"].outcome == "no"
+    assert gaps["NLL", "VI (mean)"].shown()["outcome"] == "within the range of the seeds"
+    assert gaps["NLL", "MAP"].won and gaps["ECE", "MAP"].shown()["outcome"] == "no"
     assert comparisons([row("map", 0.1, 0.9)]) == []
 
 

@@ -16,7 +16,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,6 +29,7 @@ RESULTS = CHECKOUT / "experiments" / "results"
 """Committed results, one JSON file per page."""
 PAGES = CHECKOUT / "docs" / "experiments"
 """Committed pages and their pictures."""
+INDEX = CHECKOUT / "docs" / "results" / "index.md"
 
 Row = dict[str, Any]
 """A row of a study's results."""
@@ -142,8 +143,26 @@ def main() -> None:
             write_text(RESULTS / f"{name}.json", json.dumps(results, separators=(",", ":")) + "\n")
             for picture in options.folder.glob("*.png"):
                 shutil.copy(picture, PAGES / picture.name)
-        (entry,) = entry_points(group="marquis.experiments", name=name.removesuffix("-full"))
-        print(write_text(PAGES / f"{name}.md", entry.load().text(committed(name))))
+        print(write_text(PAGES / f"{name}.md", study_of(name).text(committed(name))))
+    print(write_text(INDEX, index_text()))
+
+
+def study_of(name: str) -> Any:
+    """Return the study of committed results, by the checkout's own list: an installed copy's can be older."""
+    project = (CHECKOUT / "experiments" / "pyproject.toml").read_text(encoding="utf-8")
+    targets = dict(re.findall(r'^([\w-]+) = "(marquis_experiments\.[\w.]+):STUDY"$', project, re.MULTILINE))
+    return import_module(targets[name.removesuffix("-full")]).STUDY
+
+
+def index_text() -> str:
+    """Return the index of results: every claim of the papers, filled from all committed results."""
+    every = {}
+    for name in (path.stem for path in RESULTS.glob("*.json")):
+        results = committed(name)
+        values = {**results, **study_of(name).values(results)}
+        holds = {claim: {"yes": "reproduced", "no": "not"}[said] for claim, said in values.get("holds", {}).items()}
+        every[name] = {**values, "holds": holds}
+    return fill(Path(__file__).with_name("index.md"), every)
 
 
 def rounded(value: Any) -> Any:

@@ -21,7 +21,7 @@ from marquis.likelihoods import Bernoulli
 from marquis.predictive.links import point
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import probabilities
-from marquis_experiments.common.page import verdict
+from marquis_experiments.common.page import judged
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.linearised_laplace.evidence_loop import to_mode
 
@@ -217,10 +217,12 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "distances": DISTANCES,
         "rays": {name: {"p": ps} for name, ps in rays.items()},
         "far": {name: ps[-1] for name, ps in rays.items()},
-        "verdict": verdict(
-            all(sizes[str(4 * n)]["error"] < 0.4 * sizes[str(n)]["error"] for n in NUMBERS[1:-1]),
-            all(row["laplace"] < row["map"] for row in sizes.values()),
-            results["probit"]["largest"] < 0.014,
+        **judged(
+            {
+                "evidence": all(sizes[str(4 * n)]["error"] < 0.4 * sizes[str(n)]["error"] for n in NUMBERS[1:-1]),
+                "closer": all(row["laplace"] < row["map"] for row in sizes.values()),
+                "probit": results["probit"]["largest"] < 0.014,
+            }
         ),
     }
 

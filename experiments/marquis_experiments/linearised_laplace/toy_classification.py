@@ -21,7 +21,7 @@ from marquis.priors import Prior
 from marquis_experiments.common.figure import Figure
 from marquis_experiments.common.metrics import classification_scores, probabilities
 from marquis_experiments.common.networks import mlp
-from marquis_experiments.common.page import verdict
+from marquis_experiments.common.page import judged
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import fit_at_mode, train_with_evidence
 
@@ -145,10 +145,12 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "sampled": sampled,
         "last": cases["linearised, last layer"],
         "nll_rises": full["nll"] > point["nll"],
-        "verdict": verdict(
-            point["confidence"][-1] > 0.95 > full["confidence"][-1],
-            abs(full["accuracy"] - point["accuracy"]) < 0.01 and full["nll"] <= point["nll"],
-            sampled["accuracy"] < full["accuracy"] - 0.05,
+        **judged(
+            {
+                "far": point["confidence"][-1] > 0.95 > full["confidence"][-1],
+                "scores": abs(full["accuracy"] - point["accuracy"]) < 0.01 and full["nll"] <= point["nll"],
+                "sampled": sampled["accuracy"] < full["accuracy"] - 0.05,
+            }
         ),
     }
 

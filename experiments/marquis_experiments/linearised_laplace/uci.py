@@ -26,7 +26,7 @@ from marquis.priors import Prior
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
 from marquis_experiments.common.networks import seeded
-from marquis_experiments.common.page import Mean, verdict
+from marquis_experiments.common.page import Mean, judged
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import train_with_evidence
 
@@ -217,10 +217,12 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "splits": len(rows),
         "minutes": sum(row["cpu_seconds"] for row in rows) / 60,
         "cut": results["settings"]["max_train"] is not None,
-        "verdict": verdict(
-            won("standard", "map") == len(names),
-            won("standard", "sampled") == won("gap", "sampled") == len(names),
-            above == len(names),
+        **judged(
+            {
+                "map": won("standard", "map") == len(names),
+                "sampled": won("standard", "sampled") == won("gap", "sampled") == len(names),
+                "gap": above == len(names),
+            }
         ),
     }
 

@@ -27,9 +27,9 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
         draw_calibration(folder / "tomography-calibration.png", files)
     if (arrays / "ct-128-base.npz").exists():
         draw_slice(folder / "tomography-ct.png", _load(arrays / "ct-128-base.npz"))
-    if (arrays / "ct-256-base.npz").exists():
-        draw_slice(folder / "tomography-ct-256.png", _load(arrays / "ct-256-base.npz"))
-    problems = [(name, arrays / f"problem-{name.replace(' ', '-')}.npz") for name in NAMES]
+    for path in arrays.glob("ct-256-*.npz"):
+        draw_slice(folder / "tomography-ct-256.png", _load(path))
+    problems = [(name, arrays / f"problem-{name.replace(' ', '-')}-i3.npz") for name in NAMES]
     problems = [(name, path) for name, path in problems if path.exists()]
     if problems:
         draw_problems(folder / "tomography-problems.png", problems)
@@ -132,7 +132,7 @@ def draw_slice(path: Path, images: dict[str, np.ndarray]) -> None:
         figure.axes, (("truth", "truth"), ("tv", "total variation"), ("dip", "deep image prior")), strict=False
     ):
         _show(axes, images[name], title, 1.6)
-    stds = [name for name in ("std_scalar_predcp", "std_scalar") if name in images]
+    stds = [name for name in ("std_scalar", "std_scalar_predcp") if name in images]
     panels = [(np.abs(images["dip"] - images["truth"]), "|error|")]
     titles = {"std_scalar": "std, one variance", "std_scalar_predcp": "std, TV-PredCP"}
     panels += [(images[name], titles[name]) for name in stds]
@@ -141,18 +141,19 @@ def draw_slice(path: Path, images: dict[str, np.ndarray]) -> None:
 
 
 def draw_problems(path: Path, problems: list[tuple[str, Path]]) -> None:
-    """Draw start, image, error and standard deviation of every linear problem, one row each."""
-    figure = Figure(5 * len(problems), 5, 1.7, 1.75)
+    """Draw start, image, error and standard deviations of every linear problem, one row each."""
+    figure = Figure(6 * len(problems), 6, 1.6, 1.65)
     for row, (name, file) in enumerate(problems):
         images = _load(file)
-        axes = figure.axes[5 * row : 5 * row + 5]
+        axes = figure.axes[6 * row : 6 * row + 6]
         error = np.abs(images["image"] - images["truth"])
-        top = float(max(error.max(), images["std"].max()))
+        top = float(max(error.max(), images["std_predcp"].max()))
         _show(axes[0], images["truth"], "truth", 1.0)
         _show(axes[1], images["start"], "back-projection" if "beam" in name else "adjoint")
         _show(axes[2], images["image"], "reconstruction", 1.0)
         _show(axes[3], error, "|error|", top, "magma")
-        _show(axes[4], images["std"], "std", top, "magma")
+        _show(axes[4], images["std_predcp"], "std, TV-PredCP", top, "magma")
+        _show(axes[5], images["std_block"], "std, evidence", top, "magma")
         axes[0].set_ylabel(name, fontsize=9)
     figure.save(path)
 

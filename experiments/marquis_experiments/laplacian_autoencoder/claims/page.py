@@ -10,9 +10,8 @@ from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import table, verdict, yes
+from marquis_experiments.common.page import Row, table, verdict, yes
 
-Row = dict[str, Any]
 Score = Callable[[Row], float]
 
 DEFAULT = "noise learnt, prior 1, T = 0.01"
@@ -21,8 +20,6 @@ SCORES: dict[str, tuple[Score, str]] = {
     "log p": (lambda row: row["refitted_log_prob"], ".1f"),
     "coverage": (lambda row: row["coverage"], ".2f"),
 }
-REPEATED = ("B/N, T = 0.01", "Laplacian, default")
-"""Rows whose numbers are those of the default in the ablation."""
 PLOTTED = (
     *("plain autoencoder", "Laplacian, default", "as published, rate 0.002", "as published, rate 0.01"),
     "noise precision 30",
@@ -118,7 +115,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             for name, label in {"plain": "plain autoencoder", "default": DEFAULT}.items()
         },
         "failed": "; ".join(f"{row['label']}: {row['failed']}" for row in results["rows"] if "failed" in row),
-        "parts": {part: lines([row for row in rows if row["label"] not in REPEATED]) for part, rows in parts.items()},
+        "parts": {part: lines(parts[part]) for part in ("ablation", "fashion") if part in parts},
         "fashion": "fashion" in parts,
     }
 

@@ -22,15 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.study import Run, Settings, Study
+from marquis_experiments.laplacian_autoencoder.claims import training
 from marquis_experiments.laplacian_autoencoder.claims.page import draw, values
-from marquis_experiments.laplacian_autoencoder.claims.training import (
-    BATCH,
-    LATENT,
-    Job,
-    evaluate,
-    number_of_training_images,
-    read,
-)
+from marquis_experiments.laplacian_autoencoder.claims.training import BATCH, LATENT, Job
 
 PARTS = ("ablation", "fashion", "width", "forgetting", "samples", "backprop")
 
@@ -56,7 +50,7 @@ def one_cell(run: Run, job: Job) -> dict[str, Any]:
     return run.cell(
         f"{job.data}-{job.model}-s{job.seed}-{digest}",
         described,
-        lambda: evaluate(job, settings, read(job, settings, run.data_dir)),
+        lambda: training.evaluate(job, settings, training.read(job, settings, run.data_dir)),
     )
 
 
@@ -106,7 +100,7 @@ WIDTH_MODELS: tuple[Row, ...] = (
 
 def forgetting(settings: Settings) -> list[Row]:
     """Return rows for the rate α: B/N, the learning rate, and that with a temperature that cancels the larger H."""
-    ratio = BATCH / number_of_training_images(settings) / settings.lr
+    ratio = BATCH / training.number_of_training_images(settings) / settings.lr
     matched = float(f"{DEFAULT['temperature'] * ratio:.3g}")
     slow = {"forgetting": settings.lr}
     return [
@@ -142,44 +136,21 @@ BACKPROP: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
 )
 """Bayes by Backprop from the published initialisation; 30 is about the noise precision that our default learns."""
 
+# fmt: off
 STUDY = Study(
-    "claims",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "claims", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "seeds": 2,
-        "epochs": 40,
-        "lr": 2e-3,
-        "train": None,
-        "fashion": 5000,
-        "fashion_epochs": 12,
-        "fashion_seeds": 1,
-        "test": 1000,
-        "temperatures": (1.0, 0.1, 0.01, 0.001),
-        "widths": (1 / 16, 1 / 4, 1.0, 2.0),
-        "samples_epochs": 20,
-        "draws": 50,
+        "seeds": 2, "epochs": 40, "lr": 2e-3, "train": None, "fashion": 5000, "fashion_epochs": 12, "fashion_seeds": 1,
+        "test": 1000, "temperatures": (1.0, 0.1, 0.01, 0.001), "widths": (1 / 16, 1 / 4, 1.0, 2.0),
+        "samples_epochs": 20, "draws": 50,
     },
     quick={
-        "seeds": 1,
-        "epochs": 2,
-        "train": 200,
-        "fashion": 0,
-        "temperatures": (0.01,),
-        "widths": (1 / 16, 1.0),
-        "samples_epochs": 2,
-        "draws": 10,
+        "seeds": 1, "epochs": 2, "train": 200, "fashion": 0, "temperatures": (0.01,), "widths": (1 / 16, 1.0),
+        "samples_epochs": 2, "draws": 10,
     },
     full={
-        "seeds": 10,
-        "epochs": 200,
-        "fashion": 55_000,
-        "fashion_epochs": 60,
-        "fashion_seeds": 5,
-        "test": 10_000,
-        "widths": (1 / 16, 1 / 4, 1.0, 4.0),
-        "samples_epochs": 200,
+        "seeds": 10, "epochs": 200, "fashion": 55_000, "fashion_epochs": 60, "fashion_seeds": 5, "test": 10_000,
+        "widths": (1 / 16, 1 / 4, 1.0, 4.0), "samples_epochs": 200,
     },
 )
+# fmt: on

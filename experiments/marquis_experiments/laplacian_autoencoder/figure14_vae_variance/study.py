@@ -242,13 +242,11 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+# fmt: off
 STUDY = Study(
-    "vae-variance",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "vae-variance", Path(__file__).with_name("page.md"), measure, values, draw,
     default={"seeds": 3, "steps": 1500},
     quick={"seeds": 1, "steps": 60},
     full={"seeds": 10, "steps": 10_000},
 )
+# fmt: on

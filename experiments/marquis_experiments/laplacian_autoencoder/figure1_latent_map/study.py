@@ -99,12 +99,11 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+# fmt: off
 STUDY = Study(
-    "latent-map",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
+    "latent-map", Path(__file__).with_name("page.md"), measure, values,
     default={"recipe": RECIPES["default"], "images": 1000, "edge": 40, "samples": 30},
     quick={"recipe": RECIPES["quick"], "images": 60, "edge": 8, "samples": 4},
     full={"recipe": RECIPES["full"], "images": 3000, "edge": 80, "samples": 100},
 )
+# fmt: on

@@ -153,19 +153,14 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
+# fmt: off
 STUDY = Study(
-    "scaling",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "scaling", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
-        "sizes": (8, 16, 32, 48, 64, 96, 128, 256, 512),
-        "exact_limit": 128,
-        "seconds": 0.6,
-        "turns": 25,
+        "sizes": (8, 16, 32, 48, 64, 96, 128, 256, 512), "exact_limit": 128, "seconds": 0.6, "turns": 25,
         "own_process": True,
     },
     quick={"sizes": (8, 16), "exact_limit": 8, "seconds": 0.05, "turns": 3, "own_process": False},
     full={"exact_limit": 512, "seconds": 5.0, "turns": 100},
 )
+# fmt: on

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from statistics import mean, stdev
 from typing import Any
 
-from marquis_experiments.common.page import table, verdict, yes
-from marquis_experiments.laplacian_autoencoder.describe import label, training
-
-Row = dict[str, Any]
+from marquis_experiments.common.page import Row, verdict, yes
+from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
 
 PAPER = {
     "posthoc-kronecker": (9683.9, 121.6),
@@ -50,9 +48,9 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "plain": plain,
         "verdict": verdict(gap, closed, level),
         "holds": {"gap": yes(gap), "closed": yes(closed), "level": yes(level)},
-        "table": first_table(rows, [name for name in MAIN if name in names], paper),
-        "densities": density_table(rows, names),
-        "failed": "; ".join(f"{label(row['name'])}: {row['failed']}" for row in rows if row["failed"]),
+        "main": {row_label(name): line(rows, name, paper) for name in MAIN if name in names},
+        "densities": {row_label(name): line(rows, name, paper) for name in names},
+        "failed": failures(rows, "name"),
         "missing": ", ".join(f"{label(name)} (seed {seed})" for name, seed in sorted(planned)),
         "minutes": (sum(row["train_seconds"] + row.get("evaluation_seconds", 0) for row in rows)) / 60,
     }
@@ -71,31 +69,21 @@ def shown(rows: list[Row], name: str, key: str, digits: int = 1) -> str:
     return f"{mean(numbers):,.{digits}f}" + (f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else "")
 
 
-def first_table(rows: list[Row], names: list[str], paper: Mapping[str, tuple[float, float]]) -> str:
-    """Return the errors of sampled networks and of their mean, with the paper's beside."""
-    lines = []
-    for name in names:
-        base = name.removesuffix("-unit-noise").removesuffix("-code").removesuffix("-paper")
-        theirs = "{:,g} / {:,g}".format(*paper[base]) if base in paper else ""
-        variance = f"{averages(rows, name)['variance']:,.3g}"
-        seeds = sum(row["name"] == name for row in rows)
-        lines.append([row_label(name), seeds, shown(rows, name, "nlp"), shown(rows, name, "mse"), variance, theirs])
-    head = ["model", "seeds", 'sampled networks ("-log p")', "their mean (MSE)", "variance", "paper: -log p / MSE"]
-    return table(head, lines)
-
-
 def row_label(name: str) -> str:
     """Return the label of a row; that of a post-hoc row says which noise it has."""
     noise = ", noise learnt" if name.startswith("posthoc") and not name.endswith("-unit-noise") else ""
     return label(name) + noise
 
 
-def density_table(rows: list[Row], names: list[str]) -> str:
-    """Return normalised log densities, noise, temperature and cost of every row."""
-    lines = []
-    for name in names:
-        first = next(row for row in rows if row["name"] == name and not row["failed"])
-        numbers = [first["noise_precision"], first["temperature"], first["prior_precision"], first["train_seconds"]]
-        cells = ["" if number is None else f"{number:.3g}" for number in numbers]
-        lines.append([row_label(name), *(shown(rows, name, key) for key in ("nlp", "log_p", "log_p_refitted")), *cells])
-    return table(["model", "sampled", "log p(x)", "β refitted", "β", "T", "prior", "CPU s"], lines)
+def line(rows: list[Row], name: str, paper: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Return a row's numbers as texts: mean ± standard deviation over seeds, the paper's, and the first seed's β, T."""
+    base = name.removesuffix("-unit-noise").removesuffix("-code").removesuffix("-paper")
+    first = next(row for row in rows if row["name"] == name and not row["failed"])
+    single = {key: first[key] for key in ("noise_precision", "temperature", "prior_precision", "train_seconds")}
+    return {
+        **{key: shown(rows, name, key) for key in ("nlp", "mse", "log_p", "log_p_refitted")},
+        **{key: "" if number is None else f"{number:.3g}" for key, number in single.items()},
+        "seeds": sum(row["name"] == name for row in rows),
+        "variance": f"{averages(rows, name)['variance']:,.3g}",
+        "theirs": "{:,g} / {:,g}".format(*paper[base]) if base in paper else "",
+    }

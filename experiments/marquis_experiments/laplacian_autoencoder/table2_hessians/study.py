@@ -173,21 +173,14 @@ def draw_reconstructions(run: Run, images: Images) -> None:
         (run.folder / "hessians-reconstructions.png").write_bytes(png(image_figure(originals, examples)))
 
 
+# fmt: off
 STUDY = Study(
-    "hessians",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
+    "hessians", Path(__file__).with_name("page.md"), measure, values, cells=".",
     default={
-        "recipe": RECIPES["default"],
-        "seeds": 1,
-        "main_seeds": 2,
-        "test": 1000,
-        "noise": 200,
-        "samples": 100,
+        "recipe": RECIPES["default"], "seeds": 1, "main_seeds": 2, "test": 1000, "noise": 200, "samples": 100,
         "shown": 8,
     },
     quick={"recipe": RECIPES["quick"], "main_seeds": 1, "test": 60, "noise": 50, "samples": 8, "shown": 4},
     full={"recipe": RECIPES["full"], "seeds": 5, "main_seeds": 5, "test": 10_000, "noise": 5_000},
-    cells=".",
 )
+# fmt: on

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREY, Figure
-from marquis_experiments.common.page import Row, table, verdict, with_error, yes
+from marquis_experiments.common.page import Row, judged, table, with_error
 from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
 from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import WEIGHTED
 
@@ -78,8 +78,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "ours": ours,
         "reached": {way: sum(one) for way, one in targets.items()},
         "plain_reached": sum(reached(score, value) for score, value in plain.items()),
-        "calibrated": yes(calibrated),
-        "verdict": verdict(*targets["published"], calibrated),
+        **judged({**dict(zip(SCORES, targets["published"], strict=True)), "calibrated": calibrated}),
         "table": main_table(rows, keys),
         "simple": {"name": max(simple, key=lambda name: simple[name]), "accuracy": max(simple.values())},
         "best": max(average(rows, key, "weighted", "accuracy") for key in keys),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import embed
-from marquis_experiments.common.figure import Figure
+from marquis_experiments.common.figure import Panel, image_rows
 from marquis_experiments.common.study import Run
 from marquis_experiments.laplacian_autoencoder.models import Images, model
 
@@ -26,7 +25,7 @@ def draw_faces(path: Path, run: Run, images: Images) -> None:
     settings = run.settings
     recipe, columns = settings.recipe, settings.faces
     groups = averaged_groups(images, columns, settings.averaged, people=recipe.data == "celeba")
-    rows: list[tuple[str, list[Tensor], bool]] = []
+    rows: dict[str, list[Panel | None]] = {}
     for key, label in DRAWN.items():
         autoencoder = model(run.shared, key, 0, recipe, images, run.say).model if key in settings.models else None
         if autoencoder is None:
@@ -39,11 +38,13 @@ def draw_faces(path: Path, run: Run, images: Images) -> None:
             std.append(outputs.variance.mean(0).sqrt())
         codes = embed(autoencoder, images.train[: settings.averaged].x, DRAWS // 2, generator=source, progress=False)
         made = autoencoder.decode(random_codes(codes, columns, source), DRAWS, generator=source)
-        rows.append((f"{label}\nmean", [*mean, *made.mean], False))
-        rows.append((f"{label}\nstandard deviation", [*std, *made.variance.sqrt()], True))
+        spreads = [image.mean(0).numpy() for image in (*std, *made.variance.sqrt())]  # mean over colours
+        top = max(float(image.max()) for image in spreads)
+        rows[f"{label}\nmean"] = [(x.clamp(0, 1).permute(1, 2, 0).numpy(), None, "") for x in (*mean, *made.mean)]
+        rows[f"{label}\nstandard deviation\n(0 to {top:.2g})"] = [(image, top, "") for image in spreads]
     if rows:
         titles = [*(name.replace("_", "\n") for name in groups), *["generated"] * columns]
-        grid(path, rows, titles)
+        image_rows(path, rows, titles, size=1.15)
 
 
 def averaged_groups(images: Images, count: int, size: int, people: bool) -> dict[str, Tensor]:
@@ -77,29 +78,3 @@ def random_codes(codes: Tensor, count: int, generator: torch.Generator) -> Tenso
     values, vectors = torch.linalg.eigh(covariance)  # of deficient rank where there are fewer codes than numbers
     noise = torch.randn(count, codes.shape[1], generator=generator, dtype=torch.float64)
     return (codes.double().mean(0) + (noise * values.clamp(min=0).sqrt()) @ vectors.T).to(codes)
-
-
-def grid(path: Path, rows: list[tuple[str, list[Tensor], bool]], titles: list[str]) -> None:
-    """Draw rows of images; standard deviations (mean over colours) have one scale per row, which is written beside."""
-    columns = len(rows[0][1])
-    figure = Figure(len(rows) * columns, columns, 1.15, 1.25)
-    for number, axis in enumerate(figure.axes):
-        row, column = divmod(number, columns)
-        label, shown, spread = rows[row]
-        draw_one(axis, shown[column], max(float(image.mean(0).max()) for image in shown) if spread else None)
-        if row == 0:
-            axis.set_title(titles[column] if column < len(titles) else "", fontsize=7)
-        if column == 0:
-            top = max(float(image.mean(0).max()) for image in shown)
-            axis.set_ylabel(f"{label}\n(0 to {top:.2g})" if spread else label, fontsize=7)
-    figure.save(path, dpi=130)
-
-
-def draw_one(axis: Any, image: Tensor, top: float | None) -> None:
-    """Draw one image, or a map of standard deviations where there is a `top` of the scale."""
-    axis.set_xticks([])
-    axis.set_yticks([])
-    if top is None:
-        axis.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
-    else:
-        axis.imshow(image.mean(0).numpy(), cmap="magma", vmin=0, vmax=max(top, 1e-12))

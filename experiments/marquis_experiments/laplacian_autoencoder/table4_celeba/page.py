@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict
+from marquis_experiments.common.page import judged, table
 from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
 from marquis_experiments.laplacian_autoencoder.describe import label, training
 
@@ -92,7 +92,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "lae": points(*faces.score(LAE, "overall")),
         "below": len(below),
         "models": len(models),
-        "verdict": verdict(all(ahead.values()), bool(single), LAE not in below),
+        **judged({"overall": all(ahead.values()), "single": bool(single), "majority": LAE not in below}),
         "table": accuracy_table(faces, "codes"),
         "images": accuracy_table(faces, "data"),
         "samples": samples_table(faces),

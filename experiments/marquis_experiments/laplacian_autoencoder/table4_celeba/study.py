@@ -190,39 +190,20 @@ def overall(row: dict[str, Any]) -> list[float]:
     return row["ways"].get("codes", row["ways"]["mean"])["overall"]
 
 
+# fmt: off
 STUDY = Study(
-    "celeba",
-    Path(__file__).with_name("page.md"),
-    measure,
-    values,
-    draw,
+    "celeba", Path(__file__).with_name("page.md"), measure, values, draw, cells="",
     default={
-        "recipe": Recipe("celeba", 16_000, 4, "celeba-conv", 0.25, 32, latent=64),
-        "seeds": 2,
-        "test": 2_000,
-        "labelled": 10,
-        "repetitions": 30,
-        "copies": 30,
-        "faces": 4,
-        "averaged": 300,
-        "models": MODELS,
+        "recipe": Recipe("celeba", 16_000, 4, "celeba-conv", 0.25, 32, latent=64), "seeds": 2, "test": 2_000,
+        "labelled": 10, "repetitions": 30, "copies": 30, "faces": 4, "averaged": 300, "models": MODELS,
     },
     quick={
-        "recipe": Recipe(PATCHES, 64, 1, "celeba-conv", 0.1, 32, latent=8),
-        "seeds": 1,
-        "test": 80,
-        "repetitions": 5,
-        "copies": 6,
-        "faces": 2,
-        "averaged": 20,
+        "recipe": Recipe(PATCHES, 64, 1, "celeba-conv", 0.1, 32, latent=8), "seeds": 1, "test": 80, "repetitions": 5,
+        "copies": 6, "faces": 2, "averaged": 20,
     },
-    full={
-        "recipe": Recipe("celeba", 162_770, 200, "celeba-conv", 1.0, 128, validation=19_867, latent=64),
-        "seeds": 5,
-        "test": 10_000,
-        "repetitions": 50,
-        "copies": 100,
-        "averaged": 2_000,  # the official set has up to 35 images of a person
+    full={  # the official set has up to 35 images of a person
+        "recipe": Recipe("celeba", 162_770, 200, "celeba-conv", 1.0, 128, validation=19_867, latent=64), "seeds": 5,
+        "test": 10_000, "repetitions": 50, "copies": 100, "averaged": 2_000,
     },
-    cells="",
 )
+# fmt: on

@@ -17,7 +17,7 @@ from marquis.errors import DataError
 from marquis.io.tensors import load_tensors, save_tensors
 from marquis.laplace import Laplace
 from marquis.laplace import load as load_laplace
-from marquis.predictive import predict_loader
+from marquis.predictive import predict, predict_loader
 from marquis.priors import Prior
 from marquis_experiments.common.images import Labelled, ensemble_probs, fitted_temperature, logits
 from marquis_experiments.common.metrics import classification_scores
@@ -31,7 +31,6 @@ from marquis_experiments.linearised_laplace.fashion_classification.scores import
     scored,
     with_multiple,
 )
-from marquis_experiments.linearised_laplace.stack_covariance import StackCovariance
 from marquis_experiments.linearised_laplace.weight_decay import Case, Validated, ensemble, validated, with_evidence
 
 _KIND = "class-probabilities"
@@ -214,12 +213,12 @@ class Experiment:
 
     def linearised(self, laplace: Laplace, multiples: Sequence[float], x: Tensor) -> dict[str, Tensor]:
         """Return probabilities of the linearised network, by link and multiple of the prior precisions."""
-        assert isinstance(laplace.model, nn.Sequential)
-        stack = StackCovariance(laplace.model, [with_multiple(laplace, multiple) for multiple in multiples])
         pieces: dict[str, list[Tensor]] = {}
-        for part in x.split(50):
-            mean, covariances = stack(part)
-            for multiple, covariance in zip(multiples, covariances, strict=True):
-                for link, probs in linked(mean, covariance, self.settings.draws).items():
+        for multiple in multiples:
+            posterior = with_multiple(laplace, multiple)
+            for part in x.split(250):
+                predicted = predict(posterior, laplace.model, part, laplace.likelihood)
+                assert predicted.covariance is not None
+                for link, probs in linked(predicted.mean, predicted.covariance, self.settings.draws).items():
                     pieces.setdefault(f"-{link}-{multiple:g}", []).append(probs)
         return {key: torch.cat(parts) for key, parts in pieces.items()}

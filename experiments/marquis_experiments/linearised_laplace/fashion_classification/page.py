@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, LIGHT_BLUE, LIGHT_GREY, ORANGE, Figure
-from marquis_experiments.common.page import Row, verdict
+from marquis_experiments.common.page import Row, judged
 
 LABELS = {
     "map": "MAP",
@@ -66,11 +66,13 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "temperature": rows["temperature"]["temperature"],
         "multiples": {**linearised["validation"], "sampled": rows["sampled-grid"]["validation"]},
         "substitutes": results["data"] != "fashion-mnist" or results["outside_data"] != "mnist",
-        "verdict": verdict(
-            linearised["nll"] < point["nll"],
-            sampled["nll"] > point["nll"],
-            linearised["auroc"] > point["auroc"],
-            linearised["nll"] <= NLL and linearised["auroc_entropy"] >= AUROC,
+        **judged(
+            {
+                "nll": linearised["nll"] < point["nll"],
+                "sampled": sampled["nll"] > point["nll"],
+                "auroc": linearised["auroc"] > point["auroc"],
+                "both": linearised["nll"] <= NLL and linearised["auroc_entropy"] >= AUROC,
+            }
         ),
     }
 

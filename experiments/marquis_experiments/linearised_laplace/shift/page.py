@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from marquis_experiments.common.figure import Figure
-from marquis_experiments.common.page import Mean, verdict
+from marquis_experiments.common.page import Mean, judged
 
 Row = dict[str, Any]
 SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "Accuracy"}
@@ -80,7 +80,12 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "methods": len(methods),
         "networks": len({row["seed"] for row in rows}),
         "temperature": {"worse": shifted["MAP, temperature"] > shifted["MAP"], "nll": shifted["MAP, temperature"]},
-        "verdict": verdict(shifted[small] < shifted["MAP"] and upright[small] < upright["MAP"] + CHEAP, not better),
+        **judged(
+            {
+                "map": shifted[small] < shifted["MAP"] and upright[small] < upright["MAP"] + CHEAP,
+                "others": not better,
+            }
+        ),
     }
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from marquis_experiments.common.figure import Figure
-from marquis_experiments.common.page import verdict
-
-Row = dict[str, Any]
+from marquis_experiments.common.figure import BLUE, GREY, LIGHT_BLUE, ORANGE, Figure
+from marquis_experiments.common.page import Row, verdict
 
 VARIANTS = {
     "VL": ("vl", "mean"),
@@ -19,7 +16,7 @@ VARIANTS = {
     "VI (10 samples)": ("vi", "sampled"),
     "MAP": ("map", "mean"),
 }
-COLOURS = {"VL": "#d1602b", "VI (mean)": "#2f6fab", "VI (10 samples)": "#7fb2dd", "MAP": "#555555"}
+COLOURS = {"VL": ORANGE, "VI (mean)": BLUE, "VI (10 samples)": LIGHT_BLUE, "MAP": GREY}
 MARKERS = {"VL": "o", "VI (mean)": "s", "VI (10 samples)": "D", "MAP": "^"}
 PAPER = {
     "VL": "0.16 / 94.6 / 0.010",
@@ -78,15 +75,10 @@ def line(rows: list[Row], variant: str, tempering: float | None = None) -> dict[
     }
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """VL against another method in one score; smaller is better.
 
-    Attributes:
-        score: "NLL" or "ECE".
-        other: The other line of the table.
-        gap: The other's mean over the seeds minus VL's.
-        spread: The larger of the two ranges over the seeds.
+    `gap` is the other's mean over the seeds minus VL's, `spread` the larger of the two ranges over the seeds.
     """
 
     score: str
@@ -99,31 +91,24 @@ class Comparison:
         """Whether VL is better by more than the range over seeds."""
         return self.gap > self.spread
 
-    @property
-    def outcome(self) -> str:
-        """What the comparison shows."""
-        return "yes" if self.won else "no" if self.gap <= 0 else "within the range of the seeds"
+    def shown(self, **more: Any) -> Row:
+        """Return the comparison and what it shows, for the template."""
+        outcome = "yes" if self.won else "no" if self.gap <= 0 else "within the range of the seeds"
+        return {**self._asdict(), "outcome": outcome, **more}
 
 
 def comparisons(rows: list[Row], tempering: float | None = None) -> list[Comparison]:
     """Compare VL with every other method, each at this tempering, or at its own that validation chose."""
-    usable = {}
-    for variant in VARIANTS:
-        chosen = chosen_tempering(rows, variant) if tempering is None else tempering
-        part = of_variant(rows, variant, chosen)
-        if part:
-            usable[variant] = {name: scores(part, variant, name.lower()) for name in ("NLL", "ECE")}
+    parts = {v: of_variant(rows, v, tempering or chosen_tempering(rows, v)) for v in VARIANTS}
+    usable = {variant: part for variant, part in parts.items() if part}
     result = []
     for score in ("NLL", "ECE"):
         for other in usable:
             if other != "VL" and "VL" in usable:
-                ours, theirs = usable["VL"][score], usable[other][score]
-                ranges = max(max(each) - min(each) for each in (ours, theirs))
-                result.append(Comparison(score, other, mean(theirs) - mean(ours), ranges))
+                ours, theirs = (scores(usable[variant], variant, score.lower()) for variant in ("VL", other))
+                spread = max(max(each) - min(each) for each in (ours, theirs))
+                result.append(Comparison(score, other, mean(theirs) - mean(ours), spread))
     return result
-
-
-# --- page --------------------------------------------------------------------------------------------------
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
@@ -138,20 +123,14 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "few_chosen": [line(few, name, chosen_tempering(few, name)) for name in VARIANTS],
         "few_lines": [line(few, name, t) for t in temperings(few) for name in VARIANTS],
         "resnet_lines": [line(resnet, name, chosen_tempering(resnet, name)) for name in VARIANTS],
-        "order": [vars(c) | {"outcome": c.outcome} for c in compared],
-        "few_order": [vars(c) | {"outcome": c.outcome} for c in overfitted],
+        "order": [one.shown() for one in compared],
+        "few_order": [one.shown() for one in overfitted],
         "equal": [
-            vars(c) | {"tempering": t, "mark": "**" if c.won else ""}
-            for t in temperings(few)
-            for c in comparisons(few, t)
+            one.shown(tempering=t, mark="**" * one.won) for t in temperings(few) for one in comparisons(few, t)
         ],
         "multipliers": [
-            {
-                **row,
-                "upper": row["method"].upper(),
-                "log_likelihood": -row["mean"]["nll"],
-                "percent": 100 * row["mean"]["accuracy"],
-            }
+            {**row, "upper": row["method"].upper(), "log_likelihood": -row["mean"]["nll"]}
+            | {"percent": 100 * row["mean"]["accuracy"]}
             for row in sorted(results["multiplier"], key=lambda r: (-r["tempering"], r["method"], r["multiplier"]))
             if not row["diverged"]
         ],
@@ -181,29 +160,17 @@ def average_curve(rows: list[Row], variant: str, tempering: float) -> list[tuple
     return [(points[0][0], mean(nll for _, nll in points)) for points in zip(*curves, strict=True)]
 
 
-# --- figures -----------------------------------------------------------------------------------------------
-
-
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the three figures."""
+    """Draw the three figures, each with one legend above its panels."""
     few = results["overfitting"]
-    figure = Figure(2, 2, 4.6, 3.8)
-    draw_scores(figure.axes, results["grid"])
-    save(figure, folder / "vl-tempering.png")
-    figure = Figure(3, 3, 4.6, 3.8)
-    draw_scores(figure.axes[:2], few)
-    draw_watched(figure.axes[2], few)
-    save(figure, folder / "vl-overfitting.png")
-    figure = Figure(3, 3, 4.6, 3.8)
-    draw_multiplier(figure.axes, results["multiplier"])
-    save(figure, folder / "vl-multiplier.png")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure with one legend above its panels."""
-    handles = figure.axes[0].get_legend_handles_labels()
-    figure.figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
-    figure.save(path, dpi=110)
+    figures = {name: Figure(n, n, 4.6, 3.8) for name, n in (("tempering", 2), ("overfitting", 3), ("multiplier", 3))}
+    draw_scores(figures["tempering"].axes, results["grid"])
+    draw_scores(figures["overfitting"].axes[:2], few)
+    draw_watched(figures["overfitting"].axes[2], few)
+    draw_multiplier(figures["multiplier"].axes, results["multiplier"])
+    for name, figure in figures.items():
+        figure.legend("outside upper center")
+        figure.save(folder / f"vl-{name}.png", dpi=110)
 
 
 def draw_scores(axes: Any, rows: list[Row]) -> None:

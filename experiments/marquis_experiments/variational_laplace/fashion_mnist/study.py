@@ -76,53 +76,27 @@ def load_splits(run: Run) -> tuple[Settings, dict[str, Labelled]]:
             raise
         s = s.replace(data="digits")
         train, test = load("digits", "train"), load("digits", "test")
-    rows = {
-        "train": train[: s.train],
-        "validation": train[s.train : s.train + s.validation],
-        "test": test[: s.test],
-    }
+    rows = {"train": train[: s.train], "validation": train[s.train : s.train + s.validation], "test": test[: s.test]}
     centre, spread = rows["train"].x.mean(), rows["train"].x.std()
-    splits = {}
-    for name, part in rows.items():
-        assert part.y is not None
-        splits[name] = Labelled((part.x - centre) / spread, part.y)
-    return s, splits
+    assert train.y is not None and test.y is not None
+    return s, {name: Labelled((part.x - centre) / spread, part.y) for name, part in rows.items() if part.y is not None}
 
 
 def trained_cell(
-    run: Run,
-    s: Settings,
-    splits: dict[str, Labelled],
-    architecture: str,
-    method: str,
-    tempering: float,
-    multiplier: float,
-    seed: int,
-    *,
-    overfit: bool = False,
+    run: Run, s: Settings, splits: dict[str, Labelled], *what: Any, overfit: bool = False
 ) -> dict[str, Any]:
-    """Return one cell: a network trained and scored."""
-    cnn = architecture == "cnn"
-    described = {
-        "architecture": architecture,
-        "method": method,
-        "tempering": tempering,
-        "multiplier": multiplier,
-        "seed": seed,
-        "epochs": s.epochs if cnn else s.resnet_epochs,
-        "width": s.width if cnn else s.resnet_width,
-        "data": s.data,
-        "train": len(splits["train"].x),
-        "test": len(splits["test"].x),
-        "batch": s.batch,
-        "lr": s.lr,
-    }
-    name = f"{architecture}-{method}-b{tempering:g}-m{multiplier:g}-s{seed}"
+    """Return one cell: a network trained and scored; `what` are architecture, method, tempering, multiplier, seed."""
+    described = dict(zip(("architecture", "method", "tempering", "multiplier", "seed"), what, strict=True))
+    cnn = described["architecture"] == "cnn"
+    described |= {"epochs": s.epochs, "width": s.width} if cnn else {"epochs": s.resnet_epochs, "width": s.resnet_width}
+    described |= {"data": s.data, "train": len(splits["train"]), "test": len(splits["test"])}
+    described |= {"batch": s.batch, "lr": s.lr}
+    name = "{}-{}-b{:g}-m{:g}-s{}".format(*what)
     if overfit:
         few = s.overfitting
         train = Labelled(splits["train"].x[: few["train"]], splits["train"].y[: few["train"]])
         splits = {**splits, "train": train}
-        described |= {"train": len(train.x), "epochs": few["epochs"], "batch": few["batch"], "lr": few["lr"]}
+        described |= {"train": len(train), "epochs": few["epochs"], "batch": few["batch"], "lr": few["lr"]}
         described["watch_every"] = few["watch_every"]  # only here: cells of the other parts keep their settings
         name = f"overfit-{name}"
     return run.cell(name, described, lambda: _train(splits, described))
