@@ -127,7 +127,7 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
         "log_p_refitted": log_density(each, pixels, refitted),
     }
     result: dict[str, Any] = {
-        "variance": float(moments.variance.double().flatten(1).sum(1).mean()) * (count - 1) / count,
+        "variance": float(moments.estimate().variance.double().flatten(1).sum(1).mean()) * (count - 1) / count,
         "noise_precision": noise,
         "noise_refitted": refitted,
         "draws": count,
