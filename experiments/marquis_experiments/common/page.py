@@ -155,14 +155,17 @@ def study_of(name: str) -> Any:
 
 
 def index_text() -> str:
-    """Return the index of results: every claim of the papers, filled from all committed results."""
-    every = {}
+    """Return the index of results: every claim of the papers, filled from committed results and pages' verdicts."""
+    template, every = Path(__file__).with_name("index.md"), {}
     for name in (path.stem for path in RESULTS.glob("*.json")):
-        results = committed(name)
-        values = {**results, **study_of(name).values(results)}
-        holds = {claim: {"yes": "reproduced", "no": "not"}[said] for claim, said in values.get("holds", {}).items()}
-        every[name] = {**values, "holds": holds}
-    return fill(Path(__file__).with_name("index.md"), every)
+        page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+        every[name] = {"verdict": re.findall(r"^- \*\*Verdict:\*\* (\w+)$", page, re.MULTILINE)[0]}
+        if set(re.findall(rf"\{{\{{[#^]?{name}\.(\w+)", template.read_text(encoding="utf-8"))) - {"verdict"}:
+            results = committed(name)
+            values = {**results, **study_of(name).values(results)}
+            holds = {claim: {"yes": "reproduced", "no": "not"}[said] for claim, said in values.get("holds", {}).items()}
+            every[name] = {**values, "holds": holds}
+    return fill(template, every)
 
 
 def rounded(value: Any) -> Any:
