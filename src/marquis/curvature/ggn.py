@@ -216,7 +216,7 @@ def empirical_fisher(
 
 
 class SharedForward(NamedTuple):
-    """One forward pass that serves a loss and a curvature.
+    """Hold one forward pass that serves a loss and a curvature.
 
     Attributes:
         outputs: with their graph.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Evaluated:
-    """Loss at each sample of the weights, curvatures of the batch, its size, squared error and observed entries.
+    """Hold the loss at each sample of the weights, curvatures of the batch, its size and squared error.
 
     A curvature is a function that computes it: the learner lets it write into its own memory where it can.
     """

@@ -40,7 +40,7 @@ def row_tables(dtype: torch.dtype) -> Tensor:
 
 
 class _Rows:
-    """Random rows for a number of weights, all from one table."""
+    """Sample random rows for a number of weights, all from one table."""
 
     def __init__(self, blocks: int, dtype: torch.dtype, generator: torch.Generator) -> None:
         index = torch.empty(blocks + 1, dtype=torch.int64).random_(0, TABLES * ROWS, generator=generator)

@@ -16,7 +16,7 @@ from marquis.structures import Diagonal
 
 @dataclass
 class Running:
-    """A diagonal that a batch is added to in place: `values <- keep * values + gain * batch`."""
+    """Add batches to a diagonal in place: `values <- keep * values + gain * batch`."""
 
     values: Tensor
     keep: float
