@@ -19,7 +19,9 @@ from marquis.options import renamed_arguments, warn_renamed
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
 from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
+from marquis.sklearn.drift import Drift, tested
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
+from marquis.sklearn.explanation import Explanation
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
 from marquis.sklearn.input_tables import plain_table
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 Random = int | np.random.RandomState | None
 EXPLAINED, MOST_CODES = 0.95, 32
 """Share of the variance that principal components as many as the default code have to explain, and their most."""
+DRIFT_ROWS = 2000
+"""Largest number of held-out rows whose statistics are kept for `is_drift`."""
 APART_ROWS = 5000
 """Number of rows up to which the linear model is fitted once more without the held-out rows, to judge the network."""
 DESCRIBED_ROWS = 10_000
@@ -182,6 +186,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         network.linear = fitted.gaussian
         self.model_ = network
         self._describe(x)
+        self._reference = self._statistics((held_out if len(held_out) else x)[:DRIFT_ROWS])
         return self
 
     def _describe(self, x: Tensor) -> None:
@@ -302,6 +307,55 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         """Return 1 for inliers and -1 for outliers, `[N]`."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
+    def explain(self, X: Any, level: float = 0.9) -> Explanation:
+        """Return what every entry adds to the outlier score of its row, and what was expected of it.
+
+        The contributions of a row add up to its score, `-score_samples(X)`. An entry is expected from the other entries
+        of its row; its interval contains it with probability `level`, if the row is none of the outliers. Missing
+        entries add what an average entry does. Cost: that of `score_samples`.
+
+        Args:
+            X: `[N, columns]`.
+            level: Probability of the intervals.
+        """
+        if not 0 < level < 1:
+            raise DataError(f"level={level!r}: a probability between 0 and 1.")
+        given = self._validated(X)
+        x, columns = self._inputs(given), self._columns
+        predicted = self._entries.alone(x)
+        terms = -columns.constant_penalty(given)
+        terms[:, columns.units] -= self._terms(x)[0].numpy()
+        expected = columns.rows(predicted.mean.numpy())
+        half = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
+        wide = half * columns.deviations(predicted.variance.sqrt().numpy())
+        names = [str(name) for name in getattr(self, "feature_names_in_", range(given.shape[1]))]
+        if isinstance(columns, Columns):
+            return Explanation(terms, given, expected, expected - wide, expected + wide, names, level)
+        levels = columns.table(expected, names).to_numpy(object)
+        return Explanation(terms, X.to_numpy(object), levels, expected - wide, expected + wide, names, level)
+
+    def is_drift(self, X: Any, alpha: float = 0.05) -> Drift:
+        """Test whether new rows come from another distribution than the training rows.
+
+        The outlier scores and the epistemic standard deviations of the codes' reconstructions of `X` are compared with
+        those of rows that were held out in `fit` by two-sample Kolmogorov-Smirnov tests; the smaller p-value, times
+        two, is that of both (Bonferroni). Held-out rows were not trained on, so that p-values hold; with fewer than 50
+        rows in `fit`, training rows take their place, and drift is found too often.
+
+        Args:
+            X: `[N, columns]`; at least 5 rows.
+            alpha: Level of the test: how often rows of the same distribution are called drift.
+        """
+        given = self._validated(X)
+        found = self._statistics(self._inputs(given))
+        found["score"] -= self._columns.constant_penalty(given).sum(1)
+        return tested(self._reference, found, alpha)
+
+    def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
+        """Return what drift is judged by: the outlier score and the epistemic uncertainty of rows."""
+        variance = torch.cat([part.variance.sum(1) for part in self._reconstructions(x)])
+        return {"score": -self._terms(x)[0].sum(1).numpy(), "epistemic": variance.sqrt().numpy()}
+
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean of the log pseudo-likelihood of rows, missing entries left out; `y` is ignored.
 
@@ -382,7 +436,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         super().__setstate__({new_names.get(name, name): value for name, value in state.items()})
         if "scaler_" in state and "_columns" not in state:
             self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
-        self.__dict__.setdefault("_categories", ())
+        if "scaler_" in state:
+            self.__dict__.setdefault("_categories", ())
         if "model_" in state and "_entries" not in state:
             self._entries = self._network_alone()
 
