@@ -13,7 +13,7 @@ from torch import nn
 from marquis.autoencoders import Autoencoder
 from marquis.errors import DataError, MarquisError
 from marquis.explorer import Workspace
-from marquis.explorer.session import BACKGROUNDS, SAMPLES
+from marquis.explorer.session import BACKGROUNDS, ORDER_POINTS, ORDER_STEPS, SAMPLES
 from marquis.tasks import geometry, ood
 from marquis.tasks.ranking import auroc
 
@@ -75,7 +75,7 @@ def test_neighbours_are_the_nearest_and_geodesics_reorder_them(workspace):
     assert (np.diff(order["geodesic"]) >= 0).all() and not (np.diff(order["euclidean"]) >= 0).all()
     direct = geometry.distances(
         session.few_decoders, session.as_codes(session.codes[4]), session.as_codes(session.codes[order["rows"][:2]]),
-        points=7, steps=12,
+        points=ORDER_POINTS, steps=ORDER_STEPS,
     )  # fmt: skip
     np.testing.assert_allclose(order["geodesic"][:2], direct.numpy(), rtol=1e-4)
 

@@ -93,7 +93,8 @@ def _bound(host: str, port: int) -> socket.socket:
         raise DataError(f"host {host}: name one address of this machine, so that requests for others can be refused")
     if not 0 <= port < 2**16:
         raise DataError(f"port {port}: from 1 to 65535, or 0 for a free one")
-    bound = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # so named, asyncio sends without delay
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((str(address), port))

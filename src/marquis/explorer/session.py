@@ -24,7 +24,7 @@ Answer = dict[str, Any]
 SAMPLES, GEOMETRY_SAMPLES, SHOWN = 24, 8, 8
 """Networks that are averaged, those of the metric, and posterior samples that are shown."""
 NEIGHBOURS, ORDERED = 8, 50
-CURVE, CURVE_STEPS, ORDER_POINTS, ORDER_STEPS = 33, 40, 7, 12
+CURVE, CURVE_STEPS, ORDER_POINTS, ORDER_STEPS = 33, 40, 5, 6
 BATCH, ROC_POINTS = 512, 200
 BACKGROUNDS = ("std", "total_std", "density", "volume")
 

@@ -268,9 +268,12 @@ def _along_codes(decoders: SampledDecoders, straight: Tensor, codes: Tensor) -> 
     search = NearestNeighbors(n_neighbors=count).fit(nodes.double().cpu().numpy())
     near = torch.from_numpy(search.kneighbors(return_distance=False, n_neighbors=count - 1)).to(nodes.device)
     here = torch.arange(len(nodes), device=nodes.device)[:, None].expand_as(near)
-    lengths = _segments(decoders, torch.stack([nodes[here.flatten()], nodes[near.flatten()]], 1), 1, None)[:, 0].sqrt()
-    entries = lengths.double().cpu().numpy().clip(1e-12), (here.flatten().cpu().numpy(), near.flatten().cpu().numpy())
-    graph = csr_matrix(entries, shape=(len(nodes), len(nodes)))
+    squares = nodes.new_zeros(near.numel())
+    for outputs in decoders.outputs(nodes):  # each node is decoded once, however many edges it has
+        squares += (outputs[here.flatten()] - outputs[near.flatten()]).square().sum(-1)
+    lengths = (squares / decoders.count).sqrt().double().cpu().numpy().clip(1e-12)
+    edges = here.flatten().cpu().numpy(), near.flatten().cpu().numpy()
+    graph = csr_matrix((lengths, edges), shape=(len(nodes), len(nodes)))
     _, before = dijkstra(graph, directed=False, indices=np.arange(curves), return_predecessors=True)
     paths = []
     for number in range(curves):
