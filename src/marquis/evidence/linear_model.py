@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.iterative import conjugate_gradients
+from marquis.curvature.linop.products import root_times_transpose
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.evidence.stored_jacobians import StoredBatch, fits, jacobian_of
@@ -265,8 +266,4 @@ def output_curvature(likelihood: Likelihood, f: Tensor, rows: Tensor, mask: Tens
     """Return `L u` for rows `[k, *f.shape]`: by the diagonal where L is one, else `S (S^T u)`."""
     if likelihood.coupling is None:
         return rows * likelihood.hessian_diagonal(f, mask)
-    with torch.enable_grad():
-        v = rows.new_zeros((rows.shape[0], f.shape[0], *likelihood.root_shape(f)), requires_grad=True)
-        (transposed,) = torch.autograd.grad(likelihood.apply_sqrt(f, v, mask), v, rows)
-    with torch.no_grad():
-        return likelihood.apply_sqrt(f, transposed, mask)
+    return root_times_transpose(likelihood, f, rows, mask)

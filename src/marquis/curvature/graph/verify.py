@@ -74,25 +74,27 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
         if not output.requires_grad:
             return
         weights = random_weights(output)
-        ours = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
-        theirs = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
-        for name, ours_, theirs_ in zip((n for n, p in leaves.items() if p.requires_grad), ours, theirs, strict=True):
-            if ours_ is None and theirs_ is None:
+        gradients = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
+        true_gradients = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
+        for name, captured, wanted in zip(
+            (n for n, p in leaves.items() if p.requires_grad), gradients, true_gradients, strict=True
+        ):
+            if captured is None and wanted is None:
                 continue
             zero = torch.zeros_like(leaves[name])
             _compare(
-                ours_ if ours_ is not None else zero,
-                theirs_ if theirs_ is not None else zero,
+                captured if captured is not None else zero,
+                wanted if wanted is not None else zero,
                 f"the gradient of {describe(model)} with respect to '{name}' is not that of its forward operations "
                 "(a custom autograd.Function, a hook that changes gradients, or a block under no_grad)",
             )
 
 
-def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
-    if ours.shape != theirs.shape:
-        raise UnsupportedOperationError(f"{what}: shape {tuple(ours.shape)} against {tuple(theirs.shape)}.")
-    difference, scale = _distance(ours, theirs)
-    if not _is_close(ours, theirs):
+def _compare(captured: Tensor, expected: Tensor, what: str) -> None:
+    if captured.shape != expected.shape:
+        raise UnsupportedOperationError(f"{what}: shape {tuple(captured.shape)} against {tuple(expected.shape)}.")
+    difference, scale = _distance(captured, expected)
+    if not _is_close(captured, expected):
         raise UnsupportedOperationError(
             f"{what}: they differ by {difference:.3g} where the largest entry is {scale:.3g}. Its forward pass is "
             "random, depends on the batch size, or has a derivative of its own; rewrite that part with plain torch "
@@ -100,17 +102,17 @@ def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
         )
 
 
-def _distance(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+def _distance(captured: Tensor, expected: Tensor) -> tuple[float, float]:
     """Return the largest difference, and the largest entry."""
-    if not theirs.numel():
+    if not expected.numel():
         return 0.0, 0.0
-    return float((ours - theirs).detach().abs().max()), float(theirs.detach().abs().max())
+    return float((captured - expected).detach().abs().max()), float(expected.detach().abs().max())
 
 
-def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+def _is_close(captured: Tensor, expected: Tensor) -> bool:
     """Return whether two tensors are equal up to rounding in their dtype."""
-    tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(theirs.dtype, 5e-2)
-    difference, scale = _distance(ours, theirs)
+    tolerance = {torch.float64: 1e-8, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
+    difference, scale = _distance(captured, expected)
     return difference <= tolerance * max(scale, 1e-30)
 
 

@@ -72,10 +72,10 @@ def _output_curvature(
     return outer
 
 
-def root_times_transpose(likelihood: Likelihood, f: Tensor, rows: Tensor) -> Tensor:
+def root_times_transpose(likelihood: Likelihood, f: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return `S Sᵀ u` for rows `[k, *f.shape]`, S the likelihood's root; `Sᵀ` is the transpose of the linear `S v`."""
     with torch.enable_grad():
         v = rows.new_zeros((rows.shape[0], f.shape[0], *likelihood.root_shape(f)), requires_grad=True)
-        (transposed,) = torch.autograd.grad(likelihood.apply_sqrt(f, v), v, rows)
+        (transposed,) = torch.autograd.grad(likelihood.apply_sqrt(f, v, mask), v, rows)
     with torch.no_grad():
-        return likelihood.apply_sqrt(f, transposed)
+        return likelihood.apply_sqrt(f, transposed, mask)
