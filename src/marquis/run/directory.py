@@ -28,6 +28,7 @@ from marquis.errors import DataError, StorageError, UnsupportedOperationError
 from marquis.io.atomic import LEFTOVER, remove_leftovers, storage_errors
 from marquis.io.checksum import read_json, write_json
 from marquis.io.lock import SUFFIX, exclusive
+from marquis.options import renamed_arguments
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import TrainingSettings, rows_per_batch
@@ -270,6 +271,7 @@ class Run:
         rows = rows_of(data, self.spec.shape, scaling=self.scaling, columns=self.columns)
         return replace(data, stored=rows.x, feature_names=rows.names, dtype=rows.x.dtype)
 
+    @renamed_arguments(holes="allow_missing")
     def read(
         self,
         name: str | os.PathLike[str],
