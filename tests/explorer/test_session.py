@@ -164,6 +164,24 @@ def test_an_estimator_and_a_model_of_the_protocol():
     assert plain.background("std", (0.0,), (1.0,), (0.0,), (0, 1, 0, 1), 4).shape == (4, 4)
 
 
+def test_an_estimator_of_a_table_with_a_category():
+    from marquis.sklearn import LaplacianAutoencoder
+
+    wine = load_wine(as_frame=True)
+    X = wine.data.iloc[:, :4].assign(kind=np.where(wine.target == 0, "red", "white"))  # pyright: ignore
+    X["kind"] = X["kind"].astype("category")
+    estimator = LaplacianAutoencoder(max_iter=5, samples=5, random_state=0).fit(X)
+    shown = Workspace([estimator], X, progress=False)
+    session = shown.sessions[0]
+    assert shown.about()["levels"] == {"4": ["red", "white"]}
+    assert list(session.points.rows[[0, 100], 4]) == [0.0, 1.0]
+    answer = session.explain(1)
+    assert answer["contributions"].shape == (5,) and answer["reconstruction"][4] in (0.0, 1.0)
+    assert answer["contributions"].sum() == pytest.approx(session.scores["nll"][1], rel=1e-9)
+    filled = session.impute(1, [0, 4])
+    assert filled["mean"][4] in (0.0, 1.0) and filled["std"][0] > 0 and np.isfinite(filled["mean"]).all()
+
+
 def test_the_users_module_is_not_touched():
     model = Autoencoder(nn.Sequential(nn.Linear(5, 2), nn.Dropout(0.5)), nn.Linear(2, 5)).train()
     before = [parameter.clone() for parameter in model.parameters()]
