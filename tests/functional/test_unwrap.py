@@ -247,3 +247,19 @@ def test_a_transformer_of_hugging_face_with_dictionary_batches():
     model.gradient_checkpointing_enable()
     checkpointed = ggn(model, dict(inputs), "categorical", parameters="classifier.*")
     torch.testing.assert_close(checkpointed.diagonal(), la.curvature.diagonal())
+
+
+def test_a_language_model_of_hugging_face_with_its_cache():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    tokens = {"input_ids": torch.randint(17, (3, 4))}
+    names = [name for name, _ in model.named_parameters() if "h.1.attn" in name]
+    ours = ggn(model, tokens, mq.Categorical(-1), "diagonal", parameters=names).diagonal()
+    point = {name: p.detach() for name, p in model.named_parameters() if name in names}
+    outputs = lambda p: torch.func.functional_call(model, p, (), {**tokens, "use_cache": False}).logits  # noqa: E731
+    rows = torch.cat([j.flatten(3) for j in torch.func.jacrev(outputs)(point).values()], -1)
+    p = outputs(point).softmax(-1)
+    hessian = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    torch.testing.assert_close(ours, torch.einsum("ntoi,ntop,ntpi->i", rows, hessian, rows))

@@ -113,7 +113,7 @@ def test_signatures_agree_with_what_they_pass_on():
         mq.evidence.tune.__globals__[n] for n in ("by_evidence", "by_gradient", "adapted", "grid", "sampled")
     ):
         assert set(inspect.signature(method).parameters) - {"problem"} <= tune
-    passed_on = {"model", "loader", "likelihood", "structure", "estimator", "params", "parameters", "observer"}
+    passed_on = {"model", "loader", "likelihood", "structure", "estimator", "params", "parameters", "observer", "kind"}
     accumulate = set(inspect.signature(mq.curvature.accumulate).parameters) - passed_on
     assert accumulate <= set(inspect.signature(mq.Laplace.fit).parameters)
 

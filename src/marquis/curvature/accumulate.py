@@ -13,10 +13,13 @@ from torch import Tensor
 from torch import distributed as dist
 
 from marquis.arguments import checked
+from marquis.choices import choose
 from marquis.curvature.correct import Bases
 from marquis.curvature.correct import corrected as second_pass
 from marquis.curvature.data_pass import DataPass
-from marquis.curvature.ggn import check_choices, curvature_along, ggn
+from marquis.curvature.ggn import check_choices, curvature_along, empirical_fisher, fisher, ggn
+from marquis.curvature.hessian import hessian
+from marquis.curvature.linop.products import KINDS
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
@@ -49,6 +52,7 @@ def accumulate(
     generator: torch.Generator | None = None,
     weight_sharing: str = "expand",
     corrected: bool = False,
+    kind: str = "ggn",
     memory_limit: int | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -80,6 +84,8 @@ def accumulate(
         weight_sharing: as in `ggn`.
         corrected: for `kronecker`, pass over the data once more and replace the products of eigenvalues by the
             curvature along the eigenvectors (EKFAC): never farther from the exact blocks.
+        kind: "ggn"; "fisher" with `probes` labels per sample drawn from the model; "empirical-fisher" and "hessian" at
+            the labels of the data, the latter for the structures "diagonal" and "full".
         memory_limit: bytes that may be used beyond the model and the batch itself; default: nine tenths of what is
             free.
         dtype: of the sum; `torch.float64` adds float32 batches without losing digits.
@@ -107,6 +113,11 @@ def accumulate(
     structure, estimator = check_choices(structure, estimator, probes)
     if parameters is not None and not isinstance(parameters, str) and not callable(parameters):
         parameters = list(parameters)
+    kind = choose("kind", kind, KINDS)
+    if kind != "ggn" and (corrected or estimator != "exact" or (kind == "hessian" and mask_of is not None)):
+        raise UnsupportedOperationError(
+            f"kind={kind!r} has no estimator, no corrected=True, and the Hessian no mask; leave them out."
+        )
     if corrected and (structure != "kronecker" or checkpoint is not None):
         raise UnsupportedOperationError(
             "corrected=True is for structure='kronecker', and its second pass has no checkpoint; leave one of them out."
@@ -133,6 +144,7 @@ def accumulate(
     if together or checkpoint is not None:
         identity = {
             "structure": structure,
+            "kind": kind,
             "estimator": f"{estimator} (probes={probes}, width_limit={width_limit}, weight_sharing={weight_sharing})",
             "likelihood": _identity_of(known),
             "dtype": str(dtype),
@@ -141,6 +153,8 @@ def accumulate(
         }
 
     def each(batch: Batch) -> Structure:
+        if kind != "ggn":
+            return of_another_kind(batch)
         return ggn(
             model,
             batch.x,
@@ -151,6 +165,20 @@ def accumulate(
             weight_sharing=weight_sharing,
             observer=None if observer is None else functools.partial(_notify, observer, batch),
         )
+
+    def of_another_kind(batch: Batch) -> Structure:
+        if observer is not None:
+            observe(batch)
+        if batch.y is None and kind != "fisher":
+            raise DataError(f"the batch has no labels, but kind={kind!r} depends on them; yield (x, y).")
+        if kind == "hessian":
+            return hessian(model, batch.x, batch.y, known, structure, params=params, parameters=parameters)
+        common: dict[str, Any] = {name: options[name] for name in ("structure", "params", "parameters", "memory_limit")}
+        common |= {"mask": batch.mask, "weight_sharing": weight_sharing}
+        if kind == "fisher":
+            return fisher(model, batch.x, known, samples=probes, generator=generator, **common)
+        assert batch.y is not None
+        return empirical_fisher(model, batch.x, batch.y, known, **common)
 
     @torch.no_grad()
     def observe(batch: Batch) -> None:

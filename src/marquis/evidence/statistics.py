@@ -42,6 +42,12 @@ class Statistics:
         if not bool(torch.isfinite(torch.as_tensor(value)).all()):
             raise DataError("the fit of the data is NaN or infinite; check the labels, or whether training diverged.")
 
+    def __add__(self, other: Statistics) -> Statistics:
+        """Return the statistics of both data sets."""
+        sums = {name: getattr(self, name) for name in ("sse", "log_likelihood")}
+        sums = {name: None if value is None else value + getattr(other, name) for name, value in sums.items()}
+        return Statistics(self.n + other.n, self.observed + other.observed, **sums)
+
     @staticmethod
     def gather(
         model: Model,

@@ -73,7 +73,8 @@ def unpack_fitted(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> F
         for name, shape in layout.items:
             _require_floats(means[name], f"mean.{name}", shape)
         curvature = from_state_dict(split_prefix(tensors, "curvature."))
-        _require(bool((curvature.diagonal() >= 0).all()), "a curvature with a negative diagonal")
+        if header.get("kind") != "hessian":  # which may be indefinite
+            _require(bool((curvature.diagonal() >= 0).all()), "a curvature with a negative diagonal")
         _require(
             header["structure"] == curvature.kind, f"structure {header['structure']!r} of a {curvature.kind} matrix"
         )

@@ -13,7 +13,7 @@ from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.planning.plan import plan
 from marquis.distributed import group_is_up
-from marquis.errors import DataError, MarquisError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.functional.call import Model
 from marquis.functional.checks import refuse_training_mode, samples_of
@@ -125,6 +125,13 @@ def fit(
     together = options.get("distributed", True) and group_is_up()
     opened = OpenedLoader(loader, shared=together)
     x = read_batch(opened.first, next(iter(everything.values())).device, mask_of).x
+    if options.get("kind") == "empirical-fisher" and likelihood.scalar_noise_precision is not None:
+        raise UnsupportedOperationError(
+            f"the empirical Fisher of {likelihood} grows with the square of its noise precision, so it cannot be tuned "
+            "like the others; use kind='ggn' or 'fisher'."
+        )
+    if options.get("kind", "ggn") != "ggn":
+        estimator = estimator or "exact"
     estimator = estimator or _default_estimator(model, x, likelihood, params)
     collector = Collector(likelihood)
     unit = likelihood.at_unit_noise()
@@ -161,6 +168,29 @@ def fit(
         )
     mean = {name: everything[name].detach().clone() for name in layout.names}
     return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(together), structure, estimator)
+
+
+def joined(before: Fitted, after: Fitted) -> Fitted:
+    """Return the fit of both data sets together, with the prior of the earlier one.
+
+    Raises:
+        ModelMismatchError: They are about other parameters, other values of these, or other structures.
+    """
+    before.layout.require_same(after.layout)
+    moved = [name for name, value in before.mean.items() if not torch.equal(value, after.mean[name].to(value.device))]
+    if moved or before.structure != after.structure or before.estimator != after.estimator:
+        what = f"the weights changed at {moved[:4]}" if moved else "structure or estimator differ"
+        raise ModelMismatchError(
+            f"{what}, so the curvatures of the two data sets do not add up; fit on all data, or pass the earlier "
+            "posterior as prior=."
+        )
+    if (before.index is None) != (after.index is None) or (before.statistics is None) != (after.statistics is None):
+        raise ModelMismatchError("one of the two fits is of a subnetwork, or has no labels; fit both alike.")
+    statistics = after.statistics
+    if before.statistics is not None and statistics is not None:
+        statistics = before.statistics + statistics
+    curvature = before.curvature + after.curvature.to(device=before.curvature.device, dtype=before.curvature.dtype)
+    return replace(before, curvature=curvature, statistics=statistics)
 
 
 def _default_estimator(model: Model, x: Any, likelihood: Likelihood, params: Mapping[str, Tensor] | None) -> str:
@@ -221,3 +251,30 @@ def _as_before(prior: Posterior) -> tuple[Chosen, StructuredPrior]:
     inside = prior.precision.layout
     chosen = Chosen(prior.layout, prior.index.cpu(), inside, prior.index.cpu())
     return chosen, StructuredPrior(inside, prior.precision, prior.restrict(prior.vector))
+
+
+def require_same_likelihood(before: Likelihood, after: Likelihood) -> None:
+    """Raise unless two likelihoods have the same curvature, but for one noise precision."""
+    states = [likelihood.at_unit_noise().state_dict() for likelihood in (before, after)]
+    if not same_tensors(*states):
+        raise ModelMismatchError(f"continue_from was fitted with {before}, not {after}; use the same likelihood.")
+
+
+def same_tensors(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two states have the same entries."""
+    if first.keys() != second.keys():
+        return False
+    pairs = [(torch.as_tensor(a), torch.as_tensor(second[k])) for k, a in first.items() if not isinstance(a, str)]
+    plain = all(a == second[key] for key, a in first.items() if isinstance(a, str))
+    return plain and all(a.shape == b.shape and bool((a == b).all()) for a, b in pairs)
+
+
+def require_positive_definite(precision: Structure) -> None:
+    """Raise unless a precision made of a true Hessian is one (docs/method/curvature.md#hessian-and-fisher)."""
+    is_diagonal = precision.kind == "diagonal"
+    values = precision.diagonal() if is_diagonal else torch.linalg.eigvalsh(precision.to_dense())
+    if float(values.min()) <= 0:
+        raise NumericalError(
+            f"the Hessian plus the prior is not positive definite (smallest eigenvalue {float(values.min()):.3g}): the "
+            "weights are no minimum. Train on, raise the prior precision, or use kind='ggn'."
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
+from marquis.curvature.linop.products import KINDS
 from marquis.curvature.planning.choices import ESTIMATORS
 from marquis.errors import DataError, MarquisError
 from marquis.evidence.statistics import Statistics
@@ -22,7 +23,7 @@ from marquis.functional.call import Model, describe
 from marquis.io.tensors import save_tensors
 from marquis.laplace.check import CheckReport, MeanShift, check, mean_shift
 from marquis.laplace.file_format import describe_model, pack_fitted, pack_likelihood
-from marquis.laplace.fitting import Fitted, fit
+from marquis.laplace.fitting import Fitted, fit, joined, require_positive_definite, require_same_likelihood
 from marquis.laplace.hyperparameters import Hyperparameters
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import MaskOf, is_one_shot
@@ -52,6 +53,8 @@ class Laplace(Hyperparameters):
         posterior_temperature: T_p, tempers the whole posterior, prior included: it multiplies the covariance. Below 1
             the posterior is cold (Wenzel et al. 2020). The evidence does not depend on it.
         params: Parameter values, required for a function.
+        kind: Which curvature: "ggn"; "fisher", at labels drawn from the model; "empirical-fisher" or "hessian", at the
+            labels of the data (the Hessian for the structures "diagonal" and "full").
     """
 
     @checked
@@ -67,7 +70,9 @@ class Laplace(Hyperparameters):
         temperature: float = 1.0,
         posterior_temperature: float = 1.0,
         params: Mapping[str, Tensor] | None = None,
+        kind: str = "ggn",
     ) -> None:
+        self.kind = choose("kind", kind, KINDS)
         structure = choose("structure", structure, STRUCTURES)
         estimator = None if estimator is None else choose("estimator", estimator, ESTIMATORS)
         for name, value in (("temperature", temperature), ("posterior_temperature", posterior_temperature)):
@@ -112,6 +117,7 @@ class Laplace(Hyperparameters):
         distributed: bool = True,
         generator: torch.Generator | None = None,
         progress: bool = True,
+        continue_from: Laplace | None = None,
     ) -> Laplace:
         """Compute the curvature in one pass over the data, and return this object.
 
@@ -132,6 +138,8 @@ class Laplace(Hyperparameters):
             distributed: Sum over the processes of a `torch.distributed` group, if one is up.
             generator: Source of randomness for sketches and random subnetworks.
             progress: Show a bar.
+            continue_from: An earlier fit of the same network on other data, to which these are added: the result is
+                that of one fit on all of them, with its prior and noise. Refused where weights or likelihood differ.
         """
         if self._changed:  # the prior is bound anew, so the noise must not stay behind
             warnings.warn(
@@ -141,11 +149,14 @@ class Laplace(Hyperparameters):
                 stacklevel=2,
             )
             self.likelihood, self.posterior_temperature = self._initial
-        fixed = ("self", "loader", "mask_of", "generator", "progress")
+        if continue_from is not None:
+            require_same_likelihood(continue_from.likelihood, self.likelihood)
+        fixed = ("self", "loader", "mask_of", "generator", "progress", "continue_from")
         options = {name: value for name, value in locals().items() if name not in (*fixed, "fixed")}
         defaults = inspect.signature(accumulate).parameters
         # Only what the user changed: a subnetwork refuses options that it does not have.
         changed = {name: value for name, value in options.items() if value != defaults[name].default}
+        changed |= {} if self.kind == "ggn" else {"kind": self.kind}
         self._fitted = fit(
             self.model,
             loader,
@@ -163,6 +174,10 @@ class Laplace(Hyperparameters):
         )
         self._posterior, self._mask_of, self._noise_tuned, self._changed = None, mask_of, False, False
         self._loader = None if is_one_shot(loader) else loader
+        if continue_from is not None:
+            self._fitted = joined(continue_from.fitted, self._fitted)
+            self.likelihood, self._noise_tuned = continue_from.likelihood, continue_from._noise_tuned
+            self._loader = None  # holds only a part of the data
         return self
 
     @property
@@ -200,6 +215,8 @@ class Laplace(Hyperparameters):
         fitted, noise = self.fitted, likelihood.scalar_noise_precision
         scale = (1.0 if noise is None else float(noise)) / self.temperature
         precision = prior.add_to(fitted.curvature * scale)
+        if self.kind == "hessian":
+            require_positive_definite(precision)
         temperature = self.posterior_temperature if temperature is None else temperature
         if temperature != 1:
             precision = precision * (1 / temperature)
@@ -347,6 +364,7 @@ class Laplace(Hyperparameters):
         posterior_temperature: float = 1.0,
         noise_tuned: bool = False,
         params: Mapping[str, Tensor] | None = None,
+        kind: str = "ggn",
     ) -> Laplace:
         """Return a Laplace approximation from what an earlier pass over the data left, for instance from a file."""
         made = cls(
@@ -357,6 +375,7 @@ class Laplace(Hyperparameters):
             temperature=temperature,
             posterior_temperature=posterior_temperature,
             params=params,
+            kind=kind,
         )
         made._fitted, made._noise_tuned = fitted, noise_tuned
         return made
@@ -371,6 +390,7 @@ class Laplace(Hyperparameters):
             "temperature": self.temperature,
             "posterior_temperature": self.posterior_temperature,
             "noise_tuned": self._noise_tuned,
+            "kind": self.kind,
             "model": describe_model(self.model, self.fitted.mean),
         }
         save_tensors(path, "laplace", header, {**tensors, **more})

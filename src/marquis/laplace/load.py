@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from marquis.arguments import checked
+from marquis.choices import choose
+from marquis.curvature.linop.products import KINDS
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import named_parameters
@@ -81,7 +83,8 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
     _require_same_dtypes(fitted.mean, model)
     known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
     tuned = header["noise_tuned"]
-    # Files of version 0.1.0 have no posterior_temperature.
+    # Files of version 0.1.0 have no posterior_temperature and no kind.
+    kind = choose("kind", header.get("kind", "ggn"), KINDS, error=DataError)
     temperatures = {
         "temperature": header["temperature"],
         "posterior_temperature": header.get("posterior_temperature", 1.0),
@@ -101,4 +104,4 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
     if is_module:
         fitted = fitted.to(next(iter(model.parameters())).device)
     params = None if is_module else fitted.mean
-    return Laplace.from_fitted(model, known, fitted, params=params, noise_tuned=tuned, **temperatures)
+    return Laplace.from_fitted(model, known, fitted, params=params, noise_tuned=tuned, kind=kind, **temperatures)

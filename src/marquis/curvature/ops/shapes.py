@@ -91,6 +91,8 @@ def concatenate_vjp(context: Context, step: Step, factor: Factor) -> dict[int, F
     for part in parts:
         if not isinstance(part, Ref):
             return None
+        if context.shapes[part.value] == (0,):  # an empty cache, which torch joins with anything
+            continue
         size = context.shapes[part.value][dim]
         if context.is_target(part.value):
             piece = _slice(context, factor, part.value, dim, start, size)
@@ -152,8 +154,10 @@ def reshape_squared(call: SquaredCall) -> None:
 def concatenate_squared(call: SquaredCall) -> None:
     """Cut m into the parts; one that occurs twice gets the sum."""
     dim = call.value("dim")
-    sizes = [part.shape[dim] for part in call.value("tensors")]
-    for ref, m in zip(call.step.args[0], call.m.split(sizes, dim), strict=True):
+    parts = [(ref, part) for ref, part in zip(call.step.args[0], call.value("tensors"), strict=True)]
+    parts = [(ref, part) for ref, part in parts if tuple(part.shape) != (0,)]  # an empty cache
+    sizes = [part.shape[dim] for _, part in parts]
+    for (ref, _), m in zip(parts, call.m.split(sizes, dim), strict=True):
         if isinstance(ref, Ref) and ref.value in call.wanted:
             call.give_to(ref.value, m)
 
