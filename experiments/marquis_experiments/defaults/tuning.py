@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from marquis.data import load
 from marquis.laplace import Laplace
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor
-from marquis_experiments.common.page import Mean, verdict
+from marquis_experiments.common.metrics import standard_error
+from marquis_experiments.common.page import verdict
 from marquis_experiments.common.study import Run, Study
 
 SKLEARN = {
@@ -177,8 +178,8 @@ def speed_cell(name: str, rows: int, data_dir: Path) -> dict[str, Any]:
     kinds = (MLPClassifier, LaplaceClassifier) if is_classes else (MLPRegressor, LaplaceRegressor)
     kinds[1](max_iter=2).fit(X[:200], y[:200])  # what is imported and compiled once
     started = time.process_time()
-    # tol below every change of the loss: no stop before 200 epochs.
-    mlp = kinds[0](hidden_layer_sizes=(50,), activation="tanh", max_iter=200, tol=-1e9, random_state=0)
+    # No stop before 200 epochs.
+    mlp = kinds[0](hidden_layer_sizes=(50,), activation="tanh", max_iter=200, n_iter_no_change=200, random_state=0)
     mlp.fit(scaler.transform(X), y if is_classes else (y - shift) / scale)
     between = time.process_time()
     ours = kinds[1](random_state=0).fit(X, y)
@@ -216,7 +217,12 @@ def measure(run: Run) -> dict[str, Any]:
             )
         )
         run.say(f"{name}, {count} rows: {speed[-1]['ratio']:.1f} times as long as the MLP")
-    return {"table_rows": rows, "image_rows": images, "speed": speed, **s}
+    return {**s, "table_rows": rows, "image_rows": images, "speed": speed}
+
+
+def signed(numbers: list[float]) -> str:
+    """Return the mean with its sign ± standard error."""
+    return f"{mean(numbers):+.4f} ± {standard_error(numbers):.4f}"
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
@@ -235,18 +241,18 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
                 "mlp": f"{mean(row['mlp'] for row in own):.3f}" if "mlp" in own[0] else "–",
             }
         )
-    means = {key: Mean(row[key] for row in tables) for key in ("evidence", "refits")}
+    means = {key: [row[key] for row in tables] for key in ("evidence", "refits")}
     worse = {key: sum(row[key] > 0.01 for row in rows) for key in ("evidence", "refits")}
     costs = [row["cost"] for row in rows]
     return {
         "tables_count": len(tables),
         "tables": tables,
         "fits": len(rows),
-        "mean": {key: f"{value:+.4f}" for key, value in means.items()},
+        "mean": {key: signed(value) for key, value in means.items()},
         "worse": worse,
         "images_rows": images,
         "image_mean": {
-            key: f"{Mean(row[key] for row in images):+.4f}" if images else "–" for key in ("evidence", "validation")
+            key: signed([row[key] for row in images]) if images else "–" for key in ("evidence", "validation")
         },
         "cost": {"median": median(costs), "largest": max(costs)},
         "trained_on": sum(row["train_on"] for row in rows),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.choices import choose
-from marquis.errors import DataError
+from marquis.errors import DataError, NumericalError
 from marquis.evidence.expectation import FEW_WEIGHTS, SAMPLES, Exact, Sampled
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.linear_model import LinearModel
@@ -23,6 +23,12 @@ JITTER = 1e-6
 
 See docs/method/evidence.md#tuning-by-samples.
 """
+SMALLEST_STEP, LARGEST_FACTOR = 1 / 8, 10.0
+"""Steps in the logarithm are halved, down to this share, when changes grow; none exceeds this factor."""
+
+UNSETTLED = 0.1
+"""Relative change after the last iteration from which on there is no result."""
+
 NOISY = 0.1
 """Relative standard error of an effective number of parameters, and so of a precision, from which on we warn."""
 
@@ -73,7 +79,10 @@ def sampled(
         generator: source of the random numbers.
 
     Warns:
-        TuningWarning: the precisions had not settled after so many iterations, or the samples were too few.
+        TuningWarning: the precisions had not quite settled after so many iterations, or the samples were too few.
+
+    Raises:
+        NumericalError: the precisions still change by more than a tenth after so many iterations.
     """
     if (samples is not None and samples < 1) or iterations < 1:
         raise DataError(f"samples={samples} and iterations={iterations} have to be at least 1.")
@@ -90,7 +99,7 @@ def sampled(
         weights = expectation.diagonal / problem.statistics.n + JITTER
     here = problem
     history: list[Step] = []
-    change = float("inf")
+    change, share = float("inf"), 1.0
     while True:
         delta = here.grouped_prior.vector().to(theta) * weights
         scale = float(here.scale())
@@ -108,18 +117,28 @@ def sampled(
             )
             theta, statistics = optimum.theta, optimum.statistics
         gamma, error = expectation(here.grouped_prior, delta, scale)
+        gamma = bounded(gamma, prior, problem.statistics.observed / problem.temperature)
         history.append(step_of(here, None, gamma))
         if change <= tolerance or len(history) > iterations:
             break
         scatter = sum_by_group(prior, weights * (theta - prior.mean.to(theta)).square())
         precision = limited(gamma.double() / scatter.double())
-        change = float((precision / here.grouped_prior.precision.double() - 1).abs().max())
+        old = here.grouped_prior.precision.double()
+        last, change = change, float((precision / old - 1).abs().max())
         beta = None
         if noise and here.noise is not None and statistics.sse is not None:
             free = statistics.observed - problem.temperature * gamma.double().sum()
-            beta = limited(free.clamp_min(0) / statistics.sse.double())
+            beta = limited(free / statistics.sse.double())
             change = max(change, abs(float(beta) / float(here.noise) - 1))
-        here = here.with_hyper(precision, beta)
+            beta = here.noise.double().to(beta) * stretched(beta / here.noise.double().to(beta), share)
+        share = max(SMALLEST_STEP, share / 2) if change > last else share
+        here = here.with_hyper(old * stretched(precision / old, share), beta)
+    if not change <= UNSETTLED:
+        raise NumericalError(
+            f"tune('sampled') did not converge: after {iterations} iterations precisions still change by {change:.2g}, "
+            "relatively. Raise iterations= or samples=, use fewer prior groups, or at='network', which does not follow "
+            "the optimum of the linear model."
+        )
     notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
     for doubt in notes:
         warnings.warn(f"tune('sampled'): {doubt}", TuningWarning, stacklevel=3)
@@ -142,6 +161,21 @@ def sampled(
         converged=change <= tolerance,
         theta_star=theta if at == "optimum" else None,
     )
+
+
+def bounded(gamma: Tensor, prior: BoundPrior, observed: float) -> Tensor:
+    """Return effective numbers within what they can be: a group's weights each, and all but one observation in all.
+
+    Estimates from samples exceed both where the data determine almost as much as there are labels. Without the bound no
+    degree of freedom would be left for the noise, whose precision would fall to its lower limit.
+    """
+    gamma = torch.minimum(gamma.clamp_min(0), prior.sizes.to(gamma))
+    return gamma * min(1.0, max(observed - 1, 0.5 * observed) / max(float(gamma.sum()), 1e-300))
+
+
+def stretched(ratio: Tensor, share: float) -> Tensor:
+    """Return the ratio of new to old precisions after a share of the step in the logarithm, bounded."""
+    return ratio.pow(share).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
 def doubts(

@@ -42,6 +42,9 @@ WORTHWHILE = 1.0
 PER_ROW = 5e-4
 """Gain of the log evidence per row of the data, in nats, below which another round is not worth its time."""
 
+LARGE_ROUNDS = 3
+"""Rounds above 2,000 rows at most: later ones change little there, and each costs a training."""
+
 STARTS = (1.0, 0.01)
 """Where the default prior starts, in units of a layer's number of inputs. From the first, the evidence finds simple
 functions, but small data may look like noise to it; from the second it finds intricate ones, but may overfit before
@@ -186,6 +189,7 @@ class LaplaceEstimator(BaseEstimator):
         prior = self._prior()
         bound = prior.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
         data = Batches(x, y)
+        rounds = rounds if len(x) <= SMALL else min(rounds, LARGE_ROUNDS)
         starts = STARTS if self.prior is None and rounds > 1 and len(x) <= SMALL else STARTS[:1]
         initial, best = copy.deepcopy(network.state_dict()), None
         self.n_iter_ = 0

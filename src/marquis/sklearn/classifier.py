@@ -56,7 +56,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         prior: precision of the weights to start from, one per layer: by default a layer's number of inputs; or a
             `marquis.Prior`.
         tune: True ("evidence", by fixed points), "gradient" (by Adam), or False to keep the prior.
-        rounds: how often training and tuning take turns at most; the round of the largest evidence is kept.
+        rounds: how often training and tuning take turns at most (3 times above 2,000 rows); the
+            round of the largest evidence is kept.
         scale: whether features are standardised first.
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.

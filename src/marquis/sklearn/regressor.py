@@ -68,7 +68,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
             `marquis.Prior`.
         tune: True ("evidence", by fixed points), "gradient" (by Adam), or False to keep the prior and the noise
             (precision 1 in standardised units).
-        rounds: how often training and tuning take turns at most; the round of the largest evidence is kept.
+        rounds: how often training and tuning take turns at most (3 times above 2,000 rows); the
+            round of the largest evidence is kept.
         scale: whether features and targets are standardised first; results are in the targets' own units.
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.
