@@ -66,6 +66,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "ct_posterior": slice_posterior_table(slices),
         "has_ct": bool(slices),
         "tv_ahead": tv_ahead(slices),
+        "long": any(row["training"] == "long" for row in slices),
         "slice_psnr": slices[0]["psnr"] if slices else None,
         "has_ct_posterior": any("rows" in row for row in slices),
         "problems": problem_table(results["problem"]),
