@@ -107,8 +107,8 @@ def test_noise_precision_is_entries_over_sampled_error():
 
 def test_prior_precision_is_mackays_fixed_point():
     state, squared, factor = repeat("lae", 3, 0.1), 0.7, 0.5
-    h = state.noise_precision * (factor * values(state) + state.initial)
-    gamma = float((h / (h + state.prior_precision)).sum())
+    h = state.noise_precision * factor * values(state)  # the start value is no data
+    gamma = float((h / (h + state.noise_precision * state.initial + state.prior_precision)).sum())
     assert state.with_prior(squared, factor).prior_precision == pytest.approx(gamma / squared)
 
 

@@ -36,9 +36,10 @@ def jacobian_vector_product(function: Callable[[Weights], Any], point: Weights, 
 
 
 class BatchJacobian:
-    """Multiply by the Jacobian J of one batch, and by its transpose; the network runs once.
+    """Products with the Jacobian J of one batch, and with its transpose.
 
-    J v is the derivative of `J^T u` in u, so whatever autograd differentiates twice works: no rules, no forward mode.
+    J v is taken in forward mode, at the cost of two forward passes; where an operation has no forward-mode derivative,
+    as the derivative of `J^T u` in u, which whatever autograd differentiates twice allows.
 
     Args:
         function: The network at its point.
@@ -50,20 +51,43 @@ class BatchJacobian:
     """
 
     def __init__(self, function: NetworkFunction, x: Any) -> None:
+        self._function, self._x = function, x
+        self._transposed: tuple[Sequence[Tensor | None], Tensor] | None = None
         with torch.enable_grad():
             self.leaves = function.leaves()
             self.outputs = function.outputs(self.leaves, x)
-            self._u = torch.zeros_like(self.outputs, requires_grad=True)
-            self._transposed = torch.autograd.grad(
-                self.outputs, self.leaves, self._u, create_graph=True, allow_unused=True
-            )
 
     def times(self, rows: Sequence[Tensor], *, batched: bool = True) -> Tensor:
         """Return J v, `[k, *f.shape]`, for `k` vectors, each one tensor `[k, *shape]` per parameter.
 
-        Cost: one backward pass per vector, all of them at once under `vmap` if `batched`.
+        Cost: one forward-mode pass per vector, all of them at once under `vmap` if `batched`.
         """
-        return vector_jacobian_products(self._transposed, [self._u], rows, batched=batched)[0]
+        point = dict(self._function.point)
+        steps = {name: row.to(point[name].dtype) for name, row in zip(point, rows, strict=True)}
+
+        def along(step: Weights) -> Tensor:
+            return jvp(lambda params: self._function(params, self._x), (point,), (step,))[1]
+
+        if self._transposed is None:
+            try:
+                with _FORWARD_MODE, torch.no_grad():
+                    if batched and rows[0].shape[0] > 1:
+                        return torch.vmap(along)(steps)
+                    return torch.stack(
+                        [along({name: step[k] for name, step in steps.items()}) for k in range(rows[0].shape[0])]
+                    )
+            except torch.OutOfMemoryError:
+                raise
+            except (NotImplementedError, RuntimeError):
+                self._transposed = self._differentiable_transpose()
+        transposed, u = self._transposed
+        return vector_jacobian_products(transposed, [u], rows, batched=batched)[0]
+
+    def _differentiable_transpose(self) -> tuple[Sequence[Tensor | None], Tensor]:
+        """Return `J^T u` with its graph, and u."""
+        with torch.enable_grad():
+            u = torch.zeros_like(self.outputs, requires_grad=True)
+            return torch.autograd.grad(self.outputs, self.leaves, u, create_graph=True, allow_unused=True), u
 
     def transposed_times(self, cotangents: Tensor, *, batched: bool = True) -> list[Tensor]:
         """Return J^T u, one tensor `[k, *shape]` per parameter, for cotangents `[k, *f.shape]`; cost as `times`."""

@@ -76,13 +76,18 @@ class WeightSamples:
     def evaluate(self, deviations: Deviations, x: Any) -> Tensor:
         """Return the outputs for `theta - mean`, by name `[s, *shape]`: `[s, b, *rest]`."""
         one = self._tangent(x) if self.linearised else self._network(x)
-        if not self._one_by_one:
+        if not self._one_by_one and not (self._has_kernels and not self.linearised):
             try:
                 return torch.vmap(one)(deviations)
             except RuntimeError:  # an operation without a rule for vmap
                 self._one_by_one = True
         count = next(iter(deviations.values())).shape[0]
         return torch.stack([one({name: d[s] for name, d in deviations.items()}) for s in range(count)])
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Return whether weights of convolutions are sampled: `vmap` makes grouped convolutions of them, a loop not."""
+        return any(mean.dim() > 2 for mean in self.function.posterior.mean.values())
 
     def _network(self, x: Any) -> Callable[[Deviations], Tensor]:
         mean = self.function.posterior.mean

@@ -46,8 +46,9 @@ def operator(
 ) -> CurvatureOperator:
     """Return the curvature of the negative log likelihood, summed over a loader, as a linear operator.
 
-    Cost of a product with k vectors: one pass over the data with a forward, a backward, and two backward passes
-    per vector. Memory: linear in the parameters, and the activations of one batch for `vectors_per_pass` vectors.
+    Cost of a product with k vectors: one pass over the data with a forward pass, and a forward-mode and a backward
+    pass per vector (for the Hessian two backward passes).
+    Memory: linear in the parameters, and the activations of one batch for `vectors_per_pass` vectors.
 
     Args:
         model: a module in evaluation mode, or a function `(params, x) -> outputs`.

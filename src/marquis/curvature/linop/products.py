@@ -1,8 +1,6 @@
 """One batch of data times vectors: GGN, Hessian and Fisher products by automatic differentiation.
 
-The network runs once per batch; every further vector costs two backward passes through the recorded graph. A
-Jacobian-vector product is taken as the derivative of `Jᵀu` in `u`, so whatever autograd differentiates twice
-works: no rules, no forward mode.
+Every vector costs a forward-mode pass and a backward pass through the recorded graph (`BatchJacobian`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ def batch_product(
 
     `ggn`: `Σ Jᵀ S Sᵀ J v` with S the likelihood's root; `hessian`: of `Σ -log p`; `fisher`: `Σ g̃ g̃ᵀ v` with one sampled
     label per sample; `empirical-fisher`: the same with the true labels (docs/method/curvature.md#hessian-and-fisher).
-    Cost: one forward, one (differentiable) backward, then two backward passes per vector.
+    Cost: one forward pass, then a forward-mode and a backward pass per vector; for the Hessian one differentiable
+    backward pass, then a double one per vector.
     """
     if kind in NEEDS_LABELS and y is None:
         raise DataError(f"the loader gives no labels, but kind={kind!r} depends on them; yield (x, y).")

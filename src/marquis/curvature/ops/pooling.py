@@ -2,12 +2,14 @@
 
 Index letters: `c` columns of the factor S, `n` samples, `k` the kernel's sides.
 
-* Vector-Jacobian product (`max_pool2d`; the others go through local autograd): every entry of S goes back to where the
-  maximum was.
+* Vector-Jacobian product: of `max_pool2d`, every entry of S goes back to where the maximum was; of averages over
+  windows that do not overlap, every entry of S / w is repeated over its window. Others go through local autograd.
 * Squared rule: maxima send m to the winning entry, averages send m / w² to each of the w entries.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +82,37 @@ def _within_window(
     tiles = mask.reshape(*mask.shape[:2], high, kernel[0], wide, kernel[1])
     spread = columns[..., :, None, :, None] * tiles
     return Factor(spread.view(*spread.shape[:3], high * kernel[0], wide * kernel[1]), shape, None, window)
+
+
+def avg_pool_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:
+    """Repeat every entry over its window, divided by the window's size; windows that overlap or stick out are declined.
+
+    An average is linear, so columns that all samples share stay shared, and a window of the columns grows to whole
+    pooling windows.
+    """
+    number, axes = step.inputs[0], int(step.name[-2])
+    if not context.is_target(number):
+        return {}
+    kernel = per_dimension(step.argument("kernel_size", context.values), axes)
+    stride = per_dimension(step.argument("stride", context.values), axes) or kernel
+    padding = per_dimension(step.argument("padding", context.values), axes)
+    shape = context.shapes[number]
+    fits = all(size // k * k == size for size, k in zip(shape[-axes:], kernel, strict=True))
+    divisor = step.argument("divisor_override", context.values) if axes > 1 else None
+    if stride != kernel or any(padding) or not fits or not factor.batch_first or len(shape) != axes + 2:
+        return None
+    if factor.window is not None and factor.window.full != factor.shape[1:]:
+        factor = factor.unwindowed()
+    columns = factor.product()
+    lead, space = columns.shape[:-axes], columns.shape[-axes:]
+    each = columns.reshape(*lead, *(length for size in space for length in (size, 1)))
+    each = each.expand(*lead, *(length for pair in zip(space, kernel, strict=True) for length in pair))
+    columns = (each / (divisor or prod(kernel))).reshape(*lead, *(s * k for s, k in zip(space, kernel, strict=True)))
+    window = None
+    if factor.window is not None:
+        ranges = [(a * k, b * k) for (a, b), k in zip(factor.window.ranges[1:], kernel, strict=True)]
+        window = Window(shape[1:], (factor.window.ranges[0], *ranges))
+    return {number: Factor(columns, shape, None, window)}
 
 
 # Squared rules
@@ -159,6 +192,8 @@ register(
 register("amax", "amin", squared=SquaredRule(amax_squared, read_everything, "m / k² to each of k equal winners"))
 register(
     "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    vjp=avg_pool_vjp,
+    vjp_reads="nothing",
     squared=SquaredRule(
         avg_pool_squared,
         read_nothing,

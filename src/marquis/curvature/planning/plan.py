@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -146,9 +146,19 @@ def plan(
     network = network_of(model, everything, first_samples(x, size, CAPTURE_SAMPLES))
     if network.fixed_batch not in (None, size):
         network = network_of(model, everything, x)
-    planner = _Planner(network, everything, x, size, as_likelihood(likelihood), layout, structure, like, memory_limit)
+    resolved = as_likelihood(likelihood)
+    # A rehearsal takes as long as several passes and depends on shapes only: every later call finds it.
+    shapes = [(t.shape, t.dtype) if isinstance(t, Tensor) else t for t in pytree.tree_leaves(x)]
+    kind = (structure, estimator, probes, width_limit, memory_limit, type(resolved), repr(resolved))
+    key = ("plan", *kind, layout, like.dtype, str(like.device), repr(shapes))
+    known = network.memo.get(key)
+    if known is not None:
+        return replace(known, available_bytes=_allowed(like, memory_limit))
+    planner = _Planner(network, everything, x, size, resolved, layout, structure, like, memory_limit)
     try:
-        return planner.make(estimator, probes, width_limit)
+        made = planner.make(estimator, probes, width_limit)
+        network.memo[key] = made
+        return made
     except MarquisError:
         raise
     except RuntimeError as error:  # a rule or the user's likelihood looks at entries, which are not there
@@ -185,6 +195,10 @@ def require_fit(model: Model, x: Any, likelihood: Likelihood, structure: str, es
             f"with estimator='{other[1]}', fewer parameters (parameters=...), or a larger memory_limit."
         )
     fitting.add(key)
+
+
+def _allowed(like: Tensor, limit: int | None) -> int:
+    return int(RESERVE * available_bytes(like.device)) if limit is None else limit
 
 
 def first_samples(x: Any, size: int, count: int) -> Any:
@@ -263,7 +277,7 @@ class _Planner:
             pass_bytes=working,
             result_bytes=result,
             total_bytes=max(rehearsed.forward_peak, rehearsed.forward_bytes + working) + copies * result,
-            available_bytes=int(RESERVE * available_bytes(self.like.device)) if self.limit is None else self.limit,
+            available_bytes=_allowed(self.like, self.limit),
             item=self.item,
         )
 
