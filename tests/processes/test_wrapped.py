@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import marquis as mq
+from marquis.curvature import operator
 
 N = 14
 
@@ -58,6 +59,9 @@ def share(rank, folder):
         found["fsdp2 used"] = results(sharded, mine)
         nothing = mine if rank == 1 else []
         found["empty"] = results(DistributedDataParallel(network()), nothing)
+        vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
+        found["operator"] = {"product": operator(DistributedDataParallel(network()), mine, "categorical") @ vector}
+        found["operator empty"] = {"product": operator(network(), nothing, "categorical") @ vector}
         apart = mq.Laplace(network(), "categorical").fit(mine, progress=False, distributed=False)
         found["apart"] = {"data": apart.statistics.n}
         torch.save(found, f"{folder}/{rank}.pt")
@@ -72,6 +76,10 @@ def test_two_processes_with_wrapped_networks_give_the_answer_of_one(tmp_path: Pa
     part = results(network(), [(x[9:], y[9:])])
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt")
+        vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
+        for name, rows in (("operator", slice(None)), ("operator empty", slice(9, None))):
+            product = operator(network(), [(x[rows], y[rows])], "categorical") @ vector
+            torch.testing.assert_close(found.pop(name)["product"], product, rtol=1e-8, atol=1e-10)
         assert found.pop("apart")["data"] == (9 if rank == 0 else 5)
         for name, report in found.items():
             for what, value in (part if name == "empty" else expected).items():

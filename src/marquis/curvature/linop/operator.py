@@ -149,7 +149,8 @@ class CurvatureOperator(LinearOperator):
         except Exception as error:
             failure = error
         if self._distributed:
-            exchange(None, failure)
+            if not any(exchange(self.num_data, failure)):
+                raise DataError("no process's loader yields a batch; there is no curvature without data.")
             total = sum_tensor(total)
         elif failure is not None:
             raise failure
@@ -177,7 +178,7 @@ class CurvatureOperator(LinearOperator):
                 part = slice(start, start + self._vectors_per_pass)
                 pieces = product(list(self.layout.unflatten(rows[part]).values()))
                 total[part] += torch.cat([piece.flatten(start_dim=1).to(total.dtype) for piece in pieces], dim=1)
-        if seen == 0:
+        if seen == 0 and not self._distributed:  # a share may be empty; whether all are, the exchange tells
             raise DataError("the loader yields no batches; there is no curvature without data.")
         if self.num_data not in (0, seen):
             raise DataError(
