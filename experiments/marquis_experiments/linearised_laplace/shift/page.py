@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from marquis_experiments.common.figure import Figure
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, PURPLE, Figure
 from marquis_experiments.common.page import Mean, judged
 
 Row = dict[str, Any]
@@ -24,19 +24,13 @@ SMALL = "subnetwork 0.4 % by SWAG, evidence"
 """The tutorial's share of the weights."""
 CRUDER = ("diagonal, evidence", "last layer, evidence", "SWAG, diagonal", "MC dropout", "deep ensemble")
 COLOURS = {
-    "MAP": "#222222",
-    "MAP, temperature": "#888888",
-    "diagonal, evidence": "#3b8f5a",
-    "diagonal, validation": "#3b8f5a",
-    "last layer, evidence": "#8a5fb0",
-    "SWAG, diagonal": "#c9a227",
-    "MC dropout": "#b5456b",
-    "deep ensemble": "#d1602b",
+    "diagonal, evidence": GREEN,
+    "last layer, evidence": PURPLE,
+    SMALL: BLUE,
+    "MC dropout": GREY,
+    "deep ensemble": ORANGE,
 }
-"""Lines of the figure; other choices of a prior precision, and other rankings, are in the tables."""
-DASHED = ("MAP, temperature", "diagonal, validation")
-SUBNETWORKS = ("#1d4e89", "#4a86c5", "#85b3e0", "#b9d3ec")
-"""Subnetworks by SWAG, the largest first."""
+"""Lines of the figure; other shares, choices of a prior precision and rankings are in the tables."""
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
@@ -109,23 +103,18 @@ def against_map(rows: list[Row], method: str, angles: list[int]) -> Mean:
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw each score against the angle, one line per method."""
+    """Draw each score minus that of MAP against the angle, one line per method."""
     rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
-    figure = Figure(3, 3, 4.0, 3.9)
-    blues = iter(SUBNETWORKS)
-    colours = {
-        method: COLOURS.get(method) or (next(blues, None) if method.endswith("by SWAG, evidence") else None)
-        for method in dict.fromkeys(row["method"] for row in rows)
-    }
+    figure = Figure(3, 3, 4.0, 3.6)
+    shown = [method for method in COLOURS if any(row["method"] == method for row in rows)]
     for axis, (score, label) in zip(figure.axes, SCORES.items(), strict=True):
-        for method, colour in colours.items():
-            if colour is not None:
-                line = [mean(scores(rows, method, angle, angles, score)) for angle in angles]
-                style = "--" if method in DASHED else "-"
-                axis.plot(angles, line, style, color=colour, marker="o", ms=3, lw=1.5, label=method)
-        axis.set(title=label, xlabel="rotation (degrees)")
+        for method in shown:
+            pairs = [[mean(scores(rows, name, angle, angles, score)) for name in (method, "MAP")] for angle in angles]
+            line = [ours - point for ours, point in pairs]
+            axis.plot(angles, line, "o-", color=COLOURS[method], ms=3, lw=1.5, label=method)
+        axis.axhline(0, color=LIGHT_GREY, lw=1)
+        axis.set(title=f"{label} minus that of MAP", xlabel="rotation (degrees)")
         axis.set_xticks(range(0, 181, 60))
         axis.grid(alpha=0.25)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(columns=5)
     figure.save(folder / "shift.png")
