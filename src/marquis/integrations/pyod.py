@@ -13,7 +13,7 @@ except ImportError as missing:
 
 
 class LaplacianDetector(BaseDetector):
-    """`LaplacianAutoencoder` with PyOD's interface: larger scores for outliers, labels 0 (inlier) and 1 (outlier).
+    """Serve `LaplacianAutoencoder` with PyOD's interface: larger scores for outliers, labels 0 and 1 (outlier).
 
     `fit`, `decision_function`, `decision_scores_`, `labels_`, `threshold_`, `predict`, `predict_proba` and
     `predict(return_confidence=True)` are PyOD's. Missing values are allowed. `explain(X)` says which columns made a row

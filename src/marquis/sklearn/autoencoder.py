@@ -320,17 +320,17 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         """
         if not 0 < level < 1:
             raise DataError(f"level={level!r}: a probability between 0 and 1.")
-        given = self._validated(X)
-        x, columns = self._inputs(given), self._columns
+        table = self._validated(X)
+        x, columns = self._inputs(table), self._columns
         predicted = self._entries.alone(x)
-        terms = -columns.constant_penalty(given)
+        terms = -columns.constant_penalty(table)
         terms[:, columns.units] -= self._terms(x)[0].numpy()
         expected = columns.rows(predicted.mean.numpy())
         half = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
         wide = half * columns.deviations(predicted.variance.sqrt().numpy())
-        names = [str(name) for name in getattr(self, "feature_names_in_", range(given.shape[1]))]
+        names = [str(name) for name in getattr(self, "feature_names_in_", range(table.shape[1]))]
         if isinstance(columns, Columns):
-            return Explanation(terms, given, expected, expected - wide, expected + wide, names, level)
+            return Explanation(terms, table, expected, expected - wide, expected + wide, names, level)
         levels = columns.table(expected, names).to_numpy(object)
         return Explanation(terms, X.to_numpy(object), levels, expected - wide, expected + wide, names, level)
 
@@ -346,10 +346,10 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
             X: `[N, columns]`; at least 5 rows.
             alpha: Level of the test: how often rows of the same distribution are called drift.
         """
-        given = self._validated(X)
-        found = self._statistics(self._inputs(given))
-        found["score"] -= self._columns.constant_penalty(given).sum(1)
-        return tested(self._reference, found, alpha)
+        table = self._validated(X)
+        statistics = self._statistics(self._inputs(table))
+        statistics["score"] -= self._columns.constant_penalty(table).sum(1)
+        return tested(self._reference, statistics, alpha)
 
     def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
         """Return what drift is judged by: the outlier score and the epistemic uncertainty of rows."""

@@ -16,7 +16,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Drift:
-    """The outcome of a test for drift; true in a condition if there is drift.
+    """Hold the outcome of a test for drift; true in a condition if there is drift.
 
     Attributes:
         p_value: Of the test: how often rows of the same distribution would differ as much.
@@ -37,7 +37,7 @@ class Drift:
         return self.is_drift
 
 
-def tested(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], alpha: float) -> Drift:
+def tested(reference: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray], alpha: float) -> Drift:
     """Compare statistics of rows by two-sample Kolmogorov-Smirnov tests, corrected for their number (Bonferroni).
 
     Raises:
@@ -47,9 +47,9 @@ def tested(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray],
 
     if not 0 < alpha < 1:
         raise DataError(f"alpha={alpha!r}: a level between 0 and 1.")
-    rows = min(len(next(iter(part.values()))) for part in (reference, found))
+    rows = min(len(next(iter(part.values()))) for part in (reference, statistics))
     if rows < FEWEST:
         raise DataError(f"{rows} rows to compare: at least {FEWEST} are needed for a test of drift.")
     compare: Any = ks_2samp
-    single = {name: float(compare(reference[name], found[name]).pvalue) for name in reference}
+    single = {name: float(compare(reference[name], statistics[name]).pvalue) for name in reference}
     return Drift(min(1.0, len(single) * min(single.values())), single, alpha)

@@ -18,7 +18,7 @@ MOST_BARS = 12
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The outlier scores of rows, entry by entry; see `LaplacianAutoencoder.explain`.
+    """Hold the outlier scores of rows, entry by entry; see `LaplacianAutoencoder.explain`.
 
     Attributes:
         contributions: `[N, columns]`: minus the log-probability of each entry given the others of its row. A row's sum
