@@ -18,15 +18,11 @@ from marquis.evidence import Statistics
 INPUTS, CLASSES, BATCH, BATCHES = 5, 3, 8, 4
 
 
-class Network(nn.Module):
-    """One tanh per forward pass, by which passes are counted."""
-
-    def __init__(self, outputs: int = CLASSES) -> None:
-        super().__init__()
-        self.hidden, self.head = nn.Linear(INPUTS, 6), nn.Linear(6, outputs)
+class OwnCode(nn.Sequential):
+    """A network with code of the user's own: two samples of a batch are compared with its graph, beside the pass."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.hidden(x)))
+        return self[2](torch.tanh(self[0](x)))
 
 
 class ForwardPasses(TorchDispatchMode):
@@ -81,9 +77,10 @@ def labelled(count: int = BATCHES, classes: int = CLASSES) -> list[tuple[Tensor,
     ]
 
 
-def network(outputs: int = CLASSES) -> Network:
+def network(outputs: int = CLASSES, kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+    """One tanh per forward pass, by which passes are counted."""
     torch.manual_seed(1)
-    model = Network(outputs).eval()
+    model = kind(nn.Linear(INPUTS, 6), nn.Tanh(), nn.Linear(6, outputs)).eval()
     mq.curvature.ggn(model, torch.randn(2, INPUTS), "categorical")  # captures the graph, which runs it several times
     return model
 
@@ -113,6 +110,14 @@ def test_every_batch_is_read_once_and_runs_forward_once(options):
     expected = Statistics.gather(model, loader.batches, mq.Categorical())
     assert la.statistics is not None and la.statistics.n == expected.n
     torch.testing.assert_close(la.statistics.log_likelihood, expected.log_likelihood, rtol=1e-6, atol=0)
+
+
+def test_code_of_the_users_own_costs_a_few_samples_per_batch_more():
+    model, loader = network(kind=OwnCode), CountingLoader(labelled())
+    with ForwardPasses() as passes:
+        mq.Laplace(model, "categorical").fit(loader, progress=False)
+    batches = sum(len(y) for _, y in loader.batches)
+    assert batches < passes.samples <= batches + 2 * (2 + 2) * BATCHES  # graph and model, for the plan and for the pass
 
 
 def test_many_outputs_choose_the_sketched_estimator_without_a_forward_pass():
