@@ -324,5 +324,5 @@ def test_refusals(tmp_path):
         assert odd.reconstruct(data(), 2).variance.any()
         with pytest.raises(UnsupportedOperationError, match=r"forward-mode derivative.*sampled weights"):
             linearised(odd).reconstruct(data(), 2)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # and not as a missing derivative
+    with pytest.raises(DataError, match="shapes cannot be multiplied"):  # and not as a missing derivative
         linearised(lae).decode(torch.ones(1, 5).double(), 1)

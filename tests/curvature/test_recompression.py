@@ -140,11 +140,11 @@ def test_cutting_between_two_uses_would_be_wrong(monkeypatch: pytest.MonkeyPatch
     at_every_cut(monkeypatch)
     model = built(TiedAutoencoder(5, 2))
     x = double(3, 5)
-    right = ggn(model, x, "gaussian").diagonal()
+    right = ggn(model, x, "gaussian", "block").diagonal()
     original = walk.find_bottlenecks
     monkeypatch.setattr(walk, "find_bottlenecks", lambda n, s, a, sh, groups, r: original(n, s, a, sh, (), r))
     fresh = built(TiedAutoencoder(5, 2))
-    wrong = ggn(fresh, x, "gaussian").diagonal()
+    wrong = ggn(fresh, x, "gaussian", "block").diagonal()
     assert float((wrong - right).abs().max() / right.abs().max()) > 1e-2
 
 

@@ -49,7 +49,8 @@ def test_the_largest_variances_are_kept_and_ties_go_to_the_lowest_index():
     network = mlp()
     diagonal = mq.Laplace(network, "categorical", "diagonal").fit(data(network)).posterior
     variance = layout_of(network).flatten(diagonal.variance())
-    sub = mq.Laplace(network, "categorical", parameters=mq.Subnetwork(0.25)).fit(data(network)).posterior
+    sub = mq.Laplace(network, "categorical", parameters=mq.Subnetwork(0.25, "variance")).fit(data(network))
+    sub = sub.posterior
     kept = (
         layout_of(network)
         .flatten(
@@ -144,7 +145,7 @@ def test_the_largest_laplace_variance_belongs_to_weights_without_influence():
     x = torch.linspace(-1, 1, 11, dtype=torch.float64).unsqueeze(1)
     batches = [(x, x.square())]
     with pytest.warns(UserWarning, match="by='swag'"):
-        variance = mq.Laplace(network, "gaussian", parameters=mq.Subnetwork(3)).fit(batches, progress=False)
+        variance = mq.Laplace(network, "gaussian", parameters=mq.Subnetwork(3, "variance")).fit(batches, progress=False)
     # What the distance asks for: the dead unit's three weights, at the prior's variance of 1, the largest there is.
     assert variance.posterior.layout.names == ("0.weight", "0.bias", "2.weight")
     assert variance.posterior.index.tolist() == [2, 6, 10]
@@ -230,7 +231,7 @@ def test_last_layer_is_found_by_tracing():
         (lambda: mq.Subnetwork(45, "magnitude").choose(mlp(), layout_of(mlp())), DataError, "45"),
         (lambda: mq.Subnetwork(5, "variance").choose(mlp(), layout_of(mlp())), DataError, "data"),
         (
-            lambda: mq.Laplace(mlp(), "categorical", parameters=mq.Subnetwork(5)).fit(iter(data(mlp()))),
+            lambda: mq.Laplace(mlp(), "categorical", parameters=mq.Subnetwork(5, "variance")).fit(iter(data(mlp()))),
             DataError,
             "one-shot",
         ),

@@ -186,7 +186,9 @@ def require_fit(model: Model, x: Any, likelihood: Likelihood, structure: str, es
         return
     if not made.fits:
         smaller = {"diagonal exact": ("diagonal", "sketched"), "kronecker exact": ("kronecker", "sketched")}
-        other = smaller.get(f"{structure} {estimator}", ("diagonal", "approximate"))
+        dense = structure not in ("diagonal", "kronecker")
+        otherwise = ("kronecker", "sketched") if dense else ("diagonal", "approximate")
+        other = smaller.get(f"{structure} {estimator}", otherwise)
         raise MemoryBudgetError(
             f"structure='{structure}' with estimator='{estimator}' takes about {gigabytes(made.total_bytes)} for "
             f"{made.batch} samples (forward values {gigabytes(made.forward_bytes)}, backward pass "
