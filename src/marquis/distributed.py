@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from marquis.errors import DataError
+from marquis.errors import DataError, MarquisError
 
 
 def group_is_up() -> bool:
@@ -27,10 +27,19 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
 
     Raises:
         DataError: Another process failed; its rank and message are repeated.
+        MarquisError: Another process is gone (killed, its machine or link down) or did not answer in time.
     """
     everyone: list[Any] = [None] * dist.get_world_size()
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(everyone, (message, report))
+    try:
+        dist.all_gather_object(everyone, (message, report))
+    except RuntimeError as error:
+        if failure is not None:
+            raise failure from error
+        raise MarquisError(
+            f"another process of the group is gone ({str(error).partition(chr(10))[0][:200]}); start all again. "
+            "A pass with checkpoint= continues where it was."
+        ) from error
     if failure is not None:
         raise failure
     for rank, (message, _) in enumerate(everyone):
