@@ -36,7 +36,7 @@ class Figure:
         for empty in list(grid.flat)[panels:]:
             empty.set_visible(False)
 
-    def legend(self, place: str = "outside lower center", columns: int = 4) -> None:
+    def legend(self, place: Any = "outside lower center", columns: int = 4) -> None:
         """Draw one legend for all panels, with the labels of the first."""
         handles = self.axes[0].get_legend_handles_labels()
         self.figure.legend(*handles, loc=place, ncols=columns, fontsize=8, frameon=False)

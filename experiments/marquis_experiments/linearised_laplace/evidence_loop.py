@@ -86,6 +86,7 @@ def train_with_evidence(
         prior = replace(prior, precision=tuned.problem.grouped_prior.precision.clone())
         likelihood = tuned.problem.likelihood
         history.append(tuned.log_evidence)
+        assert tuned.gamma is not None
         if best is None or tuned.log_evidence > best.log_evidence:
             best = Trained(laplace, tuned.log_evidence, float(tuned.gamma.sum()))
     assert best is not None

@@ -209,7 +209,7 @@ class Bench:
         """Generate images `[S1, n, ...]` by rounds of the two stages, or from codes with equal weights."""
         shape = self.judge.test.x.shape[1:]
         if isinstance(how, int):
-            options = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": how}
+            options: dict[str, Any] = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": how}
             options |= {"generator": torch.Generator().manual_seed(seed), "batch_size": n, "progress": False}
             return generate(autoencoder, n, shape, **options).samples
         few, everything = replace(how, versions=PUBLISHED.versions), torch.ones(shape, dtype=torch.bool)
