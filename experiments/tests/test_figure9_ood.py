@@ -117,7 +117,7 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
     read, key = ood.READ_WARMER, ood.FACTORED
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     (group,) = ood.jobs(ood.Training(tiny, (SHUFFLED,), 1, models=(key, read)))
-    place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 40)
+    place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 200)
     assert [job.key for job in group] == [key, read]
     own, warmer = (one_row(place, sizes, job) for job in group)
     assert len(list(place.shared.glob("*.safetensors"))) == 1
@@ -126,7 +126,7 @@ def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tm
     trained = model(place.shared, key, 0, tiny, images).require()
     assert isinstance(trained, LaplacianAutoencoder) and trained.online is not None
     trained.online.settings = replace(trained.online.settings, posterior_temperature=1.0)
-    by_hand = scores(trained, images.test[:20].x, 40, generator=torch.Generator().manual_seed(5), progress=False)
+    by_hand = scores(trained, images.test[:20].x, 200, generator=torch.Generator().manual_seed(5), progress=False)
     assert warmer["error"] == pytest.approx(float(by_hand["error"].mean()), rel=0.05)
     assert own["error"] < 0.9 * warmer["error"]
 

@@ -42,7 +42,7 @@ class Geodesic:
 
 
 def metric(model: Any, z: Tensor, samples: int = 20, *, generator: torch.Generator | None = None) -> Tensor:
-    """Compute the expected metric `E[JᵀJ]` of the decoder at codes (docs/method/tasks.md, equation 4).
+    """Compute the expected metric `E[JᵀJ]` of the decoder at codes (docs/method/tasks.md, equation 7).
 
     J is the Jacobian of the decoded mean in the code and the expectation is over sampled networks, so that the metric
     is large where they disagree about the slope. Cost: about `2 K` decoder passes per network and code.
