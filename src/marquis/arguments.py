@@ -23,7 +23,12 @@ LARGEST_COUNT = 10**6
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
 
-def checked(function: Function) -> Function:
+def checked_arrays(function: Function) -> Function:
+    """Check arguments as `checked` does, where tensors may also be arrays, tables or lists of numbers."""
+    return checked(function, arrays=True)
+
+
+def checked(function: Function, *, arrays: bool = False) -> Function:
     """Refuse arguments that are not what the annotations say, before the function runs.
 
     Only what can be seen at a glance: the kind of a value, not the entries of a list. Names from a fixed set
@@ -42,7 +47,9 @@ def checked(function: Function) -> Function:
             variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if variadic or parameter.annotation is parameter.empty:
                 continue
-            check = _check_of(_resolved(parameter.annotation, function))
+            if arrays and parameter.annotation == "Data":
+                continue
+            check = _check_of(_resolved(parameter.annotation, function), arrays)
             if check is not None:
                 by_name[name] = (check, str(parameter.annotation))
         return by_name
@@ -102,13 +109,18 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
         return Any
 
 
-def _check_of(annotation: Any) -> Check | None:
+def _is_array(value: Any) -> bool:
+    """Return whether a tensor has its entries, and is not sparse."""
+    return _device(value) != "meta" and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+
+
+def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
     """Return a check of the kind, or None where anything goes."""
     origin = typing.get_origin(annotation)
     if annotation is Any or annotation is object:
         return None
     if origin in (typing.Union, types.UnionType):
-        parts = [_check_of(part) for part in typing.get_args(annotation)]
+        parts = [_check_of(part, arrays) for part in typing.get_args(annotation)]
         known = [part for part in parts if part is not None]
         return None if len(known) < len(parts) else lambda value: any(part(value) for part in known)
     if annotation is None or annotation is type(None):
@@ -126,9 +138,13 @@ def _check_of(annotation: Any) -> Check | None:
     if annotation is os.PathLike or origin is os.PathLike:
         return lambda value: isinstance(value, os.PathLike)
     concrete = origin or annotation
+    if getattr(concrete, "__name__", "") == "Tensor" and arrays:
+        return lambda value: _device(value) is None or _is_array(value)  # the rest is named by `as_tensor`
     if getattr(concrete, "__name__", "") == "Tensor":
         return lambda value: isinstance(value, concrete) and str(value.layout) == "torch.strided"
-    ordinary = isinstance(concrete, type) and not getattr(concrete, "_is_protocol", False)
+    ordinary = isinstance(concrete, type) and (
+        not getattr(concrete, "_is_protocol", False) or concrete.__name__ == "Measurement"
+    )
     if not ordinary and concrete not in _CONTAINERS:
         return None
     return lambda value: isinstance(value, concrete) and not isinstance(value, type)

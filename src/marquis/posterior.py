@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import LARGEST_COUNT, checked
 from marquis.errors import DataError, ModelMismatchError
 from marquis.io.tensors import save_tensors, split_prefix
 from marquis.structures import Layout, Structure, from_state_dict
@@ -107,6 +107,8 @@ class Posterior:
     @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`."""
+        if not 0 <= n <= LARGEST_COUNT:
+            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         return self.sample_from(self.noise(n, generator))
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,43 +194,48 @@ def _autoencoders() -> Iterator[Door]:
 
 def _tasks(model: Any) -> Iterator[Door]:
     probs = torch.tensor([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [0.9, 0.1]])
-    for module in (tasks.ood, tasks.imputation, tasks.semi_supervised, tasks.calibration, tasks.generation):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            if name.startswith("_") or function.__module__.rpartition(".")[0] != "marquis.tasks":
-                continue
-            good = _task_arguments(function, model, probs)
-            if name in ("auroc", "average_precision", "fpr_at_tpr", "roc_curve") and good is not None:
-                good |= {"inside": X[:, 0], "outside": X[:, 1]}
-            if name == "evaluate_codes" and good is not None:
-                good |= {"codes": torch.randn(2, 4, 2), "means": X[:, :2]}
-            if good is not None:
-                short = module.__name__.rpartition(".")[2]
-                yield Door(f"tasks.{short}.{name}", function, lambda good=good: dict(good))
-
-
-def _task_arguments(function: Callable[..., Any], model: Any, probs: torch.Tensor) -> dict[str, Any] | None:
-    """Arguments by their names; None where an argument has no default and is not known here."""
-    known = {
-        **{"model": model, "x": X, "x_in": X, "x_out": X + 3, "inside": X, "outside": X + 3, "data": X, "samples": 3},
-        **{"probs": probs, "labels": LABELS, "y": Y, "bins": 5, "mask": torch.ones(4, 3).bool(), "count": 3, "n": 3},
-        **{"codes": X[:, :2], "z": X[:, :2], "generator": None, "seed": 0, "per_class": [1], "repeats": 2},
+    missing, twice = torch.zeros(4, 3).bool(), torch.cat([X, X + 1])
+    missing[0, 0] = True
+    ranks = {"in_scores": X[:, 0], "out_scores": X[:, 1]}
+    few = {"per_class": [1], "repetitions": 1, "candidates": (1,)}
+    quiet = {"samples": 3, "batch_size": 4, "progress": False}
+    moments = {"mean": Y, "variance": Y.square() + 1, "target": Y}
+    labels = torch.cat([LABELS, LABELS])
+    known: dict[Any, dict[str, Any]] = {
+        tasks.ood.scores: {"model": model, "data": X, **quiet},
+        tasks.ood.contributions: {"model": model, "data": X, "score": "nll", **quiet},
+        tasks.ood.evaluate: {"model": model, "in_distribution": X, "out_of_distribution": X + 3, "train": X, **quiet},
+        tasks.ood.typicality: {"score": X[:, 0], "train": X[:, 1]},
+        **dict.fromkeys((tasks.ood.auroc, tasks.ood.average_precision, tasks.ood.roc_curve), ranks),
+        tasks.ood.fpr_at_tpr: {**ranks, "tpr": 0.9},
+        tasks.imputation.impute: {"model": model, "x": X, "missing": missing, "averaged": 2, "rounds": 1, **quiet},
+        tasks.imputation.impute_weighted: {"model": model, "x": X, "reference": X, "networks": 2, **quiet},
+        tasks.imputation.minmax_noise: {"like": X},
+        tasks.semi_supervised.embed: {"model": model, "x": X, "copies": False, **quiet},
+        tasks.semi_supervised.evaluate: {"model": model, "x": twice, "labels": labels, "copies": 2, **few},
+        tasks.semi_supervised.evaluate_codes: {"codes": torch.randn(2, 8, 2), "labels": labels, **few},
+        tasks.generation.sample: {"model": model, "known": X, "n": 3, "networks": 2, "progress": False},
+        tasks.generation.near: {"codes": X[:, :2], "n": 3},
+        tasks.calibration.coverage: {**moments, "levels": (0.5, 0.9)},
+        tasks.calibration.error_against_variance: {**moments, "bins": 2},
+        tasks.calibration.sample_coverage: {"samples": torch.randn(5, 4, 2), "target": Y, "levels": (0.5,)},
+        tasks.calibration.sharpness: {"variance": Y.square(), "level": 0.9},
+        tasks.calibration.reliability: {"probs": probs, "labels": LABELS, "bins": 5},
+        tasks.calibration.expected_calibration_error: {"probs": probs, "labels": LABELS, "bins": 5},
+        tasks.calibration.maximum_calibration_error: {"probs": probs, "labels": LABELS, "bins": 5},
+        tasks.calibration.root_mean_square_calibration_error: {"probs": probs, "labels": LABELS, "bins": 5},
     }
-    chosen: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if name in known:
-            chosen[name] = known[name]
-        elif parameter.default is parameter.empty:
-            return None
-    return chosen
+    for function, good in known.items():
+        name = f"tasks.{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        yield Door(name, function, good.copy, overflows=function is tasks.ood.roc_curve)  # its first threshold
 
 
 def _estimators() -> Iterator[Door]:
     from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
 
     rows = np.random.default_rng(0).normal(size=(30, 3))
-    wrong = (ValueError, TypeError)  # what scikit-learn's own validation raises, and its users catch
+    # what scikit-learn's own validation raises, and its users catch; RuntimeError: a tensor that requires a gradient
+    wrong = (ValueError, TypeError, RuntimeError)
     for estimator, y in ((LaplaceRegressor, rows[:, 0]), (LaplaceClassifier, (rows[:, 0] > 0).astype(int))):
         fitted = estimator(max_iter=3).fit(rows, y)
         yield Door(
@@ -244,12 +248,33 @@ def _estimators() -> Iterator[Door]:
     autoencoder = LaplacianAutoencoder(max_iter=2).fit(rows)
     yield Door("LaplacianAutoencoder.score_samples", autoencoder.score_samples, lambda: {"X": rows}, wrong)
     yield Door("LaplacianAutoencoder.transform", autoencoder.transform, lambda: {"X": rows, "return_std": True}, wrong)
-    imputer = LaplacianImputer(max_iter=2).fit(rows)
+    imputer = LaplacianImputer(estimator=LaplacianAutoencoder(max_iter=2)).fit(rows)
     yield Door("LaplacianImputer.transform", imputer.transform, lambda: {"X": rows}, wrong)
+
+
+SHORT = {"tv": 1e-3, "steps": 2, "learning_rate": 1e-3, "dropout": 0.0, "start": None, "progress": False}
+
+
+def _tomography() -> Iterator[Door]:
+    from marquis import tomography
+
+    beam = tomography.ParallelBeam(8, 6)
+    image = torch.rand(8, 8, dtype=torch.float64)
+    data = beam.forward(image)
+    shape = {"size": 8, "angles": 6, "detectors": 12, "spacing": 1.0}
+    yield Door("ParallelBeam", tomography.ParallelBeam, lambda: dict(shape))
+    yield Door("ParallelBeam.forward", beam.forward, lambda: {"images": image})
+    yield Door("ParallelBeam.adjoint", beam.adjoint, lambda: {"data": data})
+    yield Door("tomography.fbp", tomography.fbp, lambda: {"data": data, "measurement": beam})
+    yield Door("tomography.total_variation", tomography.total_variation, lambda: {"images": image})
+    yield Door("tomography.psnr", tomography.psnr, lambda: {"image": image, "truth": image + 0.1})
+    yield Door("tomography.simulate", tomography.simulate, lambda: {"image": image, "measurement": beam, "noise": 0.05})
+    trained = {**SHORT, "data": data, "measurement": beam}
+    yield Door("tomography.deep_image_prior", tomography.deep_image_prior, lambda: dict(trained))
 
 
 def all_doors() -> list[Door]:
     """Every door, in a fixed order."""
     torch.manual_seed(0)
-    groups = (_curvature, _laplace, _training, _likelihoods, _structures)
+    groups = (_curvature, _laplace, _training, _likelihoods, _structures, _autoencoders, _estimators, _tomography)
     return [door for group in groups for door in group()]

@@ -1,15 +1,17 @@
 """2,000 calls with one or two spoilt arguments: right, or an error of ours; never a stranger's, never NaN.
 
-Seeded, so that a failure is the same tomorrow. `python tests/faults/test_fuzz.py [CASES] [SEED]` lists every failure.
+Seeded, so that a failure is the same tomorrow. `python tests/faults/test_fuzz.py [CASES] [SEED] [DOOR...]` lists them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from doors import Door, all_doors
 
 import marquis as mq
 
-CASES, SEED = 2000, 0
+CASES, SEED, SECONDS = 2000, 0, 60
 DOORS = all_doors()
 
 
@@ -43,6 +45,22 @@ def tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None), depth - 1)
 
 
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raise `TimeoutError` where a call does not end."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"does not end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def outcome(door: Door, chooser: random.Random) -> tuple[str, str | None]:
     """Run one spoilt call; returns its description and what is wrong with its end, if anything."""
     arguments = door.arguments()
@@ -54,7 +72,8 @@ def outcome(door: Door, chooser: random.Random) -> tuple[str, str | None]:
         words.append(f"{name}={word}")
     described = f"{door.name}({', '.join(words)})"
     try:
-        result = door.call(**arguments)
+        with at_most(SECONDS):
+            result = door.call(**arguments)
     except (mq.MarquisError, *door.foreign):
         return described, None
     except Exception as error:
@@ -98,8 +117,9 @@ def test_spoilt_calls_end_well(door):
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:]]
-    listed = failures(*(numbers + [CASES, SEED][len(numbers) :]), DOORS)
+    numbers = [int(word) for word in sys.argv[1:3]]
+    named = [door for door in DOORS if sys.argv[3:] == [] or any(word in door.name for word in sys.argv[3:])]
+    listed = failures(*(numbers + [CASES, SEED][len(numbers) :]), named)
     for described, problem in listed:
         print(f"{described}: {problem}")
     print(f"{len(listed)} failures")

@@ -197,7 +197,7 @@ def test_images_of_the_wrong_size(model, shape):
     with pytest.raises(DataError) as caught:
         ood.scores(model, torch.rand(2, *shape), **QUIET)
     said = str(caught.value)
-    assert f"reconstruct: Sequential cannot take data of shape {list(shape)} each" in said and "\n" not in said
+    assert f"DropoutAutoencoder cannot take data of shape {list(shape)} each" in said and "\n" not in said
     assert "Its first layer is Linear(in_features=16" in said
     convolution = ae.Autoencoder(*ae.build((1, 16, 16), 2, 0.1, kind="convolutional", seed=0))
     with pytest.raises(DataError, match=r"cannot take data of shape \[3, 16, 16\] each.*Its first layer is Conv2d\(1,"):

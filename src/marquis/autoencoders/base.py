@@ -35,10 +35,10 @@ def _naming_shape(method: Method) -> Method:
     """Return a method that names the shape of its data, and the network's first layer, where torch refuses them."""
 
     @functools.wraps(method)
-    def wrapper(self: BaseAutoencoder, x: Tensor, *args: Any, **options: Any) -> Any:
-        network = self.decoder if method.__name__ == "decode" else self.encoder
-        with naming_shape(network, x, method.__name__):
-            return method(self, x, *args, **options)
+    def wrapper(self: BaseAutoencoder, *args: Any, **options: Any) -> Any:
+        network, name = (self.decoder, "z") if method.__name__ == "decode" else (self, "x")
+        with naming_shape(network, args[0] if args else options[name], method.__name__):
+            return method(self, *args, **options)
 
     return cast(Method, wrapper)
 

@@ -87,8 +87,14 @@ def _root(
     version: bool = typer.Option(
         False, "--version", help="Print the version and stop.", callback=_print_version, is_eager=True
     ),
+    max_bytes: int | None = typer.Option(
+        None, min=1, help="Largest size to which data may unpack in memory.", show_default="half of what is free"
+    ),
 ) -> None:
     """Compute uncertainty in neural networks from the curvature of their loss."""
+    from marquis.data.limits import allow
+
+    allow(max_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from marquis.data.header import FORMULA, is_number
 from marquis.errors import DataError
 from marquis.io.atomic import replacing, storage_errors
 
@@ -67,6 +68,14 @@ def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:
     return tuple(known or (f"column_{number}" for number in range(1, width + 1)))
 
 
+def as_text(name: str) -> str:
+    """Return a column's name as text for a spreadsheet: one that begins like a formula gets an apostrophe.
+
+    `data.csv_files` removes it again.
+    """
+    return f"'{name}" if name.startswith(FORMULA) and not is_number(name) else name
+
+
 def path_column(files: Sequence[str] | None) -> dict[str, np.ndarray]:
     """Return a first column with the path of each row, where rows are images of a folder."""
     return {} if files is None else {"path": np.array(files)}
@@ -84,6 +93,7 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 
         frame = pd.DataFrame(dict(columns))
         if suffix == ".csv":
+            frame.columns = [as_text(str(name)) for name in frame.columns]
             frame.to_csv(temporary, index=False, lineterminator="\n")
             return
         try:

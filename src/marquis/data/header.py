@@ -9,6 +9,8 @@ from pathlib import Path
 from marquis.errors import DataError
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a field begins with that a spreadsheet computes instead of showing it."""
 WIDE = 10
 """So many columns that nobody has measured 0, 1, 2, ... by chance."""
 _INDEX = "__index_level_"
@@ -62,10 +64,11 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
 
 
 def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the column names; raise if two are the same.
+    """Return the column names; raise if two are the same. Apostrophes that keep formulas text are taken off.
 
     Row numbers that pandas or R wrote into the file are refused: a model would learn them as if they were data.
     """
+    names = [name[1:] if name[:1] == "'" and name[1:].startswith(FORMULA) else name for name in names]
     unnamed = next((i for i, name in enumerate(names) if not name or name.startswith(_INDEX)), None)
     if unnamed is not None:
         raise DataError(

@@ -20,6 +20,11 @@ SHARE = 0.5
 _allowed: ContextVar[int | None] = ContextVar("marquis_max_bytes", default=None)
 
 
+def allow(max_bytes: int | None) -> None:
+    """Let data take this many bytes from now on; None for half of the free memory."""
+    _allowed.set(max_bytes)
+
+
 @contextmanager
 def allowing(max_bytes: int | None) -> Iterator[None]:
     """Set the budget for what is read in a block; None leaves it as it is."""
@@ -53,7 +58,7 @@ def require_fits(needed: int, where: object, what: str) -> None:
     if needed > limit:
         raise MemoryBudgetError(
             f"{where} unpacks to {needed / 2**20:,.0f} MB ({what}), more than the {limit / 2**20:,.0f} MB that data "
-            "may take here; read a part of it, or allow more with max_bytes (--max-bytes on the command line)."
+            "may take here; read a part of it, or allow more with max_bytes (`marquis --max-bytes BYTES COMMAND ...`)."
         )
 
 

@@ -212,6 +212,8 @@ class Likelihood:
             if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
                 raise DataError(f"{self}: a mask holds only 0 (missing) and 1 (observed); this one has other values.")
         if y is not None:
+            if y.is_complex():
+                raise DataError(f"{self}: the targets are complex; pass real numbers.")
             self._check_target_shape(f, y)
             self._check_labels(f, y if mask is None else y.masked_fill(~as_mask(mask, y.shape), 0))
 

@@ -240,6 +240,8 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         x = self._inputs(self._validated(X))
         codes = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
         mean = torch.cat([part.mean for part in codes]).numpy()
+        if not isinstance(return_std, (bool, np.bool_)):
+            raise DataError(f"return_std is {type(return_std).__name__}; pass True or False.")
         if not return_std:
             return mean
         std, incomplete = torch.cat([part.std for part in codes]), x.isnan().any(1).nonzero()[:, 0]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError
 from marquis.tasks.batches import as_tensor, at_least_one
 
@@ -65,6 +66,7 @@ class Reliability:
         return "\n".join([*lines, f"ECE {self.ece:.4f}   RMSCE {self.rmsce:.4f}   MCE {self.mce:.4f}"])
 
 
+@checked_arrays
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """Compute confidence `max_k p_k` against accuracy in bins of equal width (docs/method/tasks.md#calibration).
 
@@ -74,6 +76,8 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         bins: Number of bins.
     """
     probs, labels = as_tensor(probs, "probs"), as_tensor(labels, "labels")
+    if labels.is_complex() or (labels.is_floating_point() and not bool((labels == labels.round()).all())):
+        raise DataError(f"labels are {labels.dtype} with values between classes; pass whole numbers from 0.")
     _check_probabilities(probs, labels, bins)
     confidence, chosen = probs.detach().max(1)
     # Borders in the type of the probabilities: a float32 0.6 is larger than the float64 0.6 and would change bins.
@@ -86,16 +90,19 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     return Reliability(edges.double(), count, mean[0], mean[1])
 
 
+@checked_arrays
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Return the ECE `Σ_m w_m |accuracy_m - confidence_m|`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).ece
 
 
+@checked_arrays
 def root_mean_square_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Return the RMSCE `sqrt(Σ_m w_m |accuracy_m - confidence_m|²)`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).rmsce
 
 
+@checked_arrays
 def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Return the MCE, the largest `|accuracy_m - confidence_m|` of a bin with data; arguments as for `reliability`."""
     return reliability(probs, labels, bins).mce
@@ -116,6 +123,7 @@ class ErrorCurve:
     count: Tensor
 
 
+@checked_arrays
 def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
     """Return how often the central Gaussian interval of each level holds the target; calibrated if both agree.
 
@@ -135,6 +143,7 @@ def coverage(mean: Tensor, variance: Tensor, target: Tensor, levels: Sequence[fl
     return {level: float((distance <= width * std).double().mean()) for level, width in widths.items()}
 
 
+@checked_arrays
 def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = LEVELS) -> dict[float, float]:
     """Return how often the target lies between the central quantiles of samples; no Gaussian is assumed.
 
@@ -160,6 +169,7 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
     return {level: _between(ordered, targets, level) for level in levels}
 
 
+@checked_arrays
 def sharpness(variance: Tensor, level: float = 0.9) -> float:
     """Return the mean width of central Gaussian intervals: of two models with right coverage, prefer the sharper."""
     variance = as_tensor(variance, "variance")
@@ -170,6 +180,7 @@ def sharpness(variance: Tensor, level: float = 0.9) -> float:
     return 2 * _half_width(level) * float(variance.detach().double().sqrt().mean())
 
 
+@checked_arrays
 def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins: int = 10) -> ErrorCurve:
     """Compute the mean squared error in bins of the predicted variance; equal if calibrated. Cost O(n log n).
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tasks.batches import Data, SameSeed, batches, naming_shape, require
@@ -20,6 +21,7 @@ NODES = 32
 """Of the Gauss-Legendre rule by which the likelihood's contributions are integrated."""
 
 
+@checked_arrays
 def contributions(
     model: UncertainAutoencoder,
     data: Data,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked, checked_arrays
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import check_finite
 from marquis.likelihoods import Bernoulli
 from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, normal, require
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
+@checked_arrays
 def sample(
     model: UncertainAutoencoder,
     known: Tensor,
@@ -75,6 +78,7 @@ def sample(
     return torch.cat(parts)[order.to(parts[0].device)].to(known.device)
 
 
+@checked
 def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """Return `n` new codes by the smoothed bootstrap: `m + (z_i - m + h e) / sqrt(1 + h²)`, `e ~ N(0, C)`.
 
@@ -86,6 +90,10 @@ def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Ten
         n: Number of new codes.
         generator: Source of the choice and the steps.
     """
+    at_least_one(n=n)
+    if codes.dim() != 2 or not codes.is_floating_point() or not len(codes):
+        raise DataError(f"codes of shape {list(codes.shape)} ({codes.dtype}): floating-point [N, K] are needed.")
+    check_finite(codes, "codes")
     count, size = codes.shape
     place = codes.device if generator is None else generator.device
     rows = torch.randint(count, (n,), generator=generator, device=place).to(codes.device)

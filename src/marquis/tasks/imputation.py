@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked_arrays
 from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.options import warn_renamed
@@ -45,6 +46,7 @@ __all__ = [
 
 
 @torch.no_grad()
+@checked_arrays
 def impute(
     model: UncertainAutoencoder,
     x: Tensor,

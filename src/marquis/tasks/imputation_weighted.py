@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
 from marquis.tasks.imputation_results import WeightedImputation
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
+@checked_arrays
 def impute_weighted(
     model: UncertainAutoencoder,
     x: Tensor,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked, describe_value
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.tasks.batches import as_tensor, normal
@@ -24,8 +25,11 @@ def top_half(shape: Sequence[int]) -> Tensor:
     return missing
 
 
+@checked
 def minmax_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Return normal numbers, scaled to fill [0, 1] for each sample: the paper's initial fill."""
+    if not like.is_floating_point() or like.dim() == 0 or not len(like):
+        raise DataError(f"like is {describe_value(like)}; a batch [B, ...] of floating-point numbers is needed.")
     if like[0].numel() < 2:
         raise DataError("noise scaled to [0, 1] needs at least two entries per sample; give `fill` a number instead.")
     noise = normal(like.shape, like, generator).flatten(1)

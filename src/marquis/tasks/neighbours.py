@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError
 from marquis.tasks.batches import as_tensor, permutation
 
@@ -18,6 +19,7 @@ VOTES = 2**22
 """Votes that are counted at a time: `queries x neighbours x labels x classes`, 8 bytes each."""
 
 
+@checked_arrays
 def predict(codes: Tensor, labels: Tensor, queries: Tensor, ks: Sequence[int]) -> Tensor:
     """Classify by majority vote of the k nearest codes, for several k at once, `[len(ks), m]` or `[len(ks), m, A]`.
 
@@ -74,6 +76,7 @@ def grouped_folds(labels: Tensor, folds: int, generator: torch.Generator | None 
     return fold
 
 
+@checked_arrays
 def choose_k(
     copies: Tensor,
     labels: Tensor,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError
 from marquis.options import renamed_arguments, warn_renamed
 from marquis.tasks.batches import Data, SameSeed, as_tensor, at_least_one, batches, naming_shape, require
@@ -107,6 +108,7 @@ class OodResult:
             raise DataError(f"there is no score {score!r}; there are {', '.join(self.table)}.")
 
 
+@checked_arrays
 def scores(
     model: UncertainAutoencoder,
     data: Data,
@@ -139,6 +141,7 @@ def scores(
     return _scores(model, data, samples, SameSeed(model, generator), batch_size, progress, "scores")[0]
 
 
+@checked_arrays
 def typicality(score: Tensor, train: Tensor) -> Tensor:
     """Return `|mean_train(score) - score|`: too likely counts as much as too unlikely (typicality test).
 
@@ -149,7 +152,10 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
     score, train = as_tensor(score, "score"), as_tensor(train, "train")
     if train.dim() != 1 or len(train) == 0:
         raise DataError(f"typicality needs the scores [N] of training data, got shape {list(train.shape)}.")
-    return (train.mean() - score).abs()
+    distance = (train.mean() - score).abs()
+    if not bool(distance.isfinite().all()):
+        raise DataError("typicality: scores of the data or of training data are NaN, infinite or too large.")
+    return distance
 
 
 def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> Tensor:
@@ -192,6 +198,7 @@ def _rarity(score: Tensor, ordered: Tensor) -> Tensor:
 
 
 @renamed_arguments(inside="in_distribution", outside="out_of_distribution")
+@checked_arrays
 def evaluate(
     model: UncertainAutoencoder,
     in_distribution: Data,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError
 from marquis.options import renamed_arguments
 
@@ -32,6 +33,7 @@ class RocCurve:
 
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
+@checked_arrays
 def roc_curve(in_scores: Tensor, out_scores: Tensor) -> RocCurve:
     """Compute false and true positive rates for every threshold that matters."""
     threshold, false, true = _flagged(in_scores, out_scores)
@@ -44,6 +46,7 @@ def roc_curve(in_scores: Tensor, out_scores: Tensor) -> RocCurve:
 
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
+@checked_arrays
 def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     """Return the area under the ROC curve: the probability that an OOD score exceeds an in-distribution one.
 
@@ -57,6 +60,7 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
+@checked_arrays
 def average_precision(in_scores: Tensor, out_scores: Tensor) -> float:
     """Return the area under the precision-recall curve as average precision, `Σ_k (R_k - R_{k-1}) P_k`.
 
@@ -69,6 +73,7 @@ def average_precision(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 @renamed_arguments(inside="in_scores", outside="out_scores")
+@checked_arrays
 def fpr_at_tpr(in_scores: Tensor, out_scores: Tensor, tpr: float = 0.95) -> float:
     """Return the smallest false positive rate at which at least `tpr`, in (0, 1], of the OOD data are flagged."""
     if not 0 < tpr <= 1:

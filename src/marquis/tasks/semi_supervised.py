@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor, permutation
@@ -34,6 +35,7 @@ Count = Literal["codes", "data"]
 PER_CLASS = (1, 2, 4, 6, 8, 10, 15, 25, 50, 100)
 
 
+@checked_arrays
 def embed(
     model: UncertainAutoencoder,
     x: Tensor,
@@ -63,6 +65,7 @@ def embed(
     return samples_of_all if copies else means
 
 
+@checked_arrays
 def evaluate(
     model: UncertainAutoencoder,
     x: Tensor,
@@ -109,6 +112,7 @@ def evaluate(
     return _few_labels_result(codes, labels, per_class, sets, candidates, count, generator)
 
 
+@checked_arrays
 def evaluate_codes(
     codes: Tensor,
     labels: Tensor,
@@ -138,6 +142,7 @@ def evaluate_codes(
     return _few_labels_result(existing, labels, per_class, sets, candidates, count, generator)
 
 
+@checked_arrays
 def evaluate_multilabel(
     model: UncertainAutoencoder,
     x: Tensor,
@@ -166,6 +171,7 @@ def evaluate_multilabel(
     return _multilabel_result(codes, attributes, names, sets, candidates, count, generator)
 
 
+@checked_arrays
 def evaluate_multilabel_codes(
     codes: Tensor,
     attributes: Tensor,

@@ -8,12 +8,15 @@ import math
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
+from marquis.functional.checks import check_finite
 from marquis.tomography.operators import Measurement, check_data, readings
 
 ITERATIONS = 300
 
 
+@checked
 def fbp(data: Tensor, measurement: Measurement) -> Tensor:
     """Return the filtered back-projection; for a measurement without one, a scaled adjoint.
 
@@ -49,11 +52,16 @@ def differences_adjoint(values: Tensor, shape: tuple[int, int]) -> Tensor:
     return images
 
 
+@checked
 def total_variation(images: Tensor) -> Tensor:
     """Return the anisotropic total variation, the sum of absolute differences, of `[..., H, W]`."""
+    if images.dim() < 2 or images.dtype == torch.bool:
+        raise DataError(f"images of shape {list(images.shape)} ({images.dtype}): [..., H, W] in numbers are needed.")
+    check_finite(images, "images")
     return differences(images).abs().sum(dim=-1)
 
 
+@checked
 def tv(
     data: Tensor,
     measurement: Measurement,

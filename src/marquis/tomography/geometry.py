@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.tomography.footprint import Matrix, pixel_centres, project_points, projection_matrix
 
@@ -21,6 +22,7 @@ class _Beam:
     nonnegative = True
     _full_circle = math.pi
 
+    @checked
     def __init__(
         self,
         size: int | tuple[int, int],
@@ -30,7 +32,7 @@ class _Beam:
         *,
         pixel_size: float = 1.0,
     ) -> None:
-        height, width = (size, size) if isinstance(size, int) else size
+        height, width = _edges(size)
         if min(height, width) < 2:
             raise DataError(f"size is {size}; an image needs at least 2 x 2 pixels.")
         for name, value in (("spacing", spacing), ("pixel_size", pixel_size)):
@@ -65,10 +67,12 @@ class _Beam:
             self._double = Matrix(self._footprints() * self.pixel_size)
         return self._double
 
+    @checked
     def forward(self, images: Tensor) -> Tensor:
         """Return the sinograms `[..., angles, detectors]` of images `[..., H, W]`."""
         return self._apply(images, 0, self.image_shape, self.data_shape)
 
+    @checked
     def adjoint(self, data: Tensor) -> Tensor:
         """Return the unfiltered back-projections `[..., H, W]` of sinograms `[..., angles, detectors]`."""
         return self._apply(data, 1, self.data_shape, self.image_shape)
@@ -154,6 +158,7 @@ class FanBeam(_Beam):
 
     _full_circle = 2 * math.pi
 
+    @checked
     def __init__(
         self,
         size: int | tuple[int, int],
@@ -165,7 +170,7 @@ class FanBeam(_Beam):
         detector: float,
         pixel_size: float = 1.0,
     ) -> None:
-        height, width = (size, size) if isinstance(size, int) else size
+        height, width = _edges(size)
         if not source > math.hypot(height, width) / 2:
             raise DataError(
                 f"source is {source}: the source would turn inside the image, whose corners are "
@@ -245,3 +250,12 @@ def _ramp_filtered(data: Tensor, pitch: float) -> Tensor:
     spectrum = torch.fft.rfft(data.double(), n=length) * torch.fft.rfft(kernel, n=length)
     filtered = torch.fft.irfft(spectrum, n=length)[..., count - 1 : 2 * count - 1]
     return (filtered / pitch).to(data)
+
+
+def _edges(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of an image."""
+    if isinstance(size, int):
+        return size, size
+    if len(size) != 2 or not all(isinstance(edge, int) for edge in size):
+        raise DataError(f"size is {size}; pass one whole number, or height and width.")
+    return size

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.functional.linear_map import LinearMap
 
@@ -167,6 +168,7 @@ def noise_std(data: Tensor, noise: float) -> float:
     return noise * level
 
 
+@checked
 def simulate(
     image: Tensor, measurement: Measurement, *, noise: float = 0.0, generator: torch.Generator | None = None
 ) -> Tensor:

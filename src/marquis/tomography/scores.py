@@ -6,15 +6,25 @@ import math
 
 from torch import Tensor
 
+from marquis.arguments import checked
+from marquis.errors import DataError
+from marquis.functional.checks import check_finite
 from marquis.tomography.operators import check_image
 from marquis.tomography.result import UncertainImage
 
 
+@checked
 def psnr(image: Tensor, truth: Tensor, span: float | None = None) -> float:
     """Return the peak signal-to-noise ratio in decibels; `span` is the range of values, by default the truth's."""
+    if image.shape != truth.shape or not truth.numel() or image.is_complex() or truth.is_complex():
+        raise DataError(f"image {list(image.shape)} and truth {list(truth.shape)} have to be real and of one shape.")
+    image, truth = image.double(), truth.double()
+    check_finite((image, truth), "image and truth")
     span = float(truth.max() - truth.min()) if span is None else span
     error = float((image - truth).square().mean())
-    return 10 * math.log10(span**2 / error) if error > 0 else math.inf
+    if error == 0:
+        return math.inf
+    return 10 * math.log10(span**2 / error) if span else -math.inf
 
 
 def scores(result: UncertainImage, truth: Tensor, span: float | None = None) -> dict[str, float]:

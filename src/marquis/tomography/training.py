@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError, NumericalError
 from marquis.io.lock import exclusive
 from marquis.io.previous import any_generation, read_newest
@@ -81,6 +82,7 @@ def resolve_tv_weight(data: Tensor, noise: float | None, tv: float | None) -> fl
     return tv_weight_for(noise_std(data, noise) ** 2, data.numel())
 
 
+@checked
 def deep_image_prior(
     data: Tensor,
     measurement: Measurement,

@@ -1,0 +1,28 @@
+"""Tables that would harm whoever opens them, and data that would not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from helpers.commands import one_line
+from marquis.cli.outputs import as_text, write_columns
+from marquis.data import load
+
+
+def test_formulas_in_names_are_text_for_a_spreadsheet_and_names_for_us(tmp_path):
+    names = ["=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "-x", "plain", "-1.5"]
+    write_columns(tmp_path / "t.csv", {name: np.arange(3.0) + i for i, name in enumerate(names)})
+    header = (tmp_path / "t.csv").read_text().splitlines()[0]
+    assert header.split(",")[:5] == ["'=cmd|' /C calc'!A0", "'+1+1", "'@SUM(A1)", "'-x", "plain"]
+    assert as_text("-1.5") == "-1.5"  # a number is no formula
+    assert load(tmp_path / "t.csv").feature_names == tuple(names)
+
+
+def test_the_command_line_allows_more_bytes(marquis, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((60, 5)))
+    words = ("train", "ae", "--data", tmp_path / "x.npz", "--out", "run", "--epochs", "1", "--no-report")
+    one_line(marquis("--max-bytes", "100", *words), "--max-bytes", "x.npz")
+    assert not Path("run").exists()
+    assert marquis("--max-bytes", "1000000", *words)[0] == 0
