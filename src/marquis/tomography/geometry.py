@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_arrays
 from marquis.errors import DataError
 from marquis.tomography.footprint import Matrix, pixel_centres, project_points, projection_matrix
 
@@ -22,7 +22,7 @@ class _Beam:
     nonnegative = True
     _full_circle = math.pi
 
-    @checked
+    @checked_arrays
     def __init__(
         self,
         size: int | tuple[int, int],
@@ -158,7 +158,7 @@ class FanBeam(_Beam):
 
     _full_circle = 2 * math.pi
 
-    @checked
+    @checked_arrays
     def __init__(
         self,
         size: int | tuple[int, int],
