@@ -106,7 +106,7 @@ def test_two_stages_are_asked_as_the_model_has_learnt_it(marquis, kept, trained_
     assert run.spec.missing == missing and run.scaling is not None
     x, found = run.read(kept / "wine.csv").x, {}
     for rounds in (None, 0, 1):
-        asked = () if rounds is None else ("--rounds", rounds)
+        asked = ("--method", "two-stage") if rounds is None else ("--rounds", rounds)
         assert marquis("impute", "run", kept / "wine.csv", "--samples", "3", *asked, "--out", f"{rounds}.npz")[0] == 0
         found[rounds] = np.load(f"{rounds}.npz")["x"][x.isnan()]
         options = usual | ({} if rounds is None else {"rounds": rounds})

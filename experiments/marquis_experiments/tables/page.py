@@ -74,7 +74,7 @@ def compared(ours: list[float], theirs: list[float], larger_is_better: bool) -> 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:
     """Return what the template needs; the verdict is that of the confirmation tables."""
     outliers, missing = results["outliers"], results["imputation"]
-    splits, groups = len(unique(outliers, "repetition")), unique(outliers, "group")
+    splits, groups = len(unique([*outliers, *missing], "repetition")), unique(outliers, "group")
     ours = {"auroc": OURS, "rmse": IMPUTER, "interval_score": IMPUTER}
     body, means = [], {}
     for group in groups:
@@ -101,10 +101,15 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "splits": splits,
         "sizes": "; ".join(size(group, outliers, missing) for group in groups),
         "chance": p_value(SURE, splits) if splits > 1 else 1.0,
-        "verdict": verdict(*(best[score] == ours[score] for score in SCORES), worst["ratio"] <= 1.02),
+        "verdict": verdict(
+            *(best[score] == ours[score] for score in SCORES),
+            worst["ratio"] <= 1.02,
+            complete(outliers, missing, splits),
+        ),
         "best": {score: {"method": name, "mean": means[judged, score][name]} for score, name in best.items()},
         "ours": {score: means[judged, score][ours[score]] for score in SCORES},
         "worst": worst,
+        "done": splits_done(outliers, missing),
         "losses": losses(outliers, missing, ours),
         "table": table(["tables", "task and score", "method", "mean", "ours better / worse / undecided"], body),
         "outliers_table": outlier_table(outliers),
@@ -119,6 +124,29 @@ def size(group: str, outliers: list[Row], missing: list[Row]) -> str:
     tasks = unique([row for row in outliers if row["group"] == group], "table", "strange")
     cases = unique([row for row in missing if row["group"] == group], "table", "pattern")
     return f"{group}: {len(tasks)} outlier tasks and {len(cases)} cases of missing values"
+
+
+def complete(outliers: list[Row], missing: list[Row], splits: int) -> bool:
+    """Return whether every method has all splits of every task, as the protocol asks for."""
+    return all(
+        len(numbers(rows, score, **place)) == splits
+        for rows, key, score in ((outliers, "strange", "auroc"), (missing, "pattern", "rmse"))
+        for place in unique(rows, "group", "table", key, "method")
+    )
+
+
+def splits_done(outliers: list[Row], missing: list[Row]) -> str:
+    """Return from how many to how many splits the tasks of each group have."""
+    found = []
+    for what, rows, key in (("outliers", outliers, "strange"), ("missing values", missing, "pattern")):
+        for group in unique(rows, "group"):
+            here = [row for row in rows if row["group"] == group]
+            counts = [
+                len({row["repetition"] for row in here if all(row[k] == v for k, v in place.items())})
+                for place in unique(here, "table", key)
+            ]
+            found.append(f"{what}, {group} {min(counts)} to {max(counts)}")
+    return "; ".join(found)
 
 
 def worst_ratio(rows: list[Row]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,10 @@ def score(
     samples: shared.Samples = 100,
     linear: shared.Linear = False,
     reference: Annotated[int, typer.Option(help="Number of random training and test rows to compare with.")] = 1000,
+    explain: Annotated[
+        Path | None,
+        typer.Option(help="Tables of lae runs: also write what every column adds to a row's outlier score (.csv)."),
+    ] = None,
     header: shared.Header = None,
     limit: shared.FirstRows = None,
     seed: shared.Seed = 0,
@@ -34,10 +39,14 @@ def score(
     large, the row itself counted among them: below 0.01 for one row in a hundred that is no outlier, and never below
     1 / (1 + held-out rows).
 
+    --explain writes a line per row and column: value, expected value with its 90 % interval, and contribution to the
+    score of `marquis.sklearn.LaplacianAutoencoder` fitted to the run's training rows, to which they add up.
+
     Missing entries are left out of the scores, so a row with more of them gets lower ones; compare only rows with about
     as many, and as many as in the training data.
     """
     from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
+    from marquis.cli.table_estimator import is_for_estimator, write_explanation
     from marquis.errors import DataError
     from marquis.run import Run
     from marquis.run.rows import at_random
@@ -47,7 +56,14 @@ def score(
     require_free(out, force, (*TABLES, *ARRAYS), data)
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
+    if explain is not None:
+        if not is_for_estimator(opened):
+            raise DataError("--explain is for tables of runs of lae with the gaussian likelihood")
+        require_free(explain, force, (*TABLES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header)
+    if explain is not None:
+        write_explanation(explain, opened, rows)
+        typer.echo(f"written: {explain}")
     model, known = opened.model(linear=linear), opened.data_module
     known.setup()
 
