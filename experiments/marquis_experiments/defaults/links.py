@@ -130,7 +130,7 @@ def network_cell(name: str, draws: int, seed: int) -> list[dict[str, Any]]:
     labels = torch.from_numpy(y)
     torch.manual_seed(seed)
     activation = nn.ReLU() if name == "relu" else nn.Tanh()
-    hidden = [nn.Linear(x.shape[1], 50), activation, nn.Linear(50, int(y.max()) + 1)]
+    hidden = [nn.Linear(x.shape[1], 50), activation, nn.Linear(50, int(labels.max()) + 1)]
     model = nn.Sequential(*([nn.Linear(x.shape[1], 10)] if name == "linear" else hidden)).double()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-4)
     for _ in range(300):

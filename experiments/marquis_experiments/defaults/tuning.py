@@ -58,7 +58,7 @@ def split(X: np.ndarray, y: np.ndarray, is_classes: bool, rows: int, seed: int) 
     """Return training features, test features, training labels, test labels."""
     rows = min(rows, 2 * len(X) // 3)
     parts = train_test_split(X, y, train_size=rows, random_state=seed, stratify=y if is_classes else None)
-    return [parts[0], parts[1][:TEST], parts[2], parts[3][:TEST]]
+    return [np.asarray(part) for part in (parts[0], parts[1][:TEST], parts[2], parts[3][:TEST])]
 
 
 def negative_log_density(model: Any, X: np.ndarray, y: np.ndarray, network_alone: bool = False) -> float:
@@ -175,7 +175,7 @@ def speed_cell(name: str, rows: int, data_dir: Path) -> dict[str, Any]:
     X, new, y, labels = split(X, y, is_classes, rows, 0)
     scaler = StandardScaler().fit(X)
     shift, scale = (0, 1) if is_classes else (y.mean(), y.std())
-    kinds = (MLPClassifier, LaplaceClassifier) if is_classes else (MLPRegressor, LaplaceRegressor)
+    kinds: tuple[Any, Any] = (MLPClassifier, LaplaceClassifier) if is_classes else (MLPRegressor, LaplaceRegressor)
     kinds[1](max_iter=2).fit(X[:200], y[:200])  # what is imported and compiled once
     started = time.process_time()
     # No stop before 200 epochs.
