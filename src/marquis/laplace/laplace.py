@@ -253,8 +253,7 @@ class Laplace(Hyperparameters):
             memory_limit: Bytes for temporaries.
             differentiable: Keep the graph to `x`: mean, variance, covariance and samples have gradients.
 
-        Raises:
-            As `predictive.predict`.
+        Errors are those of `predictive.predict`.
         """
         return predict(
             self.posterior,

@@ -38,9 +38,6 @@ class VariationalLaplace(GaussianMethod):
     Args:
         model: A module, or a function `(params, x) -> outputs`, without ReLU or kin (they are refused by name).
         likelihood: Name or object.
-        num_data: N, the number of training data.
-        tempering: β, the weight of the KL.
-        prior_scale: Standard deviations s of the prior; by default `1/sqrt(fan_in)`.
         gradient: How the regulariser is differentiated: `"one-sided"`, `"central"`, `"double-backward"` or
             `"forward-over-reverse"`.
         score_correction: Add what the published gradient leaves out by holding the sampled labels fixed.
@@ -49,10 +46,10 @@ class VariationalLaplace(GaussianMethod):
         curvature: `"fisher"`, or `"hessian"` for VL(H) with the true Hessian (VL eq. 20), which exists to show its
             pathology and costs P passes.
         epsilon: Length of the differences' step, relative to the length of μ; by default by dtype.
-        multiplier: Learning rate of log σ over that of μ.
-        initial_offset: Start value of log σ, minus log s.
-        params: The start values of a function's parameters.
-        generator: Source of every random draw; by default torch's global generator.
+        **options: Options of every Gaussian method: `num_data` (N, the number of training data), `tempering` (β, the
+            weight of the KL), `prior_scale` (standard deviations s of the prior; by default `1/sqrt(fan_in)`),
+            `multiplier` (learning rate of log σ over that of μ), `initial_offset` (start value of log σ, minus log s),
+            `params` (start values of a function's parameters), `generator` (source of every random draw).
     """
 
     @checked
