@@ -234,7 +234,7 @@ def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _check_levels(levels: Sequence[float]) -> None:
-    if not levels or not all(0 < level < 1 for level in levels):
+    if not levels or isinstance(levels, str) or not all(0 < level < 1 for level in levels):
         raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
 
 

@@ -21,10 +21,15 @@ def psnr(image: Tensor, truth: Tensor, span: float | None = None) -> float:
     image, truth = image.double(), truth.double()
     check_finite((image, truth), "image and truth")
     span = float(truth.max() - truth.min()) if span is None else span
-    error = float((image - truth).square().mean())
-    if error == 0:
+    difference = image - truth
+    largest = float(difference.abs().max())
+    if largest == 0:
         return math.inf
-    return 10 * math.log10(span**2 / error) if span else -math.inf
+    if not span:
+        return -math.inf
+    # In logarithms, and relative to the largest difference: squares of large numbers overflow.
+    decibels = 20 * math.log10(largest) + 10 * math.log10(float((difference / largest).square().mean()))
+    return 20 * math.log10(abs(span)) - decibels
 
 
 def scores(result: UncertainImage, truth: Tensor, span: float | None = None) -> dict[str, float]:
