@@ -9,6 +9,7 @@ import numpy as np
 from helpers.commands import one_line
 from marquis.cli.outputs import as_text, write_columns
 from marquis.data import load
+from marquis.data.limits import budget
 
 
 def test_formulas_in_names_are_text_for_a_spreadsheet_and_names_for_us(tmp_path):
@@ -26,3 +27,4 @@ def test_the_command_line_allows_more_bytes(marquis, tmp_path):
     one_line(marquis("--max-bytes", "100", *words), "--max-bytes", "x.npz")
     assert not Path("run").exists()
     assert marquis("--max-bytes", "1000000", *words)[0] == 0
+    assert budget() > 1_000_000  # the option ends with its command

@@ -84,6 +84,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", help="Print the version and stop.", callback=_print_version, is_eager=True
     ),
@@ -92,9 +93,10 @@ def _root(
     ),
 ) -> None:
     """Compute uncertainty in neural networks from the curvature of their loss."""
-    from marquis.data.limits import allow
+    if max_bytes is not None:
+        from marquis.data.limits import allowing
 
-    allow(max_bytes)
+        context.with_resource(allowing(max_bytes))  # for this command only, also where one process runs several
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,11 +20,6 @@ SHARE = 0.5
 _allowed: ContextVar[int | None] = ContextVar("marquis_max_bytes", default=None)
 
 
-def allow(max_bytes: int | None) -> None:
-    """Let data take this many bytes from now on; None for half of the free memory."""
-    _allowed.set(max_bytes)
-
-
 @contextmanager
 def allowing(max_bytes: int | None) -> Iterator[None]:
     """Set the budget for what is read in a block; None leaves it as it is."""
