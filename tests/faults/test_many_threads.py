@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import marquis as mq
+from helpers.threads import THREADS, in_threads
 from marquis.autoencoders import KINDS, ModelSpec, fit_in_memory
 from marquis.functional.quiet import quiet
 from marquis.variational.base import evaluation_mode
-
-THREADS = 8
 
 
 def generator() -> torch.Generator:
@@ -45,17 +44,6 @@ def assert_untouched(module: nn.Module, before: dict[str, Any]) -> None:
     for name, value in before.items():
         for one, two in zip(value, after[name], strict=True):
             assert torch.equal(one, two) if isinstance(one, Tensor) else one == two, name
-
-
-def in_threads(work: Callable[[int], Any]) -> list[Any]:
-    barrier = threading.Barrier(THREADS)
-
-    def start(thread: int) -> Any:
-        barrier.wait()
-        return work(thread)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(start, range(THREADS)))
 
 
 class Net(nn.Module):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import marquis as mq
+from helpers.threads import THREADS, in_threads
 
-THREADS, ROUNDS = 8, 16
+ROUNDS = 16
 
 
 def network() -> nn.Module:
@@ -45,17 +44,6 @@ CALLS: dict[str, Callable[[mq.Laplace, Tensor], Tensor]] = {
     "ggn": lambda la, x: mq.curvature.ggn(la.model, x, "categorical").diagonal(),
     "approximate": lambda la, x: mq.curvature.ggn(la.model, x, "categorical", estimator="approximate").diagonal(),
 }  # type: ignore[dict-item]
-
-
-def in_threads(work: Callable[[int], Any]) -> list[Any]:
-    barrier = threading.Barrier(THREADS)
-
-    def start(thread: int) -> Any:
-        barrier.wait()
-        return work(thread)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(start, range(THREADS)))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
