@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch import multiprocessing as mp
 from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
+from helpers.processes import in_processes
 from marquis.curvature import accumulate, ggn, plan
 from marquis.curvature.planning.memory import AllocationMeter
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, StorageError, UnsupportedOperationError
@@ -504,47 +504,42 @@ def test_a_loader_that_yields_other_data_is_noticed(tmp_path: Path):
 
 
 def share(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        model, x = mlp(), randn(N, 4)
-        mine = batches(x[:9] if rank == 0 else x[9:], 3)  # three batches and two
-        found: dict[str, Any] = {k: accumulate(model, mine, "categorical", k).to_dense() for k in KINDS}
-        nothing = mine if rank == 0 else []  # a share without data
-        empty = {k: accumulate(model, nothing, "categorical", k).to_dense() for k in KINDS}
-        alone = accumulate(model, mine, "categorical", distributed=False).to_dense()
-        messages = []
-        cases: list[tuple[nn.Module, list[Any]]] = [
-            (model, [x[:3] * (float("nan") if rank == 1 else 1.0)]),
-            (mlp() if rank == 0 else other_weights(), mine),
-            (model, []),
-        ]
-        for network, loader in cases:
-            try:
-                accumulate(network, loader, "categorical")
-            except mq.MarquisError as error:
-                messages.append(str(error))
-        path = Path(folder) / "sum"
+    model, x = mlp(), randn(N, 4)
+    mine = batches(x[:9] if rank == 0 else x[9:], 3)  # three batches and two
+    found: dict[str, Any] = {k: accumulate(model, mine, "categorical", k).to_dense() for k in KINDS}
+    nothing = mine if rank == 0 else []  # a share without data
+    empty = {k: accumulate(model, nothing, "categorical", k).to_dense() for k in KINDS}
+    alone = accumulate(model, mine, "categorical", distributed=False).to_dense()
+    messages = []
+    cases: list[tuple[nn.Module, list[Any]]] = [
+        (model, [x[:3] * (float("nan") if rank == 1 else 1.0)]),
+        (mlp() if rank == 0 else other_weights(), mine),
+        (model, []),
+    ]
+    for network, loader in cases:
         try:
-            accumulate(model, interrupted(mine, 1), "categorical", checkpoint=path)
-        except Exception as error:
-            messages.append(type(error).__name__)
-        files = sorted(p.name for p in Path(folder).glob("sum*"))
-        torch.distributed.barrier()
-        resumed = accumulate(model, mine, "categorical", checkpoint=path).to_dense()
-        torch.distributed.barrier()
-        left = list(Path(folder).glob("sum*"))
-        torch.save(
-            {"found": found, "empty": empty, "alone": alone, "messages": messages, "files": files, "resumed": resumed}
-            | {"left": len(left)},
-            f"{folder}/{rank}.pt",
-        )
-    finally:
-        torch.distributed.destroy_process_group()
+            accumulate(network, loader, "categorical")
+        except mq.MarquisError as error:
+            messages.append(str(error))
+    path = Path(folder) / "sum"
+    try:
+        accumulate(model, interrupted(mine, 1), "categorical", checkpoint=path)
+    except Exception as error:
+        messages.append(type(error).__name__)
+    files = sorted(p.name for p in Path(folder).glob("sum*"))
+    torch.distributed.barrier()
+    resumed = accumulate(model, mine, "categorical", checkpoint=path).to_dense()
+    torch.distributed.barrier()
+    left = list(Path(folder).glob("sum*"))
+    torch.save(
+        {"found": found, "empty": empty, "alone": alone, "messages": messages, "files": files, "resumed": resumed}
+        | {"left": len(left)},
+        f"{folder}/{rank}.pt",
+    )
 
 
 def test_two_processes_sum_their_shares(tmp_path: Path):
-    mp.start_processes(share, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    in_processes(share, tmp_path)
     model, x = mlp(), randn(N, 4)
     for rank in range(2):
         got = torch.load(tmp_path / f"{rank}.pt")

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch import multiprocessing as mp
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
+from helpers.processes import in_processes
 from marquis.curvature.linop.operator import CurvatureOperator, operator
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.functional.selection import SelectionError
@@ -750,33 +750,28 @@ def test_progress_shows_the_pass(capsys: pytest.CaptureFixture[str]):
 
 def _share(rank: int, folder: str) -> None:
     """What each process does; its results go into a file."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        case = Case("categorical")
-        rows = slice(0, 13) if rank == 0 else slice(13, N)
-        loader = batches(case.x[rows], case.y[rows], 5)
-        op = operator(case.model, loader, "categorical")
-        v = randn(2, op.size, seed=3)
-        fisher = operator(case.model, [case.x[:4]], "gaussian", "fisher", generator=generator(0))
-        found = {
-            "product": op @ v,
-            "trace": op.trace(4, generator=generator(rank)).value,  # the probes are the first process's
-            "alone": operator(case.model, loader, "categorical", distributed=False) @ v,
-            "fisher rank": torch.linalg.matrix_rank(fisher.to_dense()),
-            "message": "",
-        }
-        try:  # one process's bad data must not leave the other waiting
-            operator(case.model, [case.x[:2] * (float("nan") if rank == 1 else 1.0)], "categorical")
-        except DataError as error:
-            found["message"] = str(error)
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        torch.distributed.destroy_process_group()
+    case = Case("categorical")
+    rows = slice(0, 13) if rank == 0 else slice(13, N)
+    loader = batches(case.x[rows], case.y[rows], 5)
+    op = operator(case.model, loader, "categorical")
+    v = randn(2, op.size, seed=3)
+    fisher = operator(case.model, [case.x[:4]], "gaussian", "fisher", generator=generator(0))
+    found = {
+        "product": op @ v,
+        "trace": op.trace(4, generator=generator(rank)).value,  # the probes are the first process's
+        "alone": operator(case.model, loader, "categorical", distributed=False) @ v,
+        "fisher rank": torch.linalg.matrix_rank(fisher.to_dense()),
+        "message": "",
+    }
+    try:  # one process's bad data must not leave the other waiting
+        operator(case.model, [case.x[:2] * (float("nan") if rank == 1 else 1.0)], "categorical")
+    except DataError as error:
+        found["message"] = str(error)
+    torch.save(found, f"{folder}/{rank}.pt")
 
 
 def test_two_processes_sum_their_shares(tmp_path: Path):
-    mp.start_processes(_share, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    in_processes(_share, tmp_path)
     case = Case("categorical")
     op = case.operator(batch=N)
     expected = op @ randn(2, op.size, seed=3)

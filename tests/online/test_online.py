@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch import multiprocessing as mp
 from torch.func import functional_call
 
 import marquis as mq
+from helpers.processes import in_processes
 from marquis.curvature import ggn
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.online import NoisyAdam, OnlineLaplace, OnlineState
@@ -509,10 +509,7 @@ def test_mixed_precision_leaves_the_curvature_alone():
     torch.testing.assert_close(states[0][1], states[1][1], rtol=3e-2, atol=0)
 
 
-def _process(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+def _process(rank: int, folder: str, world: int) -> None:
     x = randn(N, 4, seed=1)
     model = network(4)
     online = OnlineLaplace(
@@ -533,8 +530,6 @@ def _process(rank: int, world: int, folder: str) -> None:
             optimiser.step()
     if rank == 0:
         torch.save([model.state_dict(), online.state_dict()], f"{folder}/result{world}.pt")
-    if world > 1:
-        torch.distributed.destroy_process_group()
 
 
 class _Loss(nn.Module):
@@ -547,8 +542,8 @@ class _Loss(nn.Module):
 
 
 def test_two_processes_learn_what_one_would(tmp_path: Path):
-    mp.spawn(_process, (2, str(tmp_path)), nprocs=2)  # type: ignore[attr-defined]
-    _process(0, 1, str(tmp_path))
+    in_processes(_process, tmp_path, 2)
+    _process(0, str(tmp_path), 1)
     one, two = (torch.load(tmp_path / f"result{world}.pt", weights_only=True) for world in (1, 2))
     for name in one[0]:
         torch.testing.assert_close(two[0][name], one[0][name], rtol=1e-9, atol=1e-11)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch import multiprocessing as mp
 
+from helpers.processes import in_processes
 from marquis import MarquisError, OnlineLaplace
 from marquis.curvature.graph import cache
 from marquis.curvature.graph.network import Network
@@ -85,21 +84,16 @@ def test_predict_is_that_of_the_posterior():
 
 
 def _failing_process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
     online = learner()
     online.step(torch.randn(3, 4))
     x = torch.full((3, 4), float("nan")) if rank == 1 else torch.randn(3, 4)
     with pytest.raises(MarquisError) as caught:
         online.step(x)
     Path(folder, f"message{rank}").write_text(f"{type(caught.value).__name__}: {caught.value}")
-    torch.distributed.destroy_process_group()
 
 
 def test_all_processes_stop_when_one_fails(tmp_path: Path):
-    mp.spawn(_failing_process, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined]
+    in_processes(_failing_process, tmp_path)
     own, other = (tmp_path / "message1").read_text(), (tmp_path / "message0").read_text()
     assert "NaN" in own and "process 1 failed" in other and "NaN" in other and DataError.__name__ in other
 

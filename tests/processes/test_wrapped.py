@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import distributed as dist
-from torch import multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import marquis as mq
+from helpers.processes import in_processes
 from marquis.curvature import operator
 
 N = 14
@@ -43,34 +42,29 @@ def results(model, loader):
 
 
 def share(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        x, y = data()
-        mine = [(x[i : i + 3], y[i : i + 3]) for i in ((0, 3, 6) if rank == 0 else (9, 12))]
-        from torch.distributed.fsdp import fully_shard
+    x, y = data()
+    mine = [(x[i : i + 3], y[i : i + 3]) for i in ((0, 3, 6) if rank == 0 else (9, 12))]
+    from torch.distributed.fsdp import fully_shard
 
-        sharded = network()
-        for layer in (sharded[0], sharded[2]):
-            fully_shard(layer)
-        fully_shard(sharded)
-        found = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
-        sharded(x[:2])  # after a forward pass of its own, too
-        found["fsdp2 used"] = results(sharded, mine)
-        nothing = mine if rank == 1 else []
-        found["empty"] = results(DistributedDataParallel(network()), nothing)
-        vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
-        found["operator"] = {"product": operator(DistributedDataParallel(network()), mine, "categorical") @ vector}
-        found["operator empty"] = {"product": operator(network(), nothing, "categorical") @ vector}
-        apart = mq.Laplace(network(), "categorical").fit(mine, progress=False, distributed=False)
-        found["apart"] = {"data": apart.statistics.n}
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    sharded = network()
+    for layer in (sharded[0], sharded[2]):
+        fully_shard(layer)
+    fully_shard(sharded)
+    found = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
+    sharded(x[:2])  # after a forward pass of its own, too
+    found["fsdp2 used"] = results(sharded, mine)
+    nothing = mine if rank == 1 else []
+    found["empty"] = results(DistributedDataParallel(network()), nothing)
+    vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
+    found["operator"] = {"product": operator(DistributedDataParallel(network()), mine, "categorical") @ vector}
+    found["operator empty"] = {"product": operator(network(), nothing, "categorical") @ vector}
+    apart = mq.Laplace(network(), "categorical").fit(mine, progress=False, distributed=False)
+    found["apart"] = {"data": apart.statistics.n}
+    torch.save(found, f"{folder}/{rank}.pt")
 
 
 def test_two_processes_with_wrapped_networks_give_the_answer_of_one(tmp_path: Path):
-    mp.start_processes(share, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    in_processes(share, tmp_path)
     x, y = data()
     expected = results(network(), [(x, y)])
     part = results(network(), [(x[9:], y[9:])])
