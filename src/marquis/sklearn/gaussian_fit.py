@@ -97,7 +97,7 @@ def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator
         generator: Source of hidden entries and of rows.
     """
     few = _some(x, generator)
-    hidden = [hide(few, HIDDEN, groups, generator) for _ in range(HIDINGS)]
+    hidden = [_with_constants_seen(hide(few, HIDDEN, groups, generator), few, groups) for _ in range(HIDINGS)]
     tries = [(spectrum_of(part), part, part.isnan() & ~few.isnan()) for part in hidden]
 
     def loss(candidate: tuple[int, float]) -> float:
@@ -128,6 +128,15 @@ def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.
     for group in groups:
         chance[:, group] = chance[:, group[:1]]
     return torch.where(chance < fraction, torch.nan, x)
+
+
+def _with_constants_seen(hidden: Tensor, x: Tensor, groups: Sequence[Tensor]) -> Tensor:
+    """Return rows in which a column is seen again whose rare values are all hidden: it would have no variance."""
+    low, high = (hidden.nan_to_num(fill) for fill in (torch.inf, -torch.inf))
+    constant = high.amax(0) - low.amin(0) < 1e-9
+    for group in groups:
+        constant[group] = constant[group].any()
+    return torch.where(constant, x, hidden)
 
 
 def spectrum_of(x: Tensor) -> Spectrum:
@@ -171,6 +180,8 @@ def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> Spectrum:
     """Return the spectrum of `(centredᵀ centred + extra) / N`; `extra` is a matrix or its diagonal."""
     n, d = centred.shape
     variance = (centred.square().sum(0) + (extra.diagonal() if extra.ndim == 2 else extra)) / n
+    # A column of rare values can be constant in some of the rows: its variance is its unit, since nothing is known.
+    variance = torch.where(variance < 1e-12, 1.0, variance)
     if d <= DENSE:
         covariance = (centred.T @ centred + (extra if extra.ndim == 2 else torch.diag(extra))) / n
         return Spectrum(mean, variance, *torch.linalg.eigh(covariance))
