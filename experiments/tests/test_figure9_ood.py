@@ -18,9 +18,10 @@ from marquis.tasks.ranking import auroc
 from marquis_experiments.common.metrics import standard_error_of_auroc
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.laplacian_autoencoder.describe import label
+from marquis_experiments.laplacian_autoencoder.figure9_ood import page as ood_page
 from marquis_experiments.laplacian_autoencoder.figure9_ood import rows as ood_rows
 from marquis_experiments.laplacian_autoencoder.figure9_ood import study as ood
-from marquis_experiments.laplacian_autoencoder.figure9_ood.page import PAPER, numbers
+from marquis_experiments.laplacian_autoencoder.figure9_ood.page import PANELS, PAPER, auroc_table
 from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
     SHUFFLED,
     Job,
@@ -48,10 +49,21 @@ def test_histograms_hold_every_image():
     assert sum(found["inside"]) == 70 and sum(found["outside"]) == 50
 
 
-def test_the_column_of_a_decoder_that_predicts_its_noise():
-    table = {"output_variance": {"auroc": 0.1}, "total_variance": {"auroc": 0.9}}
-    rows = [{"key": key, "failed": None, "table": table} for key in ("vae", "dropout")]
-    assert numbers(rows, "vae", "output_variance") == [0.9] and numbers(rows, "dropout", "output_variance") == [0.1]
+def test_output_variance_means_the_same_in_table_and_picture(monkeypatch, tmp_path):
+    """The VAE's column used to have the total variance, its curve and legend the variance over samples."""
+    table = {name: {"auroc": area} for name, area in (("output_variance", 0.1), ("total_variance", 0.9))}
+    table["latent_variance"] = {"auroc": 0.3}
+    other = {"failed": None, "table": table, "roc": {name: [[0, 1], [0, 1]] for name in PANELS}, "train_seconds": 1.0}
+    rows = [{"key": key, "error": 1.0, **other} for key in ("vae", "dropout")]
+    pictures = []
+    monkeypatch.setattr(ood_page.Figure, "save", lambda figure, path: pictures.append(figure))
+    ood_page.draw_curves(tmp_path / "x.png", rows)
+    legends = [text.get_text() for text in pictures[0].axes[0].get_legend().get_texts()]
+    assert pictures[0].axes[0].get_title() == ood_page.SCORES["output_variance"] and legends[0].endswith(": 0.10")
+    header, _, *lines = [line.strip("| ").split(" | ") for line in auroc_table(rows, PAPER).splitlines()]
+    vae, dropout = (dict(zip(header, line, strict=True)) for line in lines)
+    assert vae["output variance"] == "0.100" and vae["total variance"] == "0.900 (0.46)"  # the paper's means the noise
+    assert dropout["output variance"] == "0.100 (0.08)" and dropout["total variance"] == "0.900"
     assert set(PAPER) <= set(ood.MODELS)
     for size in ("quick", "default", "full"):
         for training in ood.STUDY.settings(size).trainings:
