@@ -22,6 +22,7 @@ LAYERS = [
     "choices",
     "options",
     "lazy",
+    "randomness",
     "io",
     "progress",
     "functional",

@@ -14,6 +14,7 @@ from torch import Tensor
 from marquis.arguments import LARGEST_COUNT, checked
 from marquis.errors import DataError, ModelMismatchError
 from marquis.io.tensors import save_tensors, split_prefix
+from marquis.randomness import device_for
 from marquis.structures import Layout, Structure, from_state_dict
 
 
@@ -91,7 +92,7 @@ class Posterior:
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Return `[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
-        device = self.precision.device if generator is None else generator.device
+        device = device_for(generator, self.precision.device)
         # One call per sample: torch would deal out other numbers to the same sample in larger calls, and then weights
         # would depend on how many are drawn at once, that is, on the size of a chunk.
         options = {"generator": generator, "dtype": self.precision.dtype, "device": device}

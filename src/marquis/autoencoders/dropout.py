@@ -16,6 +16,7 @@ from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.replica import replicate
 from marquis.likelihoods import Likelihood
+from marquis.randomness import new_seeds
 
 
 class UnitDropout(nn.Module):
@@ -100,9 +101,8 @@ class DropoutAutoencoder(BaseAutoencoder):
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield thinned networks, which do not depend on the data."""
         layers = self._dropouts
-        device = "cpu" if generator is None else generator.device
         for _ in range(samples):
-            seeds = torch.randint(2**62, (len(layers),), generator=generator, device=device).tolist()
+            seeds = new_seeds(len(layers), generator).tolist()
 
             def encode(x: Tensor, seeds: list[int] = seeds) -> Tensor:
                 return _thinned(self.encoder, layers, seeds)(x)

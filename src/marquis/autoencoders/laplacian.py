@@ -18,6 +18,7 @@ from marquis.online.learner import OnlineLaplace
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.options import rename_options, renamed_arguments, takes_options, warn_renamed
 from marquis.posterior import Posterior
+from marquis.randomness import new_seed
 
 
 @takes_options(OnlineSettings)
@@ -65,9 +66,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         # In a tuple, so that torch does not list the same parameters under a second name.
         self._joined = (EncoderDecoder(encoder, decoder),)
         self._likelihood_given = likelihood
-        self._seed = int(
-            torch.randint(1 << 62, (), generator=generator, device=generator.device if generator else "cpu")
-        )
+        self._seed = new_seed(generator)
         options = rename_options(options, NEW_NAMES, "LaplacianAutoencoder")
         self._options = {"preset": preset, **options}
         made = self._make(1 if num_data is None else num_data)  # refuses wrong options now, not when training begins

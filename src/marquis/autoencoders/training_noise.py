@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from marquis.randomness import new_seed
+
 _STEP, _PROCESS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd and far apart, so that no two pairs meet
 
 
@@ -24,8 +26,7 @@ class TrainingNoise(nn.Module):
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        device = "cpu" if generator is None else generator.device
-        self.register_buffer("seed", torch.randint(2**62, (), generator=generator, device=device).cpu())
+        self.register_buffer("seed", torch.tensor(new_seed(generator)))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:

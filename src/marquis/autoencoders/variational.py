@@ -18,6 +18,7 @@ from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
+from marquis.randomness import new_seeds, normal
 from marquis.variational.base import evaluation_mode
 
 
@@ -87,7 +88,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative bound per sample, with one sampled code each."""
         mu, log_sigma = self._code(inputs)
-        z = mu + log_sigma.exp() * _normal(mu.shape, mu, self.noise.next(mu.device))
+        z = mu + log_sigma.exp() * normal(mu.shape, mu, self.noise.next(mu.device))
         fit = self.likelihood.log_prob(self._outputs(z), x, mask)
         return (self.kl_weight * kl_to_prior(mu, log_sigma) - fit).mean()
 
@@ -98,7 +99,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         The KL is exact; the expectation is an average over `samples` codes of each example. Unbiased.
         """
         x, mask = self._data(x)
-        fit = [fit for fit, _, _ in self._weighed(x, mask, samples, generator)]
+        fit = [fit for fit, _, _ in self._log_terms_of_samples(x, mask, samples, generator)]
         return torch.stack(fit).mean(0) - kl_to_prior(*self.code(x, mask))
 
     @torch.no_grad()
@@ -109,10 +110,10 @@ class VariationalAutoencoder(BaseAutoencoder):
         samples; above the ELBO on average. Cost: `samples` decoder passes, memory `samples` numbers per example.
         """
         x, mask = self._data(x)
-        weights = [fit + prior - q for fit, prior, q in self._weighed(x, mask, samples, generator)]
+        weights = [fit + prior - q for fit, prior, q in self._log_terms_of_samples(x, mask, samples, generator)]
         return torch.logsumexp(torch.stack(weights), 0) - math.log(samples)
 
-    def _weighed(
+    def _log_terms_of_samples(
         self, x: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield `log p(x|z)`, `log p(z)`, `log q(z|x)` for codes sampled from q, with independent noise per row."""
@@ -120,7 +121,7 @@ class VariationalAutoencoder(BaseAutoencoder):
             raise DataError(f"samples={samples}: at least one sample.")
         mu, log_sigma = self.code(x, mask)
         for _ in range(samples):
-            yield self.log_terms(x, mask, mu, log_sigma, _normal(mu.shape, mu, generator))
+            yield self.log_terms(x, mask, mu, log_sigma, normal(mu.shape, mu, generator))
 
     def log_terms(
         self, x: Tensor, mask: Tensor | None, mu: Tensor, log_sigma: Tensor, noise: Tensor
@@ -137,9 +138,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield samples with one ε each, the same for all data; the encoders run once per batch."""
         code = functools.lru_cache(maxsize=1)(self._code)
-        device = "cpu" if generator is None else generator.device
-        seeds = torch.randint(2**62, (samples,), generator=generator, device=device).tolist()
-        for seed in seeds:
+        for seed in new_seeds(samples, generator).tolist():
             yield Draw(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
 
     @torch.no_grad()
@@ -184,7 +183,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         if n < 1:
             raise DataError(f"n={n}: at least one.")
         like = next(self.decoder.parameters())
-        z = _normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
+        z = normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
         with evaluation_mode(self):
             f = self._outputs(z)
         return self.likelihood.sample(f, generator) if noise else self.output(f).mean
@@ -200,14 +199,8 @@ def kl_to_prior(mu: Tensor, log_sigma: Tensor) -> Tensor:
     return 0.5 * (mu.square() + (2 * log_sigma).exp() - 1 - 2 * log_sigma).sum(1)
 
 
-def _normal(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return standard normal numbers, made on the generator's device."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
-
-
 def _moved(code: tuple[Tensor, Tensor], seed: int) -> Tensor:
     """Return `μ + σ ε` with the one ε of this seed."""
     mu, log_sigma = code
-    noise = _normal((1, *mu.shape[1:]), mu, torch.Generator().manual_seed(seed))
+    noise = normal((1, *mu.shape[1:]), mu, torch.Generator().manual_seed(seed))
     return mu + log_sigma.exp() * noise

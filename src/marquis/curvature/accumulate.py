@@ -31,6 +31,7 @@ from marquis.functional.unwrap import computing_dtype, is_sharded
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import Batch, MaskOf, number_of_batches
 from marquis.progress import ProgressBar
+from marquis.randomness import new_generator
 from marquis.structures import Kronecker, Layout, Structure
 
 Observer = Callable[[Tensor, Batch], None]
@@ -129,7 +130,7 @@ def accumulate(
     home = everything[layout.names[0]].device
     if checkpoint is not None and estimator == "sketched" and generator is None:
         # A generator of our own, seeded by the global one, can be saved without touching the global one on resuming.
-        generator = torch.Generator(device=home).manual_seed(int(torch.randint(2**62, ())))
+        generator = new_generator(home)
     options: dict[str, Any] = {
         "structure": structure,
         "estimator": estimator,

@@ -11,6 +11,7 @@ from marquis.curvature.linop.iterative import Estimate, conjugate_gradients
 from marquis.evidence.linear_model import LinearModel, Rows
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.priors import BoundPrior
+from marquis.randomness import normal
 
 FEW_WEIGHTS = 512
 """Largest number of weights whose curvature is written out, so that the expectation needs no samples."""
@@ -36,19 +37,15 @@ class Noise:
     def draw(tangent: LinearModel, samples: int, generator: torch.Generator | None) -> Noise:
         """Draw the random numbers: one pass over the data with `samples` vector-Jacobian products."""
         like = tangent.centre
-
-        def normal(*shape: int) -> Tensor:
-            where = like.device if generator is None else generator.device
-            return torch.randn(*shape, generator=generator, dtype=like.dtype, device=where).to(like.device)
-
         data = like.new_zeros(samples, len(like))
         diagonal = torch.zeros_like(like)
         for batch in tangent.batches():
-            coefficients = normal(samples, batch.f.shape[0], *tangent.likelihood.root_shape(batch.f)).to(batch.f)
+            shape = (samples, len(batch.f), *tangent.likelihood.root_shape(batch.f))
+            coefficients = normal(shape, like, generator).to(batch.f)
             part = batch.transposed_times(tangent.likelihood.apply_sqrt(batch.f, coefficients, batch.mask)).to(like)
             data += part
             diagonal += part.square().mean(0)
-        return Noise(normal(samples, len(like)), data, diagonal)
+        return Noise(normal((samples, len(like)), like, generator), data, diagonal)
 
 
 def posterior_samples(

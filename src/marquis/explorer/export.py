@@ -113,8 +113,8 @@ def _precomputed(session: Session) -> Answer:
             for name in ("std", "total_std", "density", "volume")
         },
         "metric": (spread @ matrices @ spread.T).reshape(GRID, GRID, 2, 2).numpy(),
-        "grid": {name: _held(values) for name, values in decoded.items()},
-        "rows": {name: _held(values) for name, values in rows.items()},
+        "grid": {name: _for_json(values) for name, values in decoded.items()},
+        "rows": {name: _for_json(values) for name, values in rows.items()},
         "contributions_of": contributions_of,
     }
 
@@ -150,7 +150,7 @@ def _rows(session: Session) -> tuple[dict[str, np.ndarray], str]:
     return ({**rows, "contributions": np.concatenate(parts)} if table else rows), score
 
 
-def _held(values: np.ndarray) -> Any:
+def _for_json(values: np.ndarray) -> Any:
     """Return images as sheets of PNG between their extremes, other rows as they are."""
     if not is_image(values):
         return values.reshape(len(values), -1)

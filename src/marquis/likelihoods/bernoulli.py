@@ -11,6 +11,7 @@ from marquis.errors import DataError
 from marquis.likelihoods.averages import sigmoid_average
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.randomness import uniform
 
 
 class Bernoulli(PointwiseLikelihood):
@@ -28,8 +29,8 @@ class Bernoulli(PointwiseLikelihood):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_outputs(f)
-        uniform = torch.rand(f.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return (uniform < f.detach().sigmoid()).to(f.dtype)
+        chance = uniform(f.shape, f, generator)
+        return (chance < f.detach().sigmoid()).to(f.dtype)
 
     @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:

@@ -15,6 +15,7 @@ from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.likelihoods.tools import describe, flatten_outputs
+from marquis.randomness import normal
 
 
 class Gaussian(PointwiseLikelihood):
@@ -100,14 +101,14 @@ class Gaussian(PointwiseLikelihood):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_outputs(f)
-        return f.detach() + self._noise.inverse_root_transposed(_normal_like(f, generator)).detach()
+        return f.detach() + self._noise.inverse_root_transposed(normal(f.shape, f, generator)).detach()
 
     def fisher_column(  # noqa: D102
         self, f: Tensor, generator: torch.Generator | None = None, mask: Tensor | None = None
     ) -> Tensor:
         # B (f - y) at y = f + S^-T eps is -S eps; written directly, no digits are lost in the difference.
         self._check_outputs(f)
-        return -self._masked(self._noise.root(_normal_like(f, generator)), f, mask)
+        return -self._masked(self._noise.root(normal(f.shape, f, generator)), f, mask)
 
     @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
@@ -282,7 +283,3 @@ class _MatrixNoise:
 
     def variance(self, f: Tensor) -> Tensor:
         return torch.cholesky_inverse(self._factor_like(f)).diagonal().reshape(f.shape[1:])
-
-
-def _normal_like(f: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)

@@ -13,6 +13,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.likelihoods.tools import describe
+from marquis.randomness import normal
 
 LOG_VARIANCE_LIMIT = 40.0
 """Log variances are clamped to plus or minus this: beyond, float32 overflows in the products we need."""
@@ -52,7 +53,7 @@ class Heteroscedastic(PointwiseLikelihood):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         mean, log_variance = self._split(f.detach())
-        noise = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
+        noise = normal(mean.shape, f, generator)
         return mean + noise * (0.5 * log_variance).exp()
 
     def fisher_column(  # noqa: D102
@@ -60,7 +61,7 @@ class Heteroscedastic(PointwiseLikelihood):
     ) -> Tensor:
         # The gradient at y = mu + e^(s/2) eps, written in eps: no digits are lost in the difference y - mu.
         mean, log_variance = self._split(f)
-        noise = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
+        noise = normal(mean.shape, f, generator)
         column = self._join(f, -noise * (-0.5 * log_variance).exp(), 0.5 * (1 - noise.square()))
         return self._masked(column, f, mask)
 

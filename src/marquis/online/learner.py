@@ -27,6 +27,7 @@ from marquis.online.weights import require_finite_weights, sample_weights
 from marquis.options import renamed_arguments, takes_options, warn_renamed
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict
+from marquis.randomness import new_seeds
 from marquis.structures import Diagonal, Layout, Structure
 
 
@@ -91,8 +92,7 @@ class OnlineLaplace:
         self.layout = Layout.of(means)
         like = means[self.names[0]]
         # Two streams: processes with uneven batches take different numbers of probes, but must draw the same weights.
-        device = "cpu" if generator is None else generator.device
-        seeds = torch.randint(1 << 62, (2,), generator=generator, device=device)
+        seeds = new_seeds(2, generator)
         if group_is_up():
             seeds = from_first_process(seeds)
         seeds = seeds.tolist()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from marquis.functional.call import Observer, call, copied_buffers, plain_attention
 from marquis.functional.unwrap import submodule
 from marquis.predictive.function import PosteriorFunction
+from marquis.randomness import normal
 from marquis.structures import Diagonal, Kronecker
 from marquis.structures.corrected import CorrectedPiece
 from marquis.structures.kronecker_operator import KroneckerOperator
@@ -84,18 +85,13 @@ class LastLayer:
     def deviations(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Return `n` samples of outputs minus mean `[n, B, O]`, inputs independent: no O x O matrix per input."""
         shape = (n, *self._scales.shape)
-        z = self._normal(shape, generator) * self._scales.sqrt()
+        z = normal(shape, self._scales, generator) * self._scales.sqrt()
         outputs = z if self.factors.left is None else z @ self.factors.left.mT
         if self.factors.bias_variance is None:
             return outputs
-        noise = self._normal(shape, generator)
+        noise = normal(shape, self._scales, generator)
         root = self.factors.bias_root
         return outputs + (noise * self.factors.bias_variance.sqrt() if root is None else noise @ root.mT)
-
-    def _normal(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        like = self._scales
-        device = like.device if generator is None else generator.device
-        return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
 
 def find_last_layer(function: PosteriorFunction, x: Any) -> LastLayer | None:

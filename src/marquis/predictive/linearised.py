@@ -22,6 +22,7 @@ from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.last_layer import LastLayer, find_last_layer
 from marquis.predictive.links import point
 from marquis.predictive.sampling import Averages
+from marquis.randomness import normal
 
 COVARIANCE_OUTPUTS = 128
 """Up to this many outputs the covariance of each input is kept unless it is not wanted."""
@@ -67,8 +68,7 @@ class OutputMoments:
         if self.last_layer is not None:
             return self.last_layer.deviations(n, generator).to(self.mean.dtype)
         root = self._root
-        device = root.device if generator is None else generator.device
-        z = torch.randn(n, *root.shape[:-1], generator=generator, dtype=root.dtype, device=device).to(root.device)
+        z = normal((n, *root.shape[:-1]), root, generator)
         return (root @ z.unsqueeze(-1)).reshape(n, *self.mean.shape).to(self.mean.dtype)
 
 

@@ -24,6 +24,7 @@ from marquis.predictive.links import check_link, linked
 from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
 from marquis.progress import ProgressBar
+from marquis.randomness import new_generator
 
 METHODS = ("linearised", "linearised-samples", "sampled")
 """How the posterior over weights becomes one over outputs."""
@@ -203,7 +204,7 @@ def predict_loader(
     if options.get("joint"):
         raise UnsupportedOperationError("joint=True is over the inputs of one batch; call predict on that batch.")
     if generator is None:
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        generator = new_generator()
     state = generator.get_state()
     parts: list[Prediction] = []
     with ProgressBar("predicting", number_of_batches(loader), progress) as bar:

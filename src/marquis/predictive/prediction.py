@@ -16,6 +16,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, PointwiseLikelihood
 from marquis.predictive.links import label_entropy, point
+from marquis.randomness import new_generator
 
 Draw = Callable[[int, "torch.Generator | None"], Tensor]
 
@@ -175,7 +176,7 @@ class Prediction:
 
         def draw(n: int, generator: torch.Generator | None) -> Tensor:
             # Every batch samples from the same state, hence the same weights.
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()))) if generator is None else generator
+            generator = new_generator() if generator is None else generator
             state = generator.get_state()
             outputs = []
             for part in parts:

@@ -23,6 +23,7 @@ from marquis.functional.jacobian import jacobian
 from marquis.functional.selection import Selection
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import is_one_shot, read_batches
+from marquis.randomness import device_for
 from marquis.structures import Layout
 
 KEPT = ("outputs", "losses")
@@ -100,7 +101,7 @@ class NullSpacePosterior:
         if n < 1:
             raise DataError(f"n={n}: at least one sample is needed.")
         function = self.function
-        device = function.device if generator is None else generator.device
+        device = device_for(generator, function.device)
         noise = torch.randn(n, function.size, generator=generator, dtype=function.dtype, device=device)
         steps = noise.to(function.device) * self.prior_precision**-0.5
         length = steps.norm(dim=1)

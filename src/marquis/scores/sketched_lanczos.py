@@ -24,6 +24,7 @@ from marquis.functional.function import NetworkFunction
 from marquis.functional.jacobian import jacobian_chunks
 from marquis.functional.selection import Selection
 from marquis.likelihoods import Likelihood
+from marquis.randomness import device_for, permutation
 
 DEPENDENT = 1e-4
 """Directions below this share of the longest repeat others: without orthogonalisation Lanczos comes back to them."""
@@ -44,9 +45,8 @@ class FourierSketch:
     @staticmethod
     def draw(size: int, sketch: int, generator: torch.Generator | None, device: torch.device) -> FourierSketch:
         """Return a random sketch of vectors of this size to at most `sketch` numbers."""
-        where = torch.device("cpu") if generator is None else generator.device
-        signs = torch.randint(2, (size,), generator=generator, device=where, dtype=torch.bool)
-        kept = torch.randperm(size, generator=generator, device=where)[: max(1, sketch // 2)]
+        signs = torch.randint(2, (size,), generator=generator, device=device_for(generator), dtype=torch.bool)
+        kept = permutation(size, generator)[: max(1, sketch // 2)]
         return FourierSketch(signs.to(device), kept.to(device))
 
     def __call__(self, v: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Batches:
         """Forget the data."""
         self._parts = None
 
-    def _held(self) -> list[tuple[Tensor, Tensor]]:
+    def _training_parts(self) -> list[tuple[Tensor, Tensor]]:
         if self._parts is None:
             raise DataError(
                 "a fitted estimator does not keep its training data: call estimator.check(X, y), or pass a loader."
@@ -90,10 +90,10 @@ class Batches:
         return self._parts
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self._held())
+        return iter(self._training_parts())
 
     def __len__(self) -> int:
-        return len(self._held())
+        return len(self._training_parts())
 
 
 NEW_NAMES = {"hidden_sizes": "hidden_layer_sizes", "epochs": "max_iter", "lr": "learning_rate_init"}

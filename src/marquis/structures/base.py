@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.randomness import device_for
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
 from marquis.structures.linalg import as_number, check_factor, convert
 from marquis.structures.operators import Operator
@@ -164,7 +165,7 @@ class Structure(ABC):
     @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
-        device = self.device if generator is None else generator.device
+        device = device_for(generator, self.device)
         z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
         return self.sample_from(z.to(self.device))
 

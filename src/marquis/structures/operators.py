@@ -161,7 +161,7 @@ class DenseOperator(Operator):
     def _factor(self) -> Tensor:
         return cholesky(self.matrix, self.name)
 
-    def _half(self, rows: Tensor) -> Tensor:
+    def _times_root(self, rows: Tensor) -> Tensor:
         """Apply L^-1 to each row, with A = L L^T."""
         half = torch.linalg.solve_triangular(self._factor, as_rows(rows).mT, upper=False)
         return half.mT.reshape(rows.shape)
@@ -193,12 +193,12 @@ class DenseOperator(Operator):
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
         """Return V^T V with V = L^-1 J^T: never negative."""
-        return gram(self._half(jacobian), diagonal_only)
+        return gram(self._times_root(jacobian), diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:
         """Return squared column norms of L^-1, O(n^3)."""
         identity = torch.eye(self.size, dtype=self.matrix.dtype, device=self.matrix.device)
-        return self._half(identity).square().sum(-1)
+        return self._times_root(identity).square().sum(-1)
 
     def effective_dimension(self, d: Tensor) -> Tensor:
         """Return 1 - d diag((A + D)^-1), kept in [0, 1], which rounding could leave."""

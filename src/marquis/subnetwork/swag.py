@@ -14,6 +14,7 @@ from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
+from marquis.randomness import new_seed
 
 MINIMUM = 1e-30
 """Lower limit of the variances (docs/method/curvature.md#last-layer-and-subnetworks)."""
@@ -65,7 +66,7 @@ def swag_moments(
     )
     means: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
+    seed = new_seed(generator)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed)
         for epoch in range(epochs):

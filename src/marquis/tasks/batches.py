@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from numbers import Integral
 from typing import Any
@@ -15,6 +15,7 @@ from marquis.arguments import LARGEST_COUNT
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import naming_shape as naming_shape
 from marquis.progress import ProgressBar
+from marquis.randomness import new_seed
 
 Data = Tensor | Iterable[Any]
 """A tensor or array `[n, ...]`, or a loader of batches `x` or `(x, ...)`; labels are ignored."""
@@ -29,8 +30,7 @@ class SameSeed:
     def __init__(self, model: Any, generator: torch.Generator | None) -> None:
         """Take the seed from `generator`, or from torch's global one; generators are on the model's device."""
         self.device = device_of(model) or torch.device("cpu")
-        place = "cpu" if generator is None else generator.device
-        self.seed = int(torch.randint(2**62, (), generator=generator, device=place))
+        self.seed = new_seed(generator)
 
     def generator(self) -> torch.Generator:
         """Return a generator at the beginning of the sequence."""
@@ -115,18 +115,6 @@ def require(model: Any, method: str) -> None:
             f"{type(model).__name__} has no method `{method}(x, samples, generator=, keep=)`. Models of "
             "marquis.autoencoders have it; Autoencoder(encoder, decoder) makes one out of two networks."
         )
-
-
-def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return standard normal numbers with dtype and device of `like`, sampled on the generator's device."""
-    place = like.device if generator is None else generator.device
-    return torch.randn(tuple(shape), dtype=like.dtype, device=place, generator=generator).to(like.device)
-
-
-def permutation(n: int, generator: torch.Generator | None) -> Tensor:
-    """Return a permutation of 0 to n - 1, on the CPU wherever the generator is."""
-    place = "cpu" if generator is None else generator.device
-    return torch.randperm(n, generator=generator, device=place).cpu()
 
 
 def at_least_one(**counts: int) -> None:

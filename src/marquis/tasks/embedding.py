@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, batches, naming_shape, permutation, require
+from marquis.randomness import permutation
+from marquis.tasks.batches import SameSeed, batches, naming_shape, require
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ from marquis.arguments import checked, checked_arrays
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
 from marquis.likelihoods import Bernoulli
-from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, normal, require
+from marquis.randomness import device_for, normal, permutation
+from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -73,8 +74,7 @@ def sample(
             if noise and decoded.noise_variance is not None:
                 new = new + decoded.noise_variance.sqrt() * normal(new.shape, new, generator)
             parts.append(new)
-    place = "cpu" if generator is None else generator.device
-    order = torch.randperm(n, generator=generator, device=place)  # or the samples of one network would lie side by side
+    order = permutation(n, generator)  # or the samples of one network would lie side by side
     return torch.cat(parts)[order.to(parts[0].device)].to(known.device)
 
 
@@ -95,7 +95,7 @@ def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Ten
         raise DataError(f"codes of shape {list(codes.shape)} ({codes.dtype}): floating-point [N, K] are needed.")
     check_finite(codes, "codes")
     count, size = codes.shape
-    place = codes.device if generator is None else generator.device
+    place = device_for(generator, codes.device)
     rows = torch.randint(count, (n,), generator=generator, device=place).to(codes.device)
     mean = codes.mean(0)
     centred = codes - mean

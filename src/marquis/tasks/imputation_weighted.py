@@ -10,6 +10,7 @@ from torch import Tensor
 
 from marquis.arguments import checked_arrays
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.randomness import uniform
 from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
 from marquis.tasks.imputation_results import WeightedImputation
 from marquis.tasks.masks import as_mask
@@ -110,8 +111,7 @@ def systematic(weights: Tensor, samples: int, generator: torch.Generator | None 
         samples: S.
         generator: Source of the uniform numbers.
     """
-    place = weights.device if generator is None else generator.device
-    first = torch.rand(len(weights), 1, dtype=weights.dtype, device=place, generator=generator).to(weights.device)
+    first = uniform((len(weights), 1), weights, generator)
     steps = (first + torch.arange(samples, dtype=weights.dtype, device=weights.device)) / samples
     ends = weights.cumsum(1)
     # rounding may leave the last end below 1, and the last step above it

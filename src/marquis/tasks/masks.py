@@ -10,7 +10,8 @@ from torch import Tensor
 from marquis.arguments import checked, describe_value
 from marquis.choices import choose
 from marquis.errors import DataError
-from marquis.tasks.batches import as_tensor, normal
+from marquis.randomness import normal
+from marquis.tasks.batches import as_tensor
 
 FILLS = ("noise", "missing")
 """What missing entries may start from, besides numbers."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from marquis.arguments import checked_arrays
 from marquis.errors import DataError
-from marquis.tasks.batches import as_tensor, permutation
+from marquis.randomness import permutation
+from marquis.tasks.batches import as_tensor
 
 CANDIDATES = tuple(range(1, 11))
 FOLDS = 2

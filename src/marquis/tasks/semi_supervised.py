@@ -11,7 +11,8 @@ from torch import Tensor
 from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor, permutation
+from marquis.randomness import permutation
+from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult

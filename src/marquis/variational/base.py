@@ -18,6 +18,7 @@ from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
+from marquis.randomness import normal
 from marquis.variational.objective import Terms
 from marquis.variational.prior_scale import PriorScale, prior_scales
 
@@ -191,11 +192,7 @@ class Method(nn.Module):
 
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
-        g = self.generator
-        return [
-            torch.randn(t.shape, dtype=t.dtype, device=t.device if g is None else g.device, generator=g).to(t.device)
-            for t in like
-        ]
+        return [normal(t.shape, t, self.generator) for t in like]
 
 
 _EVALUATING = threading.RLock()  # re-entrant: a generator that is collected leaves its context wherever that happens

@@ -112,15 +112,15 @@ class SeparableForm(QuadraticForm):
         if self.left is None and isinstance(gradients, EmbeddingGradients):
             return self._embedding(gradients, whole)
         if isinstance(gradients, (BiasGradients, ExplicitGradients)):
-            return _gram(self._half(_rows(gradients, self.inverse.dtype)), whole)
+            return _gram(self._times_root(_rows(gradients, self.inverse.dtype)), whole)
         return torch.cat(
             [
-                _gram(self._half(_flat_rows(gradients.explicit(start, stop), self.inverse.dtype)), whole)
+                _gram(self._times_root(_flat_rows(gradients.explicit(start, stop), self.inverse.dtype)), whole)
                 for start, stop in gradients.sample_ranges(BLOCK_BYTES)
             ]
         )
 
-    def _half(self, rows: Tensor) -> Tensor:
+    def _times_root(self, rows: Tensor) -> Tensor:
         """Return rows `[..., size]` times a root of the inverse, in the eigenbasis."""
         if self.left is None or self.right is None:
             return rows * self._root

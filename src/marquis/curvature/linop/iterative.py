@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError
+from marquis.randomness import device_for
 
 Matvec = Callable[[Tensor], Tensor]
 
@@ -85,8 +86,7 @@ def rademacher(
 
     The draw is made on the generator's device, so that one seed gives one result wherever the model lives.
     """
-    where = generator.device if generator is not None else torch.device("cpu")
-    signs = torch.randint(0, 2, (count, size), generator=generator, device=where)
+    signs = torch.randint(0, 2, (count, size), generator=generator, device=device_for(generator))
     return (2 * signs - 1).to(device=device, dtype=dtype)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, NumericalError
+from marquis.randomness import device_for
 
 Matvec = Callable[[Tensor], Tensor]
 
@@ -77,8 +78,9 @@ def nystrom(
     """
     if not 1 <= rank <= size:
         raise DataError(f"rank is {rank}; a matrix of size {size} has 1 to {size}.")
-    where = generator.device if generator is not None else torch.device("cpu")
-    gaussian = torch.randn(size, rank, generator=generator, dtype=torch.float64, device=where).to(device, dtype)
+    gaussian = torch.randn(size, rank, generator=generator, dtype=torch.float64, device=device_for(generator)).to(
+        device, dtype
+    )
     basis = torch.linalg.qr(gaussian)[0].T.contiguous()  # [rank, n]
     products = []
     for rows in basis.split(rows_per_product):

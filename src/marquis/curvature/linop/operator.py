@@ -22,6 +22,7 @@ from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
 from marquis.loaders import split_batch
+from marquis.randomness import new_seed
 from marquis.structures.layout import Layout
 
 if TYPE_CHECKING:
@@ -126,8 +127,7 @@ class CurvatureOperator(LinearOperator):
         self._data_dtype, self._vectors_per_pass, self._progress = dtype, vectors_per_pass, progress
         self._distributed = distributed and group_is_up()
         # Labels are drawn anew for each product from seeds that stay: the matrix is fixed, and nothing is stored.
-        where = generator.device if generator is not None else None
-        self._seed = int(torch.randint(2**62, (), generator=generator, device=where)) if kind == "fisher" else 0
+        self._seed = new_seed(generator) if kind == "fisher" else 0
         if check:
             self._check()
 
