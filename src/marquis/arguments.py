@@ -68,6 +68,10 @@ def checked(function: Function, *, arrays: bool = False) -> Function:
                 hint = ""
                 if "Iterable" in expected and not isinstance(bound[name], collections.abc.Iterable):
                     hint = " It cannot be iterated; give a DataLoader or a list of batches."
+                if "Tensor" in expected and type(bound[name]).__name__ == "ndarray":
+                    hint = " Pass torch.as_tensor of it."
+                elif "Tensor" in expected and "sparse" in str(getattr(bound[name], "layout", "")):
+                    hint = " Pass its to_dense()."
                 value = describe_value(bound[name])
                 raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{hint}")
         return function(*arguments, **named)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from marquis.errors import DataError, MarquisError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def group_is_up() -> bool:
@@ -20,6 +25,7 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
     """Return the reports of all processes by rank, or raise in all of them if one failed.
 
     Every process has to call this, also one that failed or had no data; otherwise the others would wait for ever.
+    Every other message between processes follows an exchange, so a failed process always meets the others in one.
 
     Args:
         report: Anything that can be pickled.
@@ -29,23 +35,104 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
         DataError: Another process failed; its rank and message are repeated.
         MarquisError: Another process is gone (killed, its machine or link down) or did not answer in time.
     """
+    global _exchanges
     everyone: list[Any] = [None] * dist.get_world_size()
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
+    if failure is not None:
+        _store().set(_failure_key(), b"")
+    _exchanges += 1
     try:
         dist.all_gather_object(everyone, (message, report))
     except RuntimeError as error:
-        if failure is not None:
-            raise failure from error
-        raise MarquisError(
-            f"another process of the group is gone ({str(error).partition(chr(10))[0][:200]}); start all again. "
-            "A pass with checkpoint= continues where it was."
-        ) from error
+        lost = " and ".join(map(str, _lost()))
+        gone = f"process {lost}" if lost else "another process"
+        failure = failure or MarquisError(
+            f"{gone} left the group: killed, ended by an error of its own, or at the end of its loop before the others "
+            f"({str(error).partition(chr(10))[0][:120]}). Start all again; every process has to take as many steps. A "
+            "pass with checkpoint= continues where it was."
+        )
+        raise _told(failure) from error
     if failure is not None:
-        raise failure
+        raise _told(failure)
     for rank, (message, _) in enumerate(everyone):
         if message is not None:
-            raise DataError(f"process {rank} failed on its share of the data: {message}")
+            raise _told(DataError(f"process {rank} failed on its share of the data: {message}"))
     return [report for _, report in everyone]
+
+
+_exchanges = 0
+"""How often this process met the others: the same number in all of them."""
+
+
+def fails_together(function: Function, *, confirm: bool = True) -> Function:
+    """Make a function that all processes of a group call raise in all of them if it raises in one.
+
+    The others stop at their next exchange, or at their next batch where they read through `watched`. A function with an
+    argument `distributed` is left alone where that is False.
+
+    Args:
+        function: Ends in the same exchange, or raises, in every process.
+        confirm: Meet once more at the end, for a function that can fail in one process after its last exchange.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        if named.get("distributed") is False or not group_is_up():
+            return function(*arguments, **named)
+        try:
+            result = function(*arguments, **named)
+        except Exception as error:
+            if not getattr(error, "told_to_all_processes", False):
+                exchange(None, error)
+            raise
+        if confirm:
+            exchange(None)
+        return result
+
+    return cast(Function, wrapper)
+
+
+def watched(loader: Iterable[Any], seconds: float = 1.0) -> Iterator[Any]:
+    """Yield the batches of a loader; raise as soon as another process has failed.
+
+    Args:
+        loader: This process's share of the data.
+        seconds: How often to ask, at most.
+    """
+    asked = time.monotonic()
+    for batch in loader:
+        if time.monotonic() - asked >= seconds:
+            asked = time.monotonic()
+            if _store().check([_failure_key()]):
+                exchange(None)
+        yield batch
+
+
+def _told(error: Exception) -> Exception:
+    """Mark an error that all processes raise, so that nobody waits for the others to hear of it again."""
+    error.told_to_all_processes = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+def _store() -> Any:
+    """Return the table that all processes of the group read and write without waiting for each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def _failure_key() -> str:
+    return f"marquis: failed before exchange {_exchanges}"
+
+
+def _lost() -> list[int]:
+    """Return the processes that no longer take messages, as far as the backend can tell."""
+    lost = []
+    for rank in sorted(set(range(dist.get_world_size())) - {dist.get_rank()}):
+        try:
+            if dist.get_backend() == "gloo":
+                dist.isend(torch.zeros(1), rank)
+        except RuntimeError:
+            lost.append(rank)
+    return lost
 
 
 def own_or_first(value: Any | None) -> Any | None:
@@ -77,6 +164,7 @@ def concatenate_columns(columns: Tensor) -> Tensor:
 
 def from_first_process(tensor: Tensor) -> Tensor:
     """Return process 0's tensor in all processes."""
+    exchange(None)
     copy = _sendable(tensor)
     dist.broadcast(copy, src=0)
     return copy.to(tensor.device)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from marquis.distributed import own_or_first
 from marquis.errors import DataError, MarquisError
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, check_ordinary
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 """Keys under which a dictionary batch may carry its labels."""
@@ -70,6 +70,8 @@ def read_batch(batch: Any, device: torch.device | str | None = None, mask_of: Ma
     elif mask is not None and isinstance(batch, (tuple, list)):
         batch = tuple(value for value in batch if value is not mask)
     x, y = split_batch(batch)
+    check_ordinary(x, "x")
+    check_ordinary(y, "y")
     if mask is not None and (mask.dim() == 0 or mask.shape[0] != batch_size(x)):
         raise DataError(
             f"the mask has shape {list(mask.shape)}, but there are {batch_size(x)} samples; give it one row per sample "

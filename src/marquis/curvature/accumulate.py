@@ -23,7 +23,7 @@ from marquis.curvature.linop.products import KINDS
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
-from marquis.distributed import group_is_up
+from marquis.distributed import fails_together, group_is_up, watched
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
@@ -38,6 +38,7 @@ Observer = Callable[[Tensor, Batch], None]
 """Receives outputs and the batch that they belong to."""
 
 
+@fails_together
 @checked
 def accumulate(
     model: Model,
@@ -198,20 +199,14 @@ def accumulate(
         mask_of=mask_of,
         file=_file(checkpoint, identity, together),
     )
-    failure: Exception | None = None
-    try:
-        with (
-            nullcontext() if work.file is None else work.file.held(),
-            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
-        ):
-            work.run(loader, bar)
-    except Exception as error:
-        if not together:
-            raise
-        failure = error
+    with (
+        nullcontext() if work.file is None else work.file.held(),
+        ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
+    ):
+        work.run(watched(loader) if together else loader, bar)
     total = work.total()
     if together:
-        total = sum_over_processes(total, failure, digest_of(identity))
+        total = sum_over_processes(total, digest_of(identity))
     if total is None:
         raise DataError("the loader yields no batches; there is no curvature without data.")
     if work.file is not None:

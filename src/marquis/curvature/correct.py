@@ -8,6 +8,7 @@ from typing import Any
 
 from marquis.curvature.data_pass import DataPass, Position
 from marquis.curvature.over_processes import sum_over_processes
+from marquis.distributed import watched
 from marquis.errors import DataError
 from marquis.loaders import Batch, is_one_shot
 from marquis.progress import ProgressBar
@@ -47,16 +48,10 @@ def corrected(
     if not bases:
         return plain
     again = replace(work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position())
-    failure: Exception | None = None
-    try:
-        again.run(loader, bar)
-    except Exception as error:
-        if not together:
-            raise
-        failure = error
+    again.run(watched(loader) if together else loader, bar)
     total = again.total()
     if together:
-        total = sum_over_processes(total, failure, identity)
+        total = sum_over_processes(total, identity)
     if total is None:
         raise DataError("the loader yields no batches the second time; corrected=True passes over the data twice.")
     assert isinstance(total, Kronecker)

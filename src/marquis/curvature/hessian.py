@@ -13,7 +13,7 @@ from marquis.curvature.linop.linear_operator import DENSE_LIMIT
 from marquis.curvature.linop.products import batch_product
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.call import Model
-from marquis.functional.checks import batch_size, check_finite
+from marquis.functional.checks import batch_size, check_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
@@ -77,7 +77,8 @@ def hessian(
             "fewer parameters, or products with operator(..., kind='hessian')."
         )
     x, y = network.prepare(x, None), network.prepare(y, None)
-    product = batch_product(network, as_likelihood(likelihood), "hessian", x, y)
+    with naming_inputs(model, x, lambda: network.at_point(x)):
+        product = batch_product(network, as_likelihood(likelihood), "hessian", x, y)
     shape = (layout.total, layout.total) if structure == "full" else (layout.total,)
     result = torch.empty(shape, dtype=network.dtype, device=network.device)
     for start in range(0, layout.total, vectors_per_pass):

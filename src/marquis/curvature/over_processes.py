@@ -10,14 +10,13 @@ from marquis.errors import DataError, ModelMismatchError
 from marquis.structures import Structure, from_state_dict
 
 
-def sum_over_processes(share: Structure | None, failure: Exception | None, identity: str) -> Structure:
+def sum_over_processes(share: Structure | None, identity: str) -> Structure:
     """Return the sum of all processes' structures, the same in each; one exchange, however many batches each had.
 
-    Every process has to call this, also one that failed or had no data.
+    Every process has to call this, also one that had no data.
 
     Args:
         share: This process's sum, or None if it had no data.
-        failure: What went wrong here, if anything did.
         identity: Fingerprint of network and options, which must be the same everywhere.
 
     Raises:
@@ -25,7 +24,7 @@ def sum_over_processes(share: Structure | None, failure: Exception | None, ident
         ModelMismatchError: The processes have different networks or options.
     """
     signature = None if share is None else [(tuple(t.shape), str(t.dtype)) for t in share.tensors()]
-    everyone = exchange((identity, signature), failure)
+    everyone = exchange((identity, signature))
     for rank, (other, _) in enumerate(everyone):
         if other != everyone[0][0]:
             raise ModelMismatchError(

@@ -280,6 +280,7 @@ def curvature_at(
         dtype=problem.curvature.dtype,
         mask_of=None if problem.mask_of is None else lambda batch: batch[2],
         progress=False,
+        distributed=False,  # every process tunes by itself
     )
 
 

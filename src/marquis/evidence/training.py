@@ -21,7 +21,7 @@ from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.statistics import Collector
 from marquis.evidence.tuning_result import Step, finish
 from marquis.functional.call import run as run_module
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, naming_inputs
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import MaskOf, read_batches
@@ -232,7 +232,8 @@ class _Run:
         total, seen = 0.0, 0
         for x, y, mask in read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence"):
             optimiser.zero_grad()
-            f = run_module(self.network, x)
+            with naming_inputs(self.network, x, lambda x=x: run_module(self.network, x)):
+                f = run_module(self.network, x)
             count = f.shape[0]
             data = -self.likelihood.log_prob(f, y, mask).sum() / (count * self.temperature)
             loss = data + 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
@@ -260,6 +261,7 @@ class _Run:
             generator=generator,
             progress=False,
             observer=collector.observe,
+            distributed=False,  # every process trains a network of its own
         )
         if not collector.labelled:
             raise DataError("the loader yields batches without labels, but the evidence depends on them; yield (x, y).")

@@ -32,6 +32,7 @@ def batch_size(x: Any) -> int:
                 raise DataError(f"x{where} is a single number; every tensor needs the batch as dimension 0.")
             sizes[where] = leaf.shape[0]
     if not sizes:
+        check_ordinary(x)
         raise DataError(f"no tensor found in x of type {type(x).__name__}; the batch size is not known.")
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"x{where}: {size}" for where, size in sizes.items())
@@ -52,21 +53,36 @@ def all_finite(t: Tensor) -> bool:
     return bool(t.sum().isfinite()) or bool(t.isfinite().all())
 
 
+def check_ordinary(x: Any, name: str = "x") -> None:
+    """Raise `DataError` naming the leaf if the pytree `x` holds a NumPy array or a tensor of an unusual kind.
+
+    That is a sparse one, a quantised one, or one without entries (meta).
+    """
+    for path, leaf in pytree.tree_flatten_with_path(x)[0]:
+        where = f"{name}{pytree.keystr(path)}"
+        if isinstance(leaf, np.ndarray):
+            raise DataError(f"{where} is a NumPy array; pass torch.as_tensor of it.")
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.layout != torch.strided:
+            raise DataError(f"{where} is sparse; pass an ordinary tensor ({where}.to_dense()).")
+        if leaf.is_meta:
+            raise DataError(f"{where} is without entries (meta); pass a tensor that has them.")
+        if leaf.is_quantized:
+            raise DataError(f"{where} is quantised; pass an ordinary tensor ({where}.dequantize()).")
+
+
 def check_finite(x: Any, name: str = "x") -> None:
     """Raise `DataError` naming the leaf if the pytree `x` holds what nothing can be computed from.
 
-    That is NaN or infinity in a floating tensor, complex numbers, a sparse tensor, one without entries (meta), or a
-    NumPy array.
+    That is NaN or infinity in a floating tensor, complex numbers, or what `check_ordinary` refuses.
     """
+    check_ordinary(x, name)
     for path, leaf in pytree.tree_flatten_with_path(x)[0]:
-        if isinstance(leaf, np.ndarray):
-            raise DataError(f"{name}{pytree.keystr(path)} is a NumPy array; pass torch.as_tensor of it.")
         if not isinstance(leaf, Tensor):
             continue
-        unusable = "sparse" if leaf.layout != torch.strided else "without entries (meta)" if leaf.is_meta else ""
-        unusable = unusable or ("complex" if leaf.is_complex() else "quantised" if leaf.is_quantized else "")
-        if unusable:
-            raise DataError(f"{name}{pytree.keystr(path)} is {unusable}; pass an ordinary real tensor.")
+        if leaf.is_complex():
+            raise DataError(f"{name}{pytree.keystr(path)} is complex; pass an ordinary real tensor.")
         if leaf.is_floating_point() and not all_finite(leaf):
             raise DataError(
                 f"{name}{pytree.keystr(path)} holds {int((~torch.isfinite(leaf)).sum())} NaN or infinite value(s) of "
@@ -98,6 +114,7 @@ def naming_inputs(model: Any, x: Any, run: Callable[[], Any], what: str = "x") -
     except (MarquisError, MemoryError):
         raise
     except Exception:
+        check_ordinary(x, what)
         try:
             with torch.no_grad():
                 run()

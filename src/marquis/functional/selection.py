@@ -87,10 +87,12 @@ def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[
     if chosen:
         return chosen
     hint = ""
-    if isinstance(parameters, str) and tensors:
+    if not tensors:
+        raise SelectionError("the model has no parameters, so there is nothing to be uncertain about; pass a network.")
+    if isinstance(parameters, str):
         matching = [name for name in tensors if fnmatch.fnmatchcase(name, parameters)]
         hint = f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"
-    elif tensors and not trainable:
+    elif not trainable:
         hint = "; all of them are frozen (requires_grad=False)"
     raise SelectionError(f"{described} selects none of the model's {len(tensors)} parameters{hint}.")
 

@@ -121,6 +121,7 @@ def fit(
     if options.get("corrected") and is_one_shot(loader):
         raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
     everything = parameters_of(model, params)
+    select(everything, list(everything))  # refuses a model without any
     params = everything if is_sharded(model) else params  # gathered once
     together = options.get("distributed", True) and group_is_up()
     opened = OpenedLoader(loader, shared=together)

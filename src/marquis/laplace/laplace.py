@@ -16,6 +16,7 @@ from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.linop.products import KINDS
 from marquis.curvature.planning.choices import ESTIMATORS
+from marquis.distributed import fails_together, group_is_up
 from marquis.errors import DataError, MarquisError
 from marquis.evidence.statistics import Statistics
 from marquis.evidence.tuning_result import TuningWarning
@@ -100,6 +101,7 @@ class Laplace(Hyperparameters):
 
     # --- fitting -----------------------------------------------------------------------------------------
 
+    @fails_together
     @checked
     def fit(
         self,
@@ -173,7 +175,8 @@ class Laplace(Hyperparameters):
             **changed,
         )
         self._posterior, self._mask_of, self._noise_tuned, self._changed = None, mask_of, False, False
-        self._loader = None if is_one_shot(loader) else loader
+        a_share = distributed and group_is_up()  # holds only a part of the data
+        self._loader = None if a_share or is_one_shot(loader) else loader
         if continue_from is not None:
             self._fitted = joined(continue_from.fitted, self._fitted)
             self.likelihood, self._noise_tuned = continue_from.likelihood, continue_from._noise_tuned

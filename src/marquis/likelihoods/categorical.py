@@ -178,9 +178,19 @@ class Categorical(PointwiseLikelihood):
                 f"got {describe(f)}. With one logit per label, use Bernoulli()."
             )
 
+    def _check_target_shape(self, f: Tensor, y: Tensor) -> None:
+        if y.shape == f.shape and y.shape != self.target_shape(f):
+            raise DataError(
+                f"{self}: the labels have the shape of the outputs, {list(y.shape)}, as one-hot labels or "
+                f"probabilities have; pass class numbers of shape {list(self.target_shape(f))}: y.argmax({self._dim})."
+            )
+        super()._check_target_shape(f, y)
+
     def _check_labels(self, f: Tensor, y: Tensor) -> None:
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise DataError(f"{self}: labels are class numbers, so of an integer dtype; got {y.dtype}. Use y.long().")
+            whole = not y.is_complex() and bool((y == y.long()).all())
+            remedy = "Use y.long()." if whole else "These are none: pass the number of each class, from 0 on."
+            raise DataError(f"{self}: labels are class numbers, so of an integer dtype; got {y.dtype}. {remedy}")
         classes = f.shape[self._dim]
         if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
             raise DataError(

@@ -14,7 +14,7 @@ from marquis.curvature.ggn import ggn, outputs_and_ggn
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.errors import DataError
 from marquis.functional.call import buffers_of, call
-from marquis.functional.checks import batch_size, check_finite
+from marquis.functional.checks import batch_size, check_finite, naming_inputs
 from marquis.functional.selection import parameters_of
 from marquis.online.learnt_noise import squared_error
 from marquis.online.weights import require_finite_weights
@@ -50,7 +50,9 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
     for _ in range(settings.samples):
         theta, penalty = learner._sampled_weights(means)
         at_sample = with_curvature and settings.curvature_at == "sample" and not by_gradient
-        outputs, curvature = _forward(learner, x, theta, {**everything, **theta}, mask, at_sample)
+        weights = {**everything, **theta}
+        with naming_inputs(learner.model, x, lambda at=weights: learner.outputs(at, x)):
+            outputs, curvature = _forward(learner, x, theta, weights, mask, at_sample)
         try:
             learner.likelihood.validate(outputs.detach(), y, mask)
             log_likelihood = likelihood.log_prob(outputs, y, mask).mean()

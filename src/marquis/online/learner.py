@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.curvature.backward.accumulators import Running
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
-from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
+from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe
 from marquis.functional.selection import parameters_of, select
@@ -63,6 +64,7 @@ class OnlineLaplace:
         **options: Fields of `OnlineSettings`; None keeps the preset's value.
     """
 
+    @fails_together
     @checked
     def __init__(
         self,
@@ -119,6 +121,7 @@ class OnlineLaplace:
 
     # Training
 
+    @functools.partial(fails_together, confirm=False)
     @checked
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
         """Return the loss of one batch per sample, at sampled weights; `backward` fills the gradients of the means.
@@ -133,21 +136,15 @@ class OnlineLaplace:
             mask: 1 where a label was observed.
             learning_rate: For `forgetting="learning-rate"`.
         """
-        failure: Exception | None = None
-        evaluated, curvature = Evaluated(), None
-        try:
-            evaluated = evaluate(self, x, x if y is None else y, mask)
-            running = None if group_is_up() else self._running(evaluated, learning_rate)
-            if running is None and evaluated.curvatures:
-                first, *others = [compute() for compute in evaluated.curvatures]
-                curvature = weighted(sum(others, first), 1 / len(evaluated.curvatures))
-            elif running is not None:
-                curvature = evaluated.curvatures[0](running)
-        except Exception as error:
-            if not group_is_up():
-                raise
-            failure, running = error, None  # raised after the others have been told, which would wait otherwise
-        self._learn(evaluated, curvature, running, learning_rate, failure)
+        curvature: Structure | None = None
+        evaluated = evaluate(self, x, x if y is None else y, mask)
+        running = None if group_is_up() else self._running(evaluated, learning_rate)
+        if running is None and evaluated.curvatures:
+            first, *others = [compute() for compute in evaluated.curvatures]
+            curvature = weighted(sum(others, first), 1 / len(evaluated.curvatures))
+        elif running is not None:
+            curvature = evaluated.curvatures[0](running)
+        self._learn(evaluated, curvature, running, learning_rate)
         return torch.stack(evaluated.losses).mean() if len(evaluated.losses) > 1 else evaluated.losses[0]
 
     def _running(self, batch: Evaluated, learning_rate: float | None) -> Running | None:
@@ -183,13 +180,12 @@ class OnlineLaplace:
         curvature: Structure | None,
         running: Running | None,
         learning_rate: float | None,
-        failure: Exception | None,
     ) -> None:
         """Update curvature, noise and prior after one batch, of all processes together."""
         settings, state = self.settings, self._state
         size, error, entries = batch.size, batch.error, batch.entries
         if group_is_up():
-            reports = exchange((size, error, entries), failure)
+            reports = exchange((size, error, entries))
             size, error, entries = (sum(numbers) for numbers in zip(*reports, strict=True))
             if curvature is not None:
                 curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])

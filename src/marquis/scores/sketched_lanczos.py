@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from marquis.arguments import checked
-from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.operator import CurvatureOperator, operator
 from marquis.errors import DataError
 from marquis.functional.call import Model
@@ -88,7 +87,7 @@ def sketched_lanczos(
     if steps < 1:
         raise DataError(f"steps={steps}: at least one Lanczos step is needed.")
     matrix = operator(model, loader, likelihood, params=params, parameters=parameters, dtype=dtype)
-    start = rademacher(1, matrix.size, generator=generator, device=matrix.device, dtype=matrix.dtype)
+    start = matrix._probes(1, generator)  # in a group of processes, the first one's
     sketching = None
     if sketch is not None:
         if sketch < 2 * steps:

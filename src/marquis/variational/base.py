@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
+from marquis.functional.checks import naming_inputs
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
 from marquis.randomness import normal
 from marquis.variational.objective import Terms
 from marquis.variational.prior_scale import PriorScale, prior_scales
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _FunctionNetwork(nn.Module):
@@ -36,6 +40,17 @@ class _FunctionNetwork(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         x = kwargs or (args[0] if len(args) == 1 else args)
         return self.function(dict(zip(self.keys, self.values, strict=True)), x)
+
+
+def names_inputs(method: Function) -> Function:
+    """Say which inputs the network does not take, where a method that is called with them fails because of that."""
+
+    @functools.wraps(method)
+    def wrapper(self: Method, x: Any, *arguments: Any, **named: Any) -> Any:
+        with naming_inputs(self.network, x, lambda: run(self.network, x)):
+            return method(self, x, *arguments, **named)
+
+    return cast(Function, wrapper)
 
 
 class Method(nn.Module):
@@ -138,11 +153,13 @@ class Method(nn.Module):
 
     # Prediction
 
+    @names_inputs
     def forward(self, x: Any) -> Tensor:
         """Return outputs of the mean network."""
         return run(self.network, x)
 
     @checked
+    @names_inputs
     @torch.no_grad()
     def predict(self, x: Any, samples: int = 0) -> Predictive:
         """Predict in evaluation mode: by the mean network, or averaged over sampled weights.

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import run
-from marquis.variational.base import Method
+from marquis.variational.base import Method, names_inputs
 from marquis.variational.objective import Terms, decay
 
 
@@ -22,6 +23,8 @@ class MAP(Method):
     The arguments are those of `VariationalLaplace` up to `prior_scale`, and `params`; β is the weight of the prior.
     """
 
+    @checked
+    @names_inputs
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y
         with torch.enable_grad():

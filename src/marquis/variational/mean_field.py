@@ -14,6 +14,7 @@ from marquis.choices import choose
 from marquis.functional.call import Model, buffers_of, call
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
+from marquis.variational.base import names_inputs
 from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.objective import Terms
 
@@ -83,6 +84,8 @@ class MeanFieldVI(GaussianMethod):
         softplus = self.parametrisation == "softplus"
         return [F.softplus(width) if softplus else width.exp() for width in self.widths]
 
+    @checked
+    @names_inputs
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y
         with torch.enable_grad():

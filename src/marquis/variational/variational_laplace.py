@@ -17,7 +17,7 @@ from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
-from marquis.variational.base import batches, evaluation_mode
+from marquis.variational.base import batches, evaluation_mode, names_inputs
 from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
@@ -80,6 +80,8 @@ class VariationalLaplace(GaussianMethod):
         self.regulariser_batch, self.epsilon = regulariser_batch, epsilon
         self._examined: set[tuple[bool, ...]] = set()
 
+    @checked
+    @names_inputs
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         y = x if y is None else y
         self._examine(x)

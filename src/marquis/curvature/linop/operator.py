@@ -14,7 +14,7 @@ from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
 from marquis.curvature.linop.products import KINDS, batch_product
-from marquis.distributed import exchange, from_first_process, group_is_up, sum_tensor
+from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, sum_tensor, watched
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
 from marquis.functional.checks import batch_size, check_finite, is_close, samples_influence_each_other
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
+@fails_together
 @checked
 def operator(
     model: Model,
@@ -142,18 +143,14 @@ class CurvatureOperator(LinearOperator):
 
     def _pass(self, rows: Tensor, *, inspect: bool = False) -> Tensor:
         """Pass over the data once and return the sum over processes, which is taken even if this one failed."""
-        failure: Exception | None = None
         total = torch.zeros_like(rows)
-        try:
-            self._add_up(rows, total, inspect)
-        except Exception as error:
-            failure = error
         if self._distributed:
-            if not any(exchange(self.num_data, failure)):
+            fails_together(self._add_up, confirm=False)(rows, total, inspect)
+            if not any(exchange(self.num_data)):
                 raise DataError("no process's loader yields a batch; there is no curvature without data.")
             total = sum_tensor(total)
-        elif failure is not None:
-            raise failure
+        else:
+            self._add_up(rows, total, inspect)
         if not bool(torch.isfinite(total).all()):
             raise NumericalError(
                 f"a product with the {self.kind} is NaN or infinite though data and outputs are finite; compute in "
@@ -200,7 +197,7 @@ class CurvatureOperator(LinearOperator):
 
     def _batches(self) -> Iterator[Any]:
         if not self._progress:
-            yield from self._loader
+            yield from watched(self._loader) if self._distributed else self._loader
             return
         from rich.progress import track
 
