@@ -43,7 +43,12 @@ def short(name: str) -> str:
 def task(row: Row) -> str:
     """Return a table and what its outliers are."""
     named = "malignant" if row["table"] == "breast cancer" else f"class {row['strange']}"
-    return f"{short(row['table'])}, {'columns permuted' if row['strange'] == 'permuted' else named}"
+    return f"{short(row['table'])}, {'columns permuted' if row['strange'] == 'permuted' else named}{sized(row)}"
+
+
+def sized(row: Row) -> str:
+    """Return which group a table belongs to, if the same table is in another group as well."""
+    return f" ({row['group']})" if row["group"] in ("small", "large") else ""
 
 
 def numbers(rows: list[Row], score: str, **where: Any) -> list[float]:
@@ -88,9 +93,10 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             for method in sorted(found, key=found.__getitem__, reverse=SCORES[score][1]):
                 tally = "–" if method == ours[score] else counts(rows, score, ours[score], method, places)
                 body.append([group, SCORES[score][0], method, f"{found[method]:.3f}", tally])
-    judged = "confirmation" if "confirmation" in groups else groups[0]
+    judged = [group for group in groups if group != "development"]
     best = {
-        score: (max if SCORES[score][1] else min)(means[judged, score], key=means[judged, score].__getitem__)
+        (group, score): (max if SCORES[score][1] else min)(means[group, score], key=means[group, score].__getitem__)
+        for group in judged
         for score in SCORES
     }
     intervals = [row for row in missing if "coverage" in row]
@@ -102,12 +108,20 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "sizes": "; ".join(size(group, outliers, missing) for group in groups),
         "chance": p_value(SURE, splits) if splits > 1 else 1.0,
         "verdict": verdict(
-            *(best[score] == ours[score] for score in SCORES),
+            *(name == ours[score] for (_, score), name in best.items()),
             worst["ratio"] <= 1.02,
             complete(outliers, missing, splits),
         ),
-        "best": {score: {"method": name, "mean": means[judged, score][name]} for score, name in best.items()},
-        "ours": {score: means[judged, score][ours[score]] for score in SCORES},
+        "best": " ".join(
+            f"{group.capitalize()} tables: "
+            + "; ".join(
+                f"{SCORES[score][0]} {means[group, score][ours[score]]:.3f}"
+                + ("" if name == ours[score] else f" (best is {name}, {means[group, score][name]:.3f})")
+                for score, name in ((score, best[group, score]) for score in SCORES)
+            )
+            + "."
+            for group in judged
+        ),
         "worst": worst,
         "done": splits_done(outliers, missing),
         "losses": losses(outliers, missing, ours),
@@ -171,7 +185,7 @@ def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> 
                 m for m in others if compared(mine, numbers(rows, score, method=m, **place), SCORES[score][1]) < 0
             ]
             if better:
-                places.append(f"{short(place['table'])} ({place[key]}): {', '.join(better)}")
+                places.append(f"{short(place['table'])} ({place['group']}, {place[key]}): {', '.join(better)}")
         found.append(f"{SCORES[score][0]}: {'; '.join(places) if places else 'nowhere'}")
     return ". ".join(found)
 
@@ -263,7 +277,7 @@ def draw_errors(path: Path, rows: list[Row]) -> None:
         axis.errorbar([mean(r) for r in ratios], y, xerr=[standard_error(r) for r in ratios], **style)
     axis.axvline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
     axis.set_yticks(
-        [-k for k in range(len(places))], [f"{short(p['table'])}, {p['pattern']}" for p in places], fontsize=8
+        [-k for k in range(len(places))], [f"{short(p['table'])}, {p['pattern']}{sized(p)}" for p in places], fontsize=8
     )
     axis.set_xlabel("RMSE / that of the column mean")
     axis.grid(axis="x", alpha=0.3)

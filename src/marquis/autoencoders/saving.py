@@ -111,7 +111,9 @@ def _pack_extra(model: BaseAutoencoder) -> State:
             raise DataError("this Laplacian autoencoder is not trained yet: there is no posterior to save.")
         online = held["online_laplace"]
         state = online["state"]
-        tensors = {f"online.streams.{name}": stream for name, stream in state["streams"].items()}
+        tensors = {
+            f"online.{part}.{name}": tensor for part in ("streams", "noise") for name, tensor in state[part].items()
+        }
         for name, structure in state["structures"].items():
             tensors |= {f"online.structures.{name}.{key}": tensor for key, tensor in structure.items()}
         return {"num_data": online["num_data"], "numbers": state["numbers"], "shapes": state["shapes"]}, tensors
@@ -156,6 +158,7 @@ def _restore_extra(
             "shapes": extra["shapes"],
             "structures": {name: split_prefix(structures, f"{name}.") for name in names},
             "streams": split_prefix(tensors, "online.streams."),
+            "noise": split_prefix(tensors, "online.noise."),
         }
         model.on_load_checkpoint({"online_laplace": {"num_data": extra["num_data"], "state": state}})
         _ = model.online  # what does not fit is refused now, not when it is first wanted

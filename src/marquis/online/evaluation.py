@@ -34,8 +34,8 @@ class Evaluated:
     losses: list[Tensor] = field(default_factory=list)
     curvatures: list[Callable[..., Structure]] = field(default_factory=list)
     size: int = 0
-    error: float = 0.0
-    entries: float = 0.0
+    error: float | Tensor = 0.0
+    entries: float | Tensor = 0.0
 
 
 def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Evaluated:
@@ -71,9 +71,9 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
         if by_gradient and with_curvature:
             result.curvatures.append(partial(_squared_gradient, learner, log_likelihood, theta))
         if settings.noise_precision == "learnt":
-            error, entries = squared_error(outputs.detach(), y, mask)
-            result.error += error / settings.samples
-            result.entries += entries / settings.samples
+            error, entries = squared_error(outputs.detach(), y, mask, settings.noise_groups)
+            result.error = result.error + error / settings.samples
+            result.entries = result.entries + entries / settings.samples
     if with_curvature and settings.curvature_at == "mean" and not by_gradient:
         at = {name: value.detach() for name, value in everything.items()}
         result.curvatures.append(partial(_curvature, learner, at, x, mask))
@@ -95,7 +95,7 @@ def _forward(
         shared = outputs_and_ggn(
             learner.model,
             x,
-            learner.likelihood.at_unit_noise(),
+            learner.curvature_likelihood,
             learner.structure,
             learner.estimator,
             params=everything,
@@ -119,7 +119,7 @@ def _curvature(learner: OnlineLaplace, at: Mapping[str, Tensor], x: Any, mask: T
         return ggn(
             learner.model,
             x,
-            learner.likelihood.at_unit_noise(),
+            learner.curvature_likelihood,
             learner.structure,
             learner.estimator,
             params=at,

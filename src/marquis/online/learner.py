@@ -186,7 +186,7 @@ class OnlineLaplace:
         size, error, entries = batch.size, batch.error, batch.entries
         if group_is_up():
             reports = exchange((size, error, entries))
-            size, error, entries = (sum(numbers) for numbers in zip(*reports, strict=True))
+            size, error, entries = (sum(numbers[1:], numbers[0]) for numbers in zip(*reports, strict=True))
             if curvature is not None:
                 curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])
         if curvature is None:
@@ -321,8 +321,20 @@ class OnlineLaplace:
     def noisy_likelihood(self) -> Likelihood:
         """Return the likelihood with the present noise precision."""
         if isinstance(self.likelihood, Gaussian) and self.likelihood.scalar_noise_precision is not None:
-            return self.likelihood.with_noise(self._state.noise_precision)
+            relative = self._state.relative_noise
+            return self.likelihood.with_noise(self._state.noise_precision * (1.0 if relative is None else relative))
         return self.likelihood
+
+    @property
+    def curvature_likelihood(self) -> Likelihood:
+        """Return the likelihood at which the curvature H is summed: β multiplies it later.
+
+        Noise that is learnt in groups of outputs enters relative to β, at its present value: β can change without
+        delay, the ratios within the memory of H.
+        """
+        relative = self._state.relative_noise
+        unit = self.likelihood.at_unit_noise()
+        return unit if relative is None or not isinstance(unit, Gaussian) else unit.with_noise(relative)
 
     # Saving
 

@@ -1,4 +1,4 @@
-"""The noise precision of a likelihood where it is one number, fixed or learnt."""
+"""The noise precision of a Gaussian likelihood: fixed, or learnt as one number or in groups of outputs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,25 @@ def start_value(precision: float | str) -> float:
     return 1.0 if isinstance(precision, str) else float(precision)
 
 
-def squared_error(f: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
-    """Return the sum of squared errors over the observed entries, and their number."""
-    if mask is None:
-        return float((f - y).square().sum()), float(f.numel())
-    seen = mask.to(torch.bool).expand_as(f)
-    return float(torch.where(seen, f - y, 0).square().sum()), float(seen.sum())
+def squared_error(
+    f: Tensor, y: Tensor, mask: Tensor | None, groups: str = "scalar"
+) -> tuple[float | Tensor, float | Tensor]:
+    """Return the sum of squared errors over the observed entries, and their number.
+
+    Args:
+        f: Outputs `[B, C, ...]`.
+        y: Labels, of the same shape.
+        mask: 1 where a label was observed.
+        groups: "scalar" for the sums over everything; else tensors that broadcast to one sample's outputs, with one sum
+            per "channel" (dimension 1) or "output".
+    """
+    seen = None if mask is None else mask.to(torch.bool).expand_as(f)
+    squares = (f - y).square() if seen is None else torch.where(seen, f - y, 0).square()
+    if groups == "scalar":
+        return float(squares.sum()), float(f.numel() if seen is None else seen.sum())
+    counts = torch.ones_like(squares) if seen is None else seen
+    error, entries = (values.double().sum(0).cpu() for values in (squares, counts))
+    rest = tuple(range(1, error.ndim))
+    if groups == "channel" and rest:
+        error, entries = error.sum(rest, keepdim=True), entries.sum(rest, keepdim=True)
+    return error, entries

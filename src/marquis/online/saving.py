@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError
 from marquis.online.state import OnlineState
@@ -21,12 +22,16 @@ STATE_BYTES = (16, 5056)
 def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Layout) -> dict[str, Any]:
     """Return the state as a dictionary of numbers, strings and tensors."""
     numbers = {field.name: getattr(state, field.name) for field in fields(state) if field.name not in _STRUCTURES}
+    # Sums by group of outputs stand beside the numbers, which are what JSON can hold.
+    by_group = {name: value.clone() for name, value in numbers.items() if isinstance(value, Tensor)}
+    numbers |= {name: float(value.sum()) for name, value in by_group.items()}
     kept: dict[str, Structure | None] = {name: getattr(state, name) for name in _STRUCTURES}
     return {
         "numbers": numbers,
         "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
         "structures": {name: value.state_dict() for name, value in kept.items() if value is not None},
         "streams": {name: stream.get_state() for name, stream in streams.items()},
+        "noise": by_group,
     }
 
 
@@ -41,7 +46,7 @@ def unpack(
     """
     try:
         shapes = {name: tuple(shape) for name, shape in packed["shapes"].items()}
-        numbers = dict(packed["numbers"])
+        numbers = dict(packed["numbers"]) | dict(packed.get("noise", {}))  # files of 0.1.0 have no groups
         held = {name: from_state_dict(value).to(device=device) for name, value in packed["structures"].items()}
         states = {name: packed["streams"][name].cpu() for name in streams}
     except (KeyError, TypeError, AttributeError) as error:

@@ -16,6 +16,7 @@ WORDS = {
     "rule": ("lae", "redux", "van", "nng", "noisy-adam"),
     "scale": ("batch", "dataset"),
     "curvature_at": ("sample", "mean"),
+    "noise_groups": ("scalar", "channel", "output"),
 }
 """Options that are one of some names."""
 NUMBERS = {
@@ -29,6 +30,9 @@ NUMBERS = {
 """Options that are positive numbers: the names they may be instead, and whether 0 is allowed."""
 NEW_NAMES = {"temperature": "posterior_temperature"}
 """Present names of options that were called otherwise."""
+
+
+_OBJECT = "pass noise that is known as mq.Gaussian(tensor)."
 
 
 def _number_or(name: str, value: Any, words: tuple[str, ...], zero: bool) -> Any:
@@ -79,6 +83,10 @@ class OnlineSettings:
     noise_precision: float | Literal["learnt"] = option(
         "learnt", "Noise precision of a Gaussian likelihood: a number or learnt."
     )
+    noise_groups: Literal["scalar", "channel", "output"] = option(
+        "scalar",
+        "Learn one noise precision (scalar), one per channel (dimension 1 of the outputs) or one per output.",
+    )
     prior_precision: float | Literal["learnt"] = option(1.0, "Prior precision: a number, 0 for no prior, or learnt.")
     prior_in_loss: bool = option(
         True, "Add the prior's term to the loss, so that mean and covariance belong to one posterior."
@@ -104,6 +112,8 @@ class OnlineSettings:
             object.__setattr__(self, name, value)
         if not isinstance(self.forgetting, str) and self.forgetting > 1:
             raise DataError(f"forgetting={self.forgetting}: the rate is at most 1.")
+        if self.noise_groups != "scalar" and self.noise_precision != "learnt":
+            raise DataError(f"noise_groups={self.noise_groups!r} is for noise_precision='learnt'; {_OBJECT}")
         for name in ("samples", "probes", "every", "width_limit"):
             if int(getattr(self, name)) < 1:
                 raise DataError(f"{name}={getattr(self, name)}: at least 1.")

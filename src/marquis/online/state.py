@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from marquis.errors import DataError
 from marquis.structures import Diagonal, Kronecker, Structure
 
+RELATIVE_NOISE = 1e4
+"""Largest ratio of an output's noise precision to the common one, either way: a constant pixel has no noise at all."""
 NOISE_MEMORY = 100
 """Steps over which squared errors are averaged for the noise precision; a batch alone has thousands of errors."""
 
@@ -20,15 +25,15 @@ class OnlineState:
     Attributes:
         curvature: H at unit noise, without its start value; None before the first batch.
         initial: w, what is left of the start value H_0; forgotten at the same rate as everything else.
-        noise_precision: β.
+        noise_precision: β, the optimum for all outputs; see `relative_noise` for that of groups of outputs.
         prior_precision: δ.
         steps: Batches seen.
         seen: Data seen.
         data: n, the number of data whose curvature H holds.
         pending: Curvature since the last replacement (rule "redux").
         pending_data: Number of data whose curvature `pending` holds.
-        error: Running sum of squared errors at the sampled networks.
-        entries: Running number of observed entries, with the same memory as `error`.
+        error: Running sum of squared errors at the sampled networks; a tensor where noise is learnt in groups.
+        entries: Running number of observed entries, with the same memory and shape as `error`.
     """
 
     curvature: Structure | None
@@ -40,8 +45,20 @@ class OnlineState:
     data: float = 0.0
     pending: Structure | None = None
     pending_data: float = 0.0
-    error: float = 0.0
-    entries: float = 0.0
+    error: float | Tensor = 0.0
+    entries: float | Tensor = 0.0
+
+    @property
+    def relative_noise(self) -> Tensor | None:
+        """Return `β_o / β` by group of outputs, within `RELATIVE_NOISE`; None where noise is one number.
+
+        `β_o = N_o / E[SSE_o]` is the maximum-likelihood precision of group o (docs/method/evidence.md#mackay-updates).
+        A group without a label so far has the common precision.
+        """
+        if not isinstance(self.error, Tensor) or not isinstance(self.entries, Tensor):
+            return None
+        relative = self.entries / (self.error * self.noise_precision)
+        return torch.where(self.entries > 0, relative, 1.0).clamp(1 / RELATIVE_NOISE, RELATIVE_NOISE)
 
     def update(
         self, rule: str, batch: Structure, size: int, weight: float, num_data: int, alpha: float, every: int = 1
@@ -78,7 +95,7 @@ class OnlineState:
     def _after(self, size: int, **changes: object) -> OnlineState:
         return replace(self, steps=self.steps + 1, seen=self.seen + size, **changes)  # type: ignore[arg-type]
 
-    def with_error(self, error: float, entries: float) -> OnlineState:
+    def with_error(self, error: float | Tensor, entries: float | Tensor) -> OnlineState:
         """Return the state with the noise precision `β = N O / E[SSE]`, of errors at *sampled* weights.
 
         No correction for the effective parameters: the sampled error already contains it
@@ -86,7 +103,8 @@ class OnlineState:
         """
         keep = 1 - 1 / NOISE_MEMORY
         error, entries = keep * self.error + error, keep * self.entries + entries
-        precision = entries / error if error > 0 else self.noise_precision
+        total, count = (float(value.sum()) if isinstance(value, Tensor) else value for value in (error, entries))
+        precision = count / total if total > 0 else self.noise_precision
         return replace(self, error=error, entries=entries, noise_precision=min(max(precision, 1e-8), 1e8))
 
     def with_prior(self, mean_squared: float, factor: float) -> OnlineState:
