@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import MEGABYTE, _own_pages, peak_bytes, pin_to_one_core
+from benchmarks.statistics import with_interval
 from benchmarks.workloads import Workload, build
 from marquis.autoencoders import LaplacianAutoencoder
 from marquis.online import OnlineLaplace
@@ -102,16 +102,6 @@ def ratios(
             unit, own = (_cpu(lambda f=f: [f() for _ in range(block)]) for f in (plain, call))
             pairs[name].append((own / block, own / unit))
     return {name: (1000 * median(t for t, _ in p), *with_interval([r for _, r in p])) for name, p in pairs.items()}
-
-
-def with_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the median, and the order statistics between which it lies with at least 95 % probability."""
-    ordered, n = sorted(values), len(values)
-    below, total = 0, 0.0
-    while below < n // 2 and (total := total + comb(n, below) * 0.5**n) <= 0.025:
-        below += 1
-    low = max(0, below - 1)
-    return median(ordered), ordered[low], ordered[n - 1 - low]
 
 
 def _cpu(call: Callable[[], object]) -> float:
