@@ -14,11 +14,15 @@ from math import prod
 import torch
 from torch import Tensor
 
+from marquis.curvature.factors.centred import CentredFactor, Softmax
 from marquis.curvature.factors.factor import Factor, Window, identity_columns
-from marquis.likelihoods import Likelihood
+from marquis.likelihoods import Categorical, Likelihood
 
 LARGEST_WHOLE_ROOT = 2**20
 """Numbers in a root that couples all outputs, up to which it is made in one piece: later chunks are views of it."""
+
+MANY_CLASSES = 48
+"""Classes from which on the columns of a softmax are kept as differences to their mean (measured: even at 32 to 64)."""
 
 
 class SquareRoot(ABC):
@@ -83,6 +87,25 @@ class AppliedRoot(SquareRoot):
         """Return a range of columns."""
         columns = _columns(self.likelihood, self.outputs, self.mask, chunk)  # type: ignore[arg-type]
         return Factor(columns, tuple(self.outputs.shape))
+
+
+class CentredRoot(SquareRoot):
+    """Provide columns of a softmax with many classes, one per class, that a dense layer takes at its input's cost."""
+
+    shared = False
+
+    def __init__(self, outputs: Tensor, mask: Tensor | None) -> None:
+        """Keep the probabilities [n, classes]."""
+        self.softmax = Softmax.of(outputs, mask)
+        self.count = outputs.shape[1]
+
+    def chunks(self, columns: int) -> list[object]:
+        """Return ranges of consecutive columns."""
+        return _ranges_of(self.count, columns)
+
+    def make(self, chunk: object) -> Factor:
+        """Return a range of columns."""
+        return CentredFactor(self.softmax, *chunk)  # type: ignore[misc]
 
 
 def _ranges_of(count: int, columns: int) -> list[object]:
@@ -216,6 +239,8 @@ def exact_root(
     if likelihood.coupling == "all" or not shape or (likelihood.coupling is not None and len(shape) == 1):
         shared = likelihood.constant_hessian and mask is None
         source = outputs[:1] if shared else outputs
+        if type(likelihood) is Categorical and outputs.dim() == 2 and outputs.shape[1] >= MANY_CLASSES:
+            return CentredRoot(outputs, mask)
         # a likelihood that only writes columns forms the whole root each time
         if not likelihood._only_columns() and prod(likelihood.root_shape(source)) * source.numel() > LARGEST_WHOLE_ROOT:
             return AppliedRoot(likelihood, source, mask, shared)

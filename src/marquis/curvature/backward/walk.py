@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marquis.curvature.backward.accumulators.base import Receiver
 from marquis.curvature.backward.bottlenecks import Bottleneck, choose_bottlenecks, find_bottlenecks, step_costs
-from marquis.curvature.backward.output_roots import PixelwiseRoot, SquareRoot
+from marquis.curvature.backward.output_roots import CentredRoot, PixelwiseRoot, SquareRoot
 from marquis.curvature.backward.recompression import TriangularRoot, add_gram, square_root
 from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.backward.tiles import columns_per_tile
@@ -28,6 +28,7 @@ from marquis.curvature.factors.outer_products import sum_over_uses
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops import add_cotangents, parameter_gradients, vector_jacobian
 from marquis.curvature.ops.context import Context, Cotangent
+from marquis.curvature.ops.registry import operation_of
 
 
 class Observer:
@@ -106,6 +107,8 @@ class BackwardWalk:
         shapes = self.context.shapes
         if isinstance(root, PixelwiseRoot) and root.local:
             return columns_per_tile(root.grid, steps, shapes, self.context.size)
+        if isinstance(root, CentredRoot) and operation_of(steps[0]).kind == "matrix product":
+            steps = steps[1:]  # the columns are written out behind the last dense layer only
         widest = max((prod(shapes.get(step.value, (1,))) for step in steps), default=1)
         return max(1, self.chunk_bytes // max(1, widest * self.accumulator.like.element_size()))
 

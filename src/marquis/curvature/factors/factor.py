@@ -85,6 +85,11 @@ class Factor:
         return self.columns.shape[0]
 
     @property
+    def like(self) -> Tensor:
+        """Return a tensor with the dtype and device of the columns."""
+        return self.columns
+
+    @property
     def has_shared_columns(self) -> bool:
         """Return whether one set of columns serves all samples."""
         return self.batch_first and self.columns.shape[1] == 1 and self.shape[0] != 1

@@ -114,7 +114,7 @@ class BiasGradients(ParameterGradients):
     """Represent gradients of a dense layer's bias without positions: they are the factor itself."""
 
     def __init__(self, factor: Factor) -> None:
-        super().__init__(factor.shape[1:], factor.count, factor.shape[0], factor.columns.element_size())
+        super().__init__(factor.shape[1:], factor.count, factor.shape[0], factor.like.element_size())
         self.factor = factor
 
     @property

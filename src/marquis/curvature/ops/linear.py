@@ -16,6 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
@@ -61,6 +62,8 @@ def product_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Facto
 def _times_weight(number: int, factor: Factor, weight: Tensor) -> dict[int, Factor]:
     """Multiply by the rows of `weight` [o, i] that the factor's window touches."""
     shape = (*factor.shape[:-1], weight.shape[1])
+    if isinstance(factor, CentredFactor):
+        return {number: Factor(factor.times(weight), shape)}
     if not factor.batch_first:
         return {number: Factor(factor.dense() @ weight, shape, batch_first=False)}
     if factor.window is not None and len(factor.shape) == 2:

@@ -49,7 +49,7 @@ class DiagonalAccumulator(Accumulator):
         """Square and sum."""
         if isinstance(gradients, RankOne):
             if name not in self.waiting:
-                squares = gradients.factor.columns.new_zeros(gradients.factor.shape)
+                squares = gradients.factor.like.new_zeros(gradients.factor.shape)
                 self.waiting[name] = (gradients.inputs, gradients.swapped, squares)
             gradients.factor.add_square_sum_(self.waiting[name][2])
         else:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumulator
+from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
@@ -143,6 +144,8 @@ class KroneckerAccumulator(Accumulator):
 
 def gram_matrix(factor: Factor, samples: int) -> Tensor:
     """Sum over columns and samples of g gᵀ for a factor at a flat value [n, o]: [o, o]."""
+    if isinstance(factor, CentredFactor):
+        return factor.gram()
     columns = factor.product()
     share = samples if columns.shape[1] == 1 else 1
     flat = columns.reshape(columns.shape[0] * columns.shape[1], -1)
