@@ -1,8 +1,8 @@
 """The engine of this source against that of another commit, row by row: `python -m benchmarks.against OLD_SRC`.
 
 Two processes per row stay alive, one on each source; they take turns of as many calls as fill about a tenth of a
-second, so drift of the machine cancels. Shown is the median ratio of CPU times (below 1: this source is faster) over at least
-fifteen pairs, with its 95 % interval. OLD_SRC is the folder that holds the other `marquis`.
+second, so drift of the machine cancels. Shown is the median ratio of CPU times (below 1: this source is faster) over
+at least fifteen pairs, with its 95 % interval. OLD_SRC is the folder that holds the other `marquis`.
 """
 
 from __future__ import annotations
