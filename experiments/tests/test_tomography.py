@@ -40,7 +40,7 @@ def test_sizes():
     assert len(jobs_of(STUDY.start("quick", "x"))) == 1
     default = jobs_of(STUDY.start("default", "x"))
     names = [job[0].__name__ for job in default]
-    assert names.count("one_character") == 10 + 10 + 8 + 8 + 10 and names.count("one_design") == 4
+    assert names.count("one_character") == 10 + 10 + 8 + 20 + 10 and names.count("one_design") == 20
     full = jobs_of(STUDY.start("full", "x"))
     assert sum(job[0].__name__ == "one_character" and job[1] == "linearised" for job in full) == 400
 

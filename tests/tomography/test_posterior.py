@@ -236,17 +236,17 @@ def test_intervals_of_the_model_itself_are_calibrated(small):
 @pytest.mark.parametrize(
     "options",
     [
-        {"predcp": None},
         {},
-        {"groups": "scalar"},
-        {"groups": "scalar", "evidence": "tangent", "predcp": None},
+        {"predcp": "variance"},
+        {"groups": "scalar", "predcp": "variance"},
+        {"groups": "scalar", "evidence": "tangent"},
     ],
 )
 def test_tuning_finds_a_maximum(small, options):
     tuned = small.exact.tune(small.data, **options)
     assert tuned.converged
     problem = problem_of(small)
-    if options.get("predcp", "variance") is None:
+    if "predcp" not in options:
         evidence = options.get("evidence", "network")
 
         def value(variance, noise):

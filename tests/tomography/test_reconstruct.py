@@ -113,14 +113,14 @@ def test_exact_that_does_not_fit(data):
         quick(data, memory=1000, posterior="exact")
 
 
-def test_predcp_by_mode_and_an_unfinished_training_is_said(data):
-    """Without an answer from the user TV-PredCP is for the exact posterior; a residual above the noise is a note."""
-    exact, chosen = quick(data, steps=20), quick(data, steps=20, predcp=False)
-    assert not torch.equal(exact.std, chosen.std)
-    assert torch.equal(quick(data, steps=20, predcp=True).std, exact.std)
-    options = {"steps": 20, "posterior": "iterative", "samples": 2}
-    assert torch.equal(quick(data, **options).std, quick(data, **options, predcp=False).std)
-    assert not torch.equal(quick(data, **options).std, quick(data, **options, predcp=True).std)
+def test_predcp_is_used_on_request_and_an_unfinished_training_is_said(data):
+    """TV-PredCP is off unless asked for, in both modes; a residual above the noise is a note."""
+    for options in ({}, {"posterior": "iterative", "samples": 2}):
+        plain, narrow = (quick(data, steps=20, **options, predcp=predcp) for predcp in (False, True))
+        assert torch.equal(quick(data, steps=20, **options).std, plain.std)
+        assert not torch.equal(narrow.std, plain.std)
+        assert "PredCP" in narrow.report() and "PredCP" not in plain.report()
+    exact = quick(data, steps=20)
     assert any("times the noise variance after 20 steps: raise steps=" in note for note in exact.notes)
     assert not any("raise steps" in note for note in quick(data, steps=20, stop_at=None, noise=3.0).notes)
 
@@ -186,6 +186,34 @@ def test_reconstruction_resumes_in_a_folder_of_its_own(data, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     quick(data + 0.1, checkpoint=tmp_path, generator=torch.Generator().manual_seed(1))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_operator_or_network_does_not_resume(data, tmp_path):
+    """The same readings of other angles, or another network, are another reconstruction."""
+
+    def run(geometry, network=NETWORK):
+        options = {"noise": 0.05, "range": (0.0, 1.0), "steps": 20, "progress": False}
+        return reconstruct(data, geometry, network=network, checkpoint=tmp_path, **options)
+
+    turned = ParallelBeam(10, GEOMETRY.angles + 0.2, detectors=16)
+    first = run(GEOMETRY)
+    assert not torch.equal(run(turned).image, first.image)
+    other = UNet((3, 4), range=(0.0, 1.0))
+    assert not torch.equal(run(GEOMETRY, other).image, first.image)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_eigenpairs_of_the_iterative_mode_are_kept(data, tmp_path, monkeypatch):
+    """A run that was stopped after its eigenpairs does not compute them again, and has the same samples."""
+    import marquis.tomography.posterior as module
+
+    options = {"posterior": "iterative", "samples": 3, "steps": 20, "checkpoint": tmp_path}
+    whole = quick(data, **options)
+    (folder,) = tmp_path.iterdir()
+    (folder / "samples.safetensors").unlink()
+    monkeypatch.setattr(module, "approximate", None)
+    again = quick(data, **options)
+    torch.testing.assert_close(again.deviations, whole.deviations)
 
 
 def test_without_a_range_images_are_not_negative(data):

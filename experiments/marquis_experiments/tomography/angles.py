@@ -39,7 +39,7 @@ def compare_choices(index: int) -> dict[str, Any]:
     trained = _train(sinogram[start], first, weight, index)
     prior = linearise(trained, first, posterior="exact")
     assert isinstance(prior, ExactPrior)
-    posterior = prior.posterior(prior.tune(sinogram[start]))
+    posterior = prior.posterior(prior.tune(sinogram[start], predcp="variance"))
     rest = torch.tensor([i for i in range(CANDIDATES) if i not in start.tolist()])
     chosen: dict[str, Tensor] = {}
     for criterion in ("variance", "information"):

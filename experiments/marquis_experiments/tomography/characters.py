@@ -44,11 +44,11 @@ STOPS = (1.2, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Multiples of the noise variance at which training could stop."""
 
 EXACT: dict[str, dict[str, Any]] = {
-    "block": {"predcp": None},
-    "predcp": {},
-    "scalar": {"predcp": None, "groups": "scalar"},
-    "scalar_predcp": {"groups": "scalar"},
-    "tangent": {"predcp": None, "groups": "scalar", "evidence": "tangent"},
+    "block": {},
+    "predcp": {"predcp": "variance"},
+    "scalar": {"groups": "scalar"},
+    "scalar_predcp": {"predcp": "variance", "groups": "scalar"},
+    "tangent": {"groups": "scalar", "evidence": "tangent"},
 }
 """Ways of tuning independent weights."""
 
@@ -135,7 +135,7 @@ def linearised_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> di
     result["rows"]["constant_1"] = scores(constant(trained, geometry, noise_variance=1.0), truth, 1.0)
     if settings["paper"]:
         variants: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("gp", {"predcp": None}),
+            ("gp", {}),
             ("paper", {"predcp": "lengthscale", "rate": settings["tv"] * sinogram.numel(), "tempered": True}),
         )
         for name, options in variants:
@@ -175,13 +175,21 @@ def ensemble_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> dict
 
 
 def default_rows(truth: Tensor, settings: dict[str, Any], arrays: Path) -> dict[str, Any]:
-    """Run `reconstruct` as a user would, with nothing but the noise level and the range."""
+    """Run `reconstruct` as a user would, with nothing but noise level and range, and with TV-PredCP."""
     geometry, sinogram, _ = measurement_of(truth, settings["angles"], settings["noise"], settings["image"])
-    generator = torch.Generator().manual_seed(100 * settings["image"])
-    result = reconstruct(
-        sinogram, geometry, noise=settings["noise"], range=(0.0, 1.0), generator=generator, progress=False
-    )
-    return {"rows": {"defaults": scores(result, truth, 1.0)}, "notes": result.notes}
+    rows, notes = {}, ()
+    for name in ("defaults", "defaults_predcp"):
+        result = reconstruct(
+            sinogram,
+            geometry,
+            noise=settings["noise"],
+            range=(0.0, 1.0),
+            predcp=name == "defaults_predcp",
+            generator=torch.Generator().manual_seed(100 * settings["image"]),
+            progress=False,
+        )
+        rows[name], notes = scores(result, truth, 1.0), result.notes
+    return {"rows": rows, "notes": notes}
 
 
 def stop_rows(truth: Tensor, settings: dict[str, Any], _: Path) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _measure(settings: dict[str, Any], arrays: Path, data_dir: str | None) -> di
     images = {"truth": truth, "start": start, "image": trained.image}
     saturated = (trained.image < SATURATED) | (trained.image > 1 - SATURATED)
     rows: dict[str, Any] = {}
-    variants: dict[str, dict[str, Any]] = {"predcp": {}, "block": {"predcp": None}}
+    variants: dict[str, dict[str, Any]] = {"predcp": {"predcp": "variance"}, "block": {}}
     for name, options in variants.items():
         result = prior.posterior(prior.tune(data, **options))
         low, high = result.interval(0.95)

@@ -25,7 +25,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "long": {"steps": 7500, "start": "fbp", "stop_at": None, "tv_factor": 1.0},
     "tv-start": {"steps": 2500, "start": "tv", "stop_at": None, "tv_factor": 1.0},
     "more-tv": {"steps": 2500, "start": "fbp", "stop_at": None, "tv_factor": 10.0},
-    "short": {"steps": 800, "start": "fbp", "stop_at": None, "tv_factor": 1.0, "tv_factors": [3.0, 10.0]},
+    "short": {"steps": 1500, "start": "fbp", "stop_at": None, "tv_factor": 1.0, "tv_factors": [3.0, 10.0]},
 }
 """Ways of training on a CT slice; the posterior is computed for the first."""
 
@@ -40,7 +40,7 @@ def character_settings(run: Run, angles: int, noise: float, image: int, part: st
     steps = run.settings.steps or STEPS[angles, noise]
     common = {"angles": angles, "noise": noise, "image": image}
     if part == "defaults":
-        return common
+        return {**common, "rows": ["evidence", "predcp"]}
     training = {**common, "tv": TV_WEIGHTS[angles, noise], "steps": steps, "channels": run.settings.channels}
     if part == "stop":
         return {**training, "steps": 2500}
@@ -78,7 +78,7 @@ def jobs_of(run: Run) -> list[tuple[Any, ...]]:
     jobs.sort(key=lambda job: order.index(job[1]))
     for size, training, samples, both in run.settings.slices:
         settings = {"size": size, "training": training, **TRAININGS[training], "samples": samples, "both": both}
-        settings |= {"angles": 60 if size <= 128 else 120, "rank": 150 if training == "short" else 350}
+        settings |= {"angles": 60 if size <= 128 else 120, "rank": 300 if training == "short" else 350}
         jobs.append((one_slice, cells, arrays, settings, data_dir))
     for name in run.settings.problems:
         for image in PROBLEM_IMAGES:
@@ -133,16 +133,16 @@ STUDY = Study(
     "tomography", Path(__file__).with_name("study.md"), measure, values, draw,
     default={
         "characters": [(20, 0.05, 10), (5, 0.1, 10)], "steps": None, "channels": 16, "members": 5,
-        "ensemble_images": 10, "stop_images": 4, "default_images": 4, "slices": SLICES, "problems": list(NAMES),
-        "designs": 4, "workers": 0,
+        "ensemble_images": 10, "stop_images": 4, "default_images": 10, "slices": SLICES, "problems": list(NAMES),
+        "designs": 20, "workers": 0,
     },
     quick={
         "characters": [(20, 0.05, 1)], "steps": 800, "channels": 8, "slices": [], "problems": [], "designs": 0,
         "workers": 1,
     },
     full={
-        "characters": [(angles, noise, 50) for noise in (0.05, 0.1) for angles in (5, 10, 20, 30)], "designs": 20,
-        "slices": [*SLICES, (256, "base", 16, False)],
+        "characters": [(angles, noise, 50) for noise in (0.05, 0.1) for angles in (5, 10, 20, 30)],
+        "slices": [*SLICES, (256, "short", 8, False)],
     },
 )
 # fmt: on

@@ -187,7 +187,7 @@ def tune_problem(
     problem: _Problem,
     *,
     evidence: Evidence = "network",
-    predcp: Predcp | None = "variance",
+    predcp: Predcp | None = None,
     groups: Groups = "block",
     rate: float | None = None,
     tempered: bool = False,

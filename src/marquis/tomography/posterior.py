@@ -115,6 +115,7 @@ class IterativePrior:
         rank: rank of the Nyström approximation.
         generator: source of probes and samples.
         progress: whether to show progress bars.
+        checkpoint: a folder in which the eigenpairs are kept.
     """
 
     linearised: LinearisedImage
@@ -123,6 +124,7 @@ class IterativePrior:
     rank: int = RANK
     generator: torch.Generator | None = None
     progress: bool = False
+    checkpoint: Path | None = None
 
     def operator(self, variance: Tensor, noise_variance: float) -> DataOperator:
         """Return the products for given variances `[blocks]`."""
@@ -131,15 +133,26 @@ class IterativePrior:
     @cached_property
     def unit_approximation(self) -> Nystrom:
         """Return the Nyström approximation of `A J Jᵀ Aᵀ`: with one variance it serves every value."""
+        file = None if self.checkpoint is None else self.checkpoint / "eigenpairs.safetensors"
+        if file is not None and any_generation(file):
+            tensors = read_newest(file, lambda path: load_tensors(path, ("eigenpairs",))[2])
+            if self.generator is not None:
+                self.generator.set_state(tensors["random"])
+            return Nystrom(tensors["values"], tensors["vectors"])
         ones = torch.ones(len(self.linearised.blocks), dtype=torch.float64)
-        return approximate(self.operator(ones, 1.0), self.rank, self.generator, self.progress)
+        pairs = approximate(self.operator(ones, 1.0), self.rank, self.generator, self.progress)
+        if file is not None:  # with the generator's state after it, so that a resumed run has the same samples
+            state = torch.get_rng_state() if self.generator is None else self.generator.get_state()
+            tensors = {"values": pairs.values, "vectors": pairs.vectors, "random": state}
+            save_tensors(file, "eigenpairs", {}, tensors, keep_previous=True)
+        return pairs
 
     def tune(
         self,
         data: Tensor,
         *,
         evidence: Evidence = "network",
-        predcp: Predcp | None = "variance",
+        predcp: Predcp | None = None,
         groups: Groups = "scalar",
         rate: float | None = None,
     ) -> TunedPrior:
@@ -237,6 +250,7 @@ def linearise(
     memory: int = BUDGET,
     rank: int = RANK,
     generator: torch.Generator | None = None,
+    checkpoint: Path | None = None,
     progress: bool = False,
 ) -> ExactPrior | IterativePrior:
     """Linearise a trained deep image prior and prepare its posterior.
@@ -250,6 +264,7 @@ def linearise(
         memory: bytes that the exact mode may take.
         rank: rank of the iterative mode's Nyström approximation.
         generator: source of the iterative mode's probes and samples.
+        checkpoint: a folder in which the iterative mode keeps its eigenpairs, for a run that is resumed.
         progress: whether to show progress bars.
 
     Raises:
@@ -265,7 +280,7 @@ def linearise(
     if posterior == "iterative":
         if taps:
             raise UnsupportedOperationError("a process over filter taps (preset='paper') needs posterior='exact'.")
-        return IterativePrior(linearised, measurement, trained.tv_weight, rank, generator, progress)
+        return IterativePrior(linearised, measurement, trained.tv_weight, rank, generator, progress, checkpoint)
     if not fits:
         ones = torch.ones(len(linearised.blocks), dtype=torch.float64)
         seconds = DataOperator(linearised, measurement, ones, 1.0).seconds_per_product()
@@ -284,7 +299,7 @@ def tune(
     data: Tensor,
     *,
     evidence: Evidence = "network",
-    predcp: Predcp | None = "variance",
+    predcp: Predcp | None = None,
     groups: Groups | None = None,
     rate: float | None = None,
 ) -> TunedPrior:
@@ -294,7 +309,8 @@ def tune(
         prior: from `linearise`.
         data: what was measured.
         evidence: "network" at the network's weights, "tangent" of the linear model (one variance only).
-        predcp: the TV-PredCP prior on each variance, on each lengthscale (with a process over taps), or None.
+        predcp: the TV-PredCP prior on each variance, on each lengthscale (with a process over taps), or
+            None for the evidence alone.
         groups: one variance per "block" of the U-Net, or "scalar"; by default blocks in exact mode, one otherwise.
         rate: rate of the TV-PredCP prior; by default the one that is consistent with the training loss.
     """

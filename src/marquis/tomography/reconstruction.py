@@ -40,7 +40,7 @@ def reconstruct(
     preset: Preset | None = None,
     evidence: Evidence = "network",
     groups: Groups | None = None,
-    predcp: bool | None = None,
+    predcp: bool = False,
     samples: int = SAMPLES,
     steps: int = STEPS,
     stop_at: float | None = STOP_AT,
@@ -54,8 +54,7 @@ def reconstruct(
     """Reconstruct an image from linear measurements, with a standard deviation for every pixel.
 
     A U-Net is fitted to the data (deep image prior), linearised in its convolution weights, and the Gaussian posterior
-    of the image is computed; variances and noise are tuned by the evidence with the TV-PredCP prior
-    (docs/method/tomography.md).
+    of the image is computed; variances and noise are tuned by the evidence (docs/method/tomography.md).
 
     Args:
         data: what was measured, of shape `measurement.data_shape` (a sinogram: angles x detectors).
@@ -67,8 +66,8 @@ def reconstruct(
         preset: "paper" for the published variant: a Gaussian process over filter taps, TV-PredCP on its lengthscales.
         evidence: "network" or "tangent" (one variance only).
         groups: one variance per "block" of the U-Net or "scalar"; by default blocks in exact mode.
-        predcp: whether to use the TV-PredCP prior; by default in exact mode. It sharpens error bars where the data say
-            much, and makes them too narrow where they leave much open (docs/experiments/tomography.md).
+        predcp: whether to use the TV-PredCP prior on the variances. It sharpens error bars where the data say much, and
+            makes them too narrow where they leave much open (docs/experiments/tomography.md). "paper" always has it.
         samples: posterior samples of the iterative mode; a standard deviation is known within `1 / sqrt(2 samples)`.
         steps: maximum number of training steps.
         stop_at: with `noise`, training stops where the residual is this multiple of the noise variance; None to go on.
@@ -102,7 +101,7 @@ def reconstruct(
     folder = None
     if checkpoint is not None:
         options = [noise, tv, range, posterior, preset, evidence, groups, predcp, samples, steps, stop_at, rank]
-        folder = checkpoint / _digest(values, options, generator)
+        folder = checkpoint / _digest(values, measurement, network, options, generator)
         folder.mkdir(parents=True, exist_ok=True)
     trained = deep_image_prior(
         values,
@@ -125,6 +124,7 @@ def reconstruct(
         memory=memory,
         rank=rank,
         generator=generator,
+        checkpoint=folder,
         progress=progress,
     )
     notes: tuple[str, ...] = ()
@@ -133,7 +133,6 @@ def reconstruct(
     elif noise and trained.residual > UNFINISHED * noise_std(values, noise) ** 2:
         ratio = trained.residual / noise_std(values, noise) ** 2
         notes = (f"the residual is {ratio:.1f} times the noise variance after {steps} steps: raise steps=.",)
-    predcp = not isinstance(prior, IterativePrior) if predcp is None else predcp
     hyper_prior: Any = "variance" if predcp else None
     if isinstance(prior, IterativePrior):
         tuned = prior.tune(values, evidence=evidence, predcp=hyper_prior, groups=groups or "scalar")
@@ -145,15 +144,21 @@ def reconstruct(
         published: dict[str, Any] = {}
         if preset == "paper":  # the published rate is γ dy, to whose power the Jacobian is raised as well
             published = {"rate": prior.tv_weight * values.numel(), "tempered": True}
-            hyper_prior = "lengthscale" if predcp else None
+            hyper_prior = "lengthscale"
         tuned = prior.tune(values, evidence=evidence, predcp=hyper_prior, groups=groups or "block", **published)
         result = prior.posterior(tuned)
     return replace(result, notes=(*result.notes, *notes))
 
 
-def _digest(data: Tensor, options: list[object], generator: torch.Generator) -> str:
-    """Return a name for this reconstruction: the same data, options and seed resume, others start anew."""
+def _digest(
+    data: Tensor, measurement: Measurement, network: nn.Module | None, options: list[object], generator: torch.Generator
+) -> str:
+    """Return a name for this reconstruction: what it depends on resumes, anything else starts anew."""
     total = hashlib.sha256(data.contiguous().numpy().tobytes())
+    seen = measurement.adjoint(data)  # tells one operator from another; rounded, since threads may change last digits
+    total.update((seen / seen.abs().max().clamp_min(1e-300) * 2**14).round().to(torch.int16).numpy().tobytes())
+    for name, value in {} if network is None else network.state_dict().items():
+        total.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     total.update(json.dumps(options, default=str).encode())
     total.update(generator.get_state().numpy().tobytes())
     return total.hexdigest()[:16]

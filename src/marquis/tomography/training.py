@@ -182,7 +182,7 @@ def _run(
 ) -> str:
     project = as_layer(measurement)
     saved = time.monotonic()
-    with ProgressBar("deep image prior", state.steps, progress) as bar:
+    with ProgressBar("deep image prior", state.steps - len(state.losses), progress) as bar:
         while len(state.losses) < state.steps:
             image = state.network(inputs)[0, 0]
             residual = (project(image) - data).square().mean()
