@@ -15,7 +15,7 @@ from marquis.autoencoders.dropout import DropoutAutoencoder
 from marquis.autoencoders.ensemble import EnsembleAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
-from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
+from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder, PredictedNoise
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import seeded
 from marquis.autoencoders.posthoc import fit_posthoc
@@ -96,7 +96,7 @@ class ModelSpec:
         architecture: One of the paper's by name (`mnist-dense`, `fashion-conv`, `celeba-conv`); "auto", "dense" or
             "convolutional" for networks derived from the shape; "own" for networks that are passed to `build`.
         width: Factor on the numbers of channels and hidden units.
-        likelihood: "gaussian", "bernoulli", or an object.
+        likelihood: "gaussian", "bernoulli", for "lae" also "heteroscedastic", or an object.
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`. "mask" with derived or own networks.
         lr: Learning rate.
         options: Further options of the kind, such as `preset` or `kl_weight`; what JSON can hold.
@@ -124,6 +124,10 @@ class ModelSpec:
             raise DataError(f"{self.kind} has no option {', '.join(unknown)}; it takes: {takes}.")
         if kind.gaussian_only and self.likelihood != "gaussian":
             raise DataError(f"{self.kind} predicts the noise of a Gaussian; it takes likelihood='gaussian' only.")
+        if self.likelihood == "heteroscedastic" and self.kind != "lae":
+            raise DataError(
+                f"{self.kind} has no likelihood 'heteroscedastic': lae has; ae-variance predicts its noise."
+            )
         if not 0 < self.lr < float("inf"):
             raise DataError(f"lr={self.lr}: a learning rate is positive.")
         known = (*BUILT, *architectures.NAMES, OWN)
@@ -153,7 +157,7 @@ class ModelSpec:
             raise DataError("this model has networks of the user's own: pass networks=(encoder, decoder).")
         with torch.device("meta"):  # nothing is allocated before it is known to fit
             encoder, decoder = self._pair(None)
-            _require_shape(encoder, decoder, self)
+            _require_shape(encoder, decoder.mean if isinstance(decoder, PredictedNoise) else decoder, self)
         return self._pair(seed)
 
     def size(self) -> int:
@@ -162,6 +166,13 @@ class ModelSpec:
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
     def _pair(self, seed: int | None) -> architectures.Pair:
+        encoder, decoder = self._plain_pair(seed)
+        if self.likelihood == "heteroscedastic":
+            with seeded(seed):
+                decoder = PredictedNoise(decoder)
+        return encoder, decoder
+
+    def _plain_pair(self, seed: int | None) -> architectures.Pair:
         kind = match_choice(self.architecture, BUILT)
         if kind is None:
             return architectures.build(self.architecture, self.latent, self.width, seed=seed)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
+from marquis.autoencoders.learnt_variance import PredictedNoise
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError
@@ -38,7 +39,9 @@ class LaplacianAutoencoder(BaseAutoencoder):
     Args:
         encoder: `[B, ...] -> [B, K]`. Becomes part of the model and is trained in place, as Lightning does.
         decoder: `[B, K] -> [B, ...]`.
-        likelihood: "gaussian" or "bernoulli", or an object with that interface.
+        likelihood: "gaussian", "bernoulli", "heteroscedastic" (the decoder and a copy of it with new weights predict
+            mean and log variance of every entry, and the posterior is over both), or an object with that interface;
+            for `mq.Heteroscedastic()` the decoder returns both halves itself.
         preset: None, "paper" or "paper-code" (docs/method/online.md#presets), or an `OnlineSettings`.
         num_data: Number of training samples N; by default the rows behind the trainer's training loader.
         generator: Source of the random numbers in training; by default torch's global random stream gives their seed.
@@ -62,6 +65,9 @@ class LaplacianAutoencoder(BaseAutoencoder):
     ) -> None:
         self._online: OnlineLaplace | None = None
         self._held: Mapping[str, Any] | None = None
+        predicts_noise = isinstance(likelihood, str) and as_likelihood(likelihood).kind == "heteroscedastic"
+        if predicts_noise and not isinstance(decoder, PredictedNoise):
+            decoder = PredictedNoise(decoder)
         super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
         # In a tuple, so that torch does not list the same parameters under a second name.
         self._joined = (EncoderDecoder(encoder, decoder),)

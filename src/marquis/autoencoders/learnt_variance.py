@@ -28,6 +28,28 @@ def mean_and_variance(mean: Tensor, log_sigma: Tensor, minimum: float) -> Tensor
     return torch.cat([mean, 2 * soft_clip(log_sigma, minimum)], 1)
 
 
+class PredictedNoise(nn.Module):
+    """Decode codes to `f = (mean, log σ²)`, the outputs of the heteroscedastic Gaussian, by two decoders.
+
+    Args:
+        mean: `[B, K] -> [B, C, ...]`.
+        log_sigma: `[B, K] -> [B, C, ...]`, log σ before it is softly clipped; by default a copy of `mean` with new
+            weights.
+        min_log_sigma: Where log σ is clipped.
+    """
+
+    def __init__(
+        self, mean: nn.Module, log_sigma: nn.Module | None = None, min_log_sigma: float = MIN_LOG_SIGMA
+    ) -> None:
+        super().__init__()
+        self.mean, self.log_sigma = mean, reinitialised(mean) if log_sigma is None else log_sigma
+        self.min_log_sigma = min_log_sigma
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return `[B, 2 C, ...]`."""
+        return mean_and_variance(self.mean(z), self.log_sigma(z), self.min_log_sigma)
+
+
 class LearntVarianceAutoencoder(BaseAutoencoder):
     """Train an autoencoder that predicts its noise ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
 

@@ -102,7 +102,7 @@ class Run:
             settings = replace(settings, header=train.feature_names is not None)  # and so it stays
         shape = train.shape[1:]
         scaling = None
-        if len(shape) == 1 and settings.likelihood == "gaussian":
+        if len(shape) == 1 and settings.likelihood in ("gaussian", "heteroscedastic"):
             scaling = Scaling.of(train.x, train.feature_names)
         spec = ModelSpec(
             settings.model,

@@ -62,7 +62,9 @@ class TrainingSettings:
     model: str = option(help="Kind of model: lae, lae-posthoc, ae, ae-variance, vae, dropout, ensemble or bbb.")
     data: str = option(help="Name of a data set (`marquis data list`), table (.csv, .parquet, .npy, .npz) or folder.")
     latent: int = option(2, "Number of latent dimensions.", shown="2; celeba 64")
-    likelihood: str = option("gaussian", "Likelihood: gaussian or bernoulli.")
+    likelihood: str = option(
+        "gaussian", "Likelihood: gaussian, bernoulli, or for lae heteroscedastic (the noise is predicted)."
+    )
     architecture: str = option(
         "auto",
         "Architecture: auto, dense, convolutional, mnist-dense, fashion-conv or celeba-conv.",
@@ -93,7 +95,9 @@ class TrainingSettings:
             if name not in takes:
                 owners = [kind for kind, known in KINDS.items() if name in known.options]
                 raise DataError(f"{_flag(name)} belongs to the model {' and '.join(owners)}, not to {self.model}")
-        likelihood = choose("likelihood", self.likelihood, ("gaussian", "bernoulli"), error=DataError)
+        likelihood = choose(
+            "likelihood", self.likelihood, ("gaussian", "bernoulli", "heteroscedastic"), error=DataError
+        )
         object.__setattr__(self, "likelihood", likelihood)
         for name, least in LEAST.items():
             value = getattr(self, name)

@@ -23,6 +23,7 @@ from marquis.sklearn.drift import Drift, tested
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
 from marquis.sklearn.explanation import Explanation
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
+from marquis.sklearn.guarantees import Guarantees
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.linear_gaussian import LinearGaussian
@@ -53,7 +54,7 @@ NEW_NAMES = {
 """Present names of parameters that were called otherwise."""
 
 
-class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
+class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
     """Train an autoencoder for tables with a posterior over its weights.
 
     One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
@@ -157,6 +158,7 @@ class LaplacianAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ou
         coded = coded_table(X, self._categories)
         checked: Any = validate_data(self, plain_table(coded, exact=True), dtype=np.float64, **options)
         table_network.check_parameters(self)
+        self._conformal = None
         labels = labels_of(self)
         self._columns: Columns | EncodedColumns = (
             columns_of(checked, labels)
