@@ -147,7 +147,7 @@ class ModelSpec:
         held = {name: getattr(self, name) for name in ModelSpec.__dataclass_fields__}
         return held | {"shape": list(self.shape), "options": dict(self.options)}
 
-    def networks(self, seed: int | None = None) -> architectures.Pair:
+    def networks(self, seed: int | None = None) -> tuple[nn.Module, nn.Module]:
         """Build encoder and decoder with new weights.
 
         Raises:
@@ -165,12 +165,12 @@ class ModelSpec:
         with torch.device("meta"):
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
-    def _pair(self, seed: int | None) -> architectures.Pair:
+    def _pair(self, seed: int | None) -> tuple[nn.Module, nn.Module]:
         encoder, decoder = self._plain_pair(seed)
-        if self.likelihood == "heteroscedastic":
-            with seeded(seed):
-                decoder = PredictedNoise(decoder)
-        return encoder, decoder
+        if self.likelihood != "heteroscedastic":
+            return encoder, decoder
+        with seeded(seed):
+            return encoder, PredictedNoise(decoder)
 
     def _plain_pair(self, seed: int | None) -> architectures.Pair:
         kind = match_choice(self.architecture, BUILT)
