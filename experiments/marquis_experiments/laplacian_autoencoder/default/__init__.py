@@ -1,0 +1,1 @@
+"""The default of the Laplacian autoencoder, chosen by a protocol that was written first (`PROTOCOL.md`)."""
