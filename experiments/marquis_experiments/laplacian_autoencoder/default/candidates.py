@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,20 +63,20 @@ class Candidate:
         return f"{kind}, {self.structure}, {self.predictive} at T={self.temperature:g}, noise {self.noise}"
 
 
-def trainings(noises: tuple[str, ...] = NOISES) -> list[Training]:
+def trainings(noises: Sequence[str] = NOISES, structures: Sequence[str] = STRUCTURES) -> list[Training]:
     """Return the trainings of one data set, split and seed, cheap ones first and noise per output last."""
     plain = [Training(noise) for noise in ("one", "predicted") if noise in noises]
     online = [
         Training(noise, structure, temperature)
         for noise in ("one", "predicted", "per output")
         if noise in noises
-        for structure in STRUCTURES
+        for structure in structures
         for temperature in TRAINED_AT
     ]
     return [*plain, *online]
 
 
-def candidates_of(training: Training, noises: tuple[str, ...] = NOISES) -> list[Candidate]:
+def candidates_of(training: Training, noises: Sequence[str] = NOISES) -> list[Candidate]:
     """Return the candidates that are evaluated from one training."""
     if training.structure is None:
         kinds = ("one", "per output") if training.noise == "one" else (training.noise,)
@@ -102,7 +103,7 @@ PRESENT = Candidate(Training("one", "diagonal", 0.01), "one", "diagonal", 0.01, 
 """The default at the time of the protocol."""
 
 
-def by_name(noises: tuple[str, ...] = NOISES) -> dict[str, Candidate]:
+def by_name(noises: Sequence[str] = NOISES) -> dict[str, Candidate]:
     """Return all candidates by their names."""
     return {c.name: c for training in trainings(noises) for c in candidates_of(training, noises)}
 

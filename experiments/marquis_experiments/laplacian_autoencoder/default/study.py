@@ -6,8 +6,9 @@ from it. The sets at the end stay closed until `choice.freeze` has written the c
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,16 @@ from marquis.likelihoods import Gaussian, Heteroscedastic, Likelihood
 from marquis.posterior import Posterior
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
+from marquis_experiments.common.cells import write_json
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.default import training as networks
-from marquis_experiments.laplacian_autoencoder.default.candidates import Candidate, Training, candidates_of, trainings
+from marquis_experiments.laplacian_autoencoder.default.candidates import (
+    STRUCTURES,
+    Candidate,
+    Training,
+    candidates_of,
+    trainings,
+)
 from marquis_experiments.laplacian_autoencoder.default.choice import freeze, frozen
 from marquis_experiments.laplacian_autoencoder.default.data import ADAPTED, ALL, SPLITS, Images, closed_sets, images
 from marquis_experiments.laplacian_autoencoder.default.page import draw, values
@@ -56,10 +64,11 @@ def cells(settings: Any) -> list[Cell]:
         for seed in range(settings.seeds)
         for noise in noises
         for data in settings.data
-        for training in trainings((noise,))
-        for split in (ALL, *SPLITS)
+        for training in trainings((noise,), settings.structures)
+        for split in (ALL, *settings.splits)
     ]
-    return [*ordinary, *(replace(cell, split=ADAPTED) for cell in ordinary if cell.split == ALL and cell.seed == 0)]
+    last = [replace(cell, split=ADAPTED) for cell in ordinary if cell.split == ALL and cell.seed == 0]
+    return [*ordinary, *(last if settings.alternations else ())]
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -88,6 +97,14 @@ def partial(run: Run) -> dict[str, Any]:
     """Return the results of the cells that were run so far, and run none."""
     known = (run.stored(cell.name, key_of(run, cell)) for cell in cells(run.settings))
     return {"size": run.size, **collected(run, [row for row in known if row is not None])}
+
+
+def publish(out: str) -> None:
+    """Write results and picture of the cells that were run so far, for `common.page --from OUT/default`."""
+    run = STUDY.start(out=out)
+    results = partial(run)
+    write_json(run.folder / "results.json", results)
+    draw(run.folder, results)
 
 
 def supported(training: Training) -> bool:
@@ -139,7 +156,9 @@ def adapted(run: Run, cell: Cell, x: Tensor) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     for group in posteriors(trained, x, cell.training, run.settings.noises):
         if group.laplace is not None and group.linear:
-            tuned = group.laplace.tune("adapted", max_iterations=3, max_products=50, store_bytes=0)
+            tuned = group.laplace.tune(
+                "adapted", max_iterations=run.settings.alternations, max_products=run.settings.products, store_bytes=0
+            )
             value = float(tuned.log_evidence) / len(x)
             scores |= {c.name: {"adapted": value} for c in group.candidates if c.temperature == 1}
     return {"scores": scores}
@@ -166,9 +185,9 @@ class Group:
         return read(trained.model, self.posterior, self.likelihood, x, temperatures, self.linear, samples, noises)
 
 
-def posteriors(trained: networks.Trained, x: Tensor, training: Training, noises: tuple[str, ...]) -> Iterator[Group]:
+def posteriors(trained: networks.Trained, x: Tensor, training: Training, noises: Sequence[str]) -> Iterator[Group]:
     """Yield the candidates of a training, grouped by posterior and predictive."""
-    candidates = candidates_of(training, tuple(noises))
+    candidates = candidates_of(training, noises)
     for kind in dict.fromkeys((c.curvature, c.structure, c.noise) for c in candidates):
         curvature, structure, noise = kind
         if curvature == "training":
@@ -276,6 +295,8 @@ STUDY = Study(
         "seeds": 3,
         "data": ("mnist", "fashion-mnist"),
         "noises": ("one", "per output", "predicted"),
+        "structures": STRUCTURES,
+        "splits": tuple(SPLITS),
         "train": 10_000,
         "validation": 2_000,
         "epochs": 20,
@@ -287,21 +308,30 @@ STUDY = Study(
         "side": 500,
         "clusters": 10,
         "opened": 1_000,
+        "alternations": 3,
+        "products": 50,
     },
     quick={
         "seeds": 1,
         "data": ("digits",),
         "noises": ("one",),
+        "structures": ("diagonal",),
+        "splits": ("a",),
         "train": 300,
         "validation": 100,
-        "epochs": 2,
+        "epochs": 1,
         "batch": 64,
         "architecture": "dense",
-        "width": 0.25,
+        "width": 0.1,
         "samples": 5,
         "few_samples": 3,
         "side": 30,
         "opened": 40,
+        "alternations": 0,
+        "products": 2,
     },
     full={},
 )
+
+if __name__ == "__main__":
+    publish(sys.argv[1])
