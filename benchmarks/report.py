@@ -181,9 +181,9 @@ def page(results: dict[str, Any]) -> str:
         f"## Bars\n\n{met} of {len(BARS)} bars are met{unmeasured}. Times are CPU times of the thread.",
         bars_table(rows),
         "What limits the exact diagonal is arithmetic: by counted operations about 22 plain passes on W1, 21 on W2 "
-        "(155 GFLOP with locality, 666 without) and 3.3 on W4, at the rate of the plain pass. Vector instructions speed "
-        "the plain pass up more than the many small products of an exact one, so ratios are higher on a CPU with AVX-512 "
-        "than on one with AVX2, where W2 took 24.7 and W4 5.4.",
+        "(155 GFLOP with locality, 666 without) and 3.3 on W4, at the rate of the plain pass. Vector instructions "
+        "speed the plain pass up more than the many small products of an exact one, so ratios are higher on a CPU "
+        "with AVX-512 than on one with AVX2, where W2 took 24.7 and W4 5.4.",
         "## Workloads",
     ]
     for name, words in WORKLOADS.items():

@@ -160,7 +160,7 @@ def test_the_page_shows_measured_and_left_out_rows_and_both_pictures(tmp_path, t
     ]
     report.write(a_run(rows), tmp_path)
     page = (tmp_path / "index.md").read_text()
-    assert "| W4, diagonal, exact | time | 6 x | 7.00 x | **no** |" in page
+    assert "| W4, diagonal, exact | time | 4.5 x | 7.00 x | **no** |" in page
     assert "laplace-torch diagonal, default (batch 8)" in page
     assert "no &lt;class Upsample&gt;" in page
     assert "Provisional" not in page
