@@ -22,6 +22,7 @@ from marquis.evidence.statistics import Collector
 from marquis.evidence.tuning_result import Step, finish
 from marquis.functional.call import run as run_module
 from marquis.functional.checks import batch_size, naming_inputs
+from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import MaskOf, read_batches
@@ -156,6 +157,7 @@ def train(
     update = choose("update", update, UPDATES)
     if hasattr(loader, "__next__"):
         raise DataError("the loader is a one-shot iterator; training passes over the data many times.")
+    refuse_torchscript(model)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         warnings.warn(
             "the network has BatchNorm: the scale of the weights before it is free, so their precision may drift; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,6 +118,8 @@ def naming_inputs(model: Any, x: Any, run: Callable[[], Any], what: str = "x") -
         try:
             with torch.no_grad():
                 run()
+        except MarquisError:
+            raise
         except Exception as error:
             raise DataError(does_not_take(model, x, what, error)) from error
         raise
@@ -154,6 +156,9 @@ def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
     shapes = ", ".join(f"{list(leaf.shape)} ({str(leaf.dtype).removeprefix('torch.')})" for leaf in leaves)
     described = f"of shape {shapes}" if leaves else f"of type {type(x).__name__}"
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
+    if isinstance(x, Mapping):
+        hint = " A dictionary is passed as keywords, model(**x); pass (x,) to a model that takes the dictionary itself."
+        return f"{describe(model)} cannot take {what} with the entries {list(x)}: {reason}.{hint}"
     first = first_layer(model)
     hint = "" if first is None else f" Its first layer is {first}, in {str(first.weight.dtype).removeprefix('torch.')}."
     return f"{describe(model)} cannot take {what} {described}: {reason}.{hint}"

@@ -50,6 +50,15 @@ def replicate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[nn.Module,
     return replica, made.modules
 
 
+def refuse_torchscript(module: nn.Module, path: str = "") -> None:
+    """Raise `UnsupportedOperationError` for a module that was scripted or traced."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedOperationError(
+            f"module {path or 'the model itself'!r} is TorchScript, whose parameters cannot be replaced; pass the "
+            "module from which it was compiled."
+        )
+
+
 class _Replicas:
     """Make replicas of modules, and of what refers to them, each once."""
 
@@ -65,11 +74,7 @@ class _Replicas:
         known = self.modules.get(id(module))
         if known is not None:
             return known
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedOperationError(
-                f"module {path.removesuffix('.') or 'the model itself'!r} is TorchScript, whose parameters cannot be "
-                "replaced; pass the module from which it was compiled."
-            )
+        refuse_torchscript(module, path.removesuffix("."))
         inside = inner(module)
         if inside is not None:  # the wrapper's place is taken by what it wraps
             replica = self.module(inside, path)

@@ -88,7 +88,9 @@ def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[
         return chosen
     hint = ""
     if not tensors:
-        raise SelectionError("the model has no parameters, so there is nothing to be uncertain about; pass a network.")
+        raise SelectionError(
+            "the model has no parameters (quantised layers keep none), so none is uncertain; pass a network of floats."
+        )
     if isinstance(parameters, str):
         matching = [name for name in tensors if fnmatch.fnmatchcase(name, parameters)]
         hint = f"; {matching} match but are frozen" if matching else f"; {_with_matches([parameters], tensors)}"

@@ -14,7 +14,7 @@ from marquis.curvature.ggn import ggn, outputs_and_ggn
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.errors import DataError
 from marquis.functional.call import buffers_of, call
-from marquis.functional.checks import batch_size, check_finite, naming_inputs
+from marquis.functional.checks import batch_size, check_finite, check_ordinary, naming_inputs
 from marquis.functional.selection import parameters_of
 from marquis.online.learnt_noise import squared_error
 from marquis.online.weights import require_finite_weights
@@ -46,6 +46,8 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
     everything = parameters_of(learner.model, learner._params)
     means = {name: everything[name] for name in learner.names}
     likelihood = learner.noisy_likelihood
+    if getattr(x, "layout", torch.strided) != torch.strided:
+        check_ordinary(x)
     result = Evaluated(size=batch_size(x))
     for _ in range(settings.samples):
         theta, penalty = learner._sampled_weights(means)

@@ -25,7 +25,7 @@ from marquis.sklearn.explanation import Explanation
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
 from marquis.sklearn.guarantees import Guarantees
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
-from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.input_tables import plain_table, require_finite
 from marquis.sklearn.linear_gaussian import LinearGaussian
 from marquis.sklearn.parameter_checks import whole
 
@@ -294,7 +294,8 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
         standard deviations away would: a constant has no scale.
         """
         table = self._validated(X)
-        return self._terms(self._inputs(table))[0].sum(1).numpy() + self._columns.constant_penalty(table).sum(1)
+        scores = self._terms(self._inputs(table))[0].sum(1).numpy() + self._columns.constant_penalty(table).sum(1)
+        return require_finite(scores, "scores")
 
     def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing."""

@@ -14,6 +14,11 @@ EXACT = 2**53
 """Integers up to this one are numbers of double precision; beyond, neighbours become the same."""
 
 
+def without_gradient(values: Any) -> Any:
+    """Return the values of a tensor that requires a gradient, which NumPy does not take; anything else as it is."""
+    return values.detach() if getattr(values, "requires_grad", False) is True else values
+
+
 def plain_table(X: Any, *, exact: bool = False) -> Any:
     """Return `X` as it is, but with NaN at the masked entries of a `numpy.ma` array.
 
@@ -25,6 +30,7 @@ def plain_table(X: Any, *, exact: bool = False) -> Any:
         DataError: A column holds dates or durations, whose NaT scikit-learn would take for the number -9.2e18; or
             integers that would be changed.
     """
+    X = without_gradient(X)
     if isinstance(X, np.ma.MaskedArray):
         _refuse_columns(X, exact)
         floating: Any = X if X.dtype.kind in "fc" else X.astype(object)
@@ -39,6 +45,7 @@ def plain_labels(y: Any) -> Any:
     Raises:
         DataError: Labels are masked.
     """
+    y = without_gradient(y)
     if isinstance(y, np.ma.MaskedArray):
         masked = int(np.ma.getmaskarray(y).sum())
         if masked:
@@ -58,6 +65,21 @@ def plain_targets(y: Any) -> Any:
     if kind and kind in "mM":
         raise DataError(f"y holds dates or durations ({y.dtype}): give numbers, for instance days since a date.")
     return y
+
+
+def require_finite(values: np.ndarray, what: str) -> np.ndarray:
+    """Return results of `X` as they are.
+
+    Raises:
+        DataError: One overflows, because its row lies too far from those of `fit`.
+    """
+    rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
+    if len(rows):
+        raise DataError(
+            f"the {what} of {len(rows)} rows of X (first: row {rows[0]}) overflow: the entries lie too far from the "
+            "rows of fit. Check their units, or clip them."
+        )
+    return values
 
 
 def _refuse_columns(X: Any, exact: bool) -> None:

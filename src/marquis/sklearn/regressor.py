@@ -16,7 +16,7 @@ from marquis.conformal import ConformalIntervals
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.sklearn.base import FLOATS, LaplaceEstimator, generator_from
-from marquis.sklearn.input_tables import plain_table, plain_targets
+from marquis.sklearn.input_tables import plain_table, plain_targets, require_finite
 from marquis.sklearn.parameter_checks import whole
 
 
@@ -157,7 +157,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
             return self._mean(self._outputs(X))
         prediction = self._predict(X, diagonal=True)
         epistemic, noise = self._variances(prediction.variance, prediction.noise_variance)
-        return self._mean(prediction.mean), np.sqrt(epistemic + noise)
+        return self._mean(prediction.mean), require_finite(np.sqrt(epistemic + noise), "standard deviations")
 
     def predict_interval(self, X: Any, alpha: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
         """Return limits between which a new observation lies with probability `1 - alpha`, shaped like the targets.

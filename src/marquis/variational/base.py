@@ -17,6 +17,7 @@ from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.checks import naming_inputs
+from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
@@ -259,6 +260,7 @@ def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping
     """Return a copy that shares nothing with the user's model."""
     if not isinstance(model, nn.Module):
         return _FunctionNetwork(model, start)
+    refuse_torchscript(model)
     try:
         network = copy.deepcopy(model)
     except Exception as error:

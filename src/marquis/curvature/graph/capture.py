@@ -68,7 +68,15 @@ def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     network = _convert(program, caller, model, params, None if not fixed else size)
     refuse_training_mode(network)
     network = _with_axes(network, program, params, x)
-    verify(network, model, params, x)
+    try:
+        verify(network, model, params, x)
+    except RuntimeError as error:
+        if "vmapped" not in str(error):
+            raise
+        raise UnsupportedOperationError(
+            f"{describe(model)} calls torch.vmap in its forward pass, which no graph holds; write that part for the "
+            "whole batch, or use what needs no graph: curvature.operator, curvature.hessian, mq.kernel."
+        ) from error
     check_separation(network, model, params, x)
     return network
 
