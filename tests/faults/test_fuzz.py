@@ -47,18 +47,18 @@ def tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` where a call does not end."""
+    """Raise `TimeoutError` where a call does not end; by the processor's clock, since machines are shared."""
 
     def stop(number: int, frame: Any) -> None:
-        raise TimeoutError(f"does not end within {seconds} s")
+        raise TimeoutError(f"does not end within {seconds} s of computing")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def outcome(door: Door, chooser: random.Random) -> tuple[str, str | None]:

@@ -15,6 +15,8 @@ from marquis.arguments import checked, checked_arrays
 from marquis.errors import DataError
 from marquis.tomography.footprint import Matrix, pixel_centres, project_points, projection_matrix
 
+MOST_ANGLES = 1_000_000
+
 
 class _Beam:
     """Project by a sparse matrix; keeps the matrix and its transpose, one pair per floating type."""
@@ -214,8 +216,8 @@ class FanBeam(_Beam):
 
 def _as_angles(angles: int | Sequence[float] | Tensor, full: float) -> Tensor:
     if isinstance(angles, int):
-        if angles < 1:
-            raise DataError(f"angles is {angles}; at least one is needed.")
+        if not 1 <= angles <= MOST_ANGLES:
+            raise DataError(f"angles is {angles}; 1 to {MOST_ANGLES:,} are possible.")
         return torch.arange(angles, dtype=torch.float64) * (full / angles)
     values = torch.as_tensor(angles, dtype=torch.float64).reshape(-1)
     if values.numel() == 0 or not bool(torch.isfinite(values).all()):
