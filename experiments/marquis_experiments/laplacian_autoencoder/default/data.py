@@ -51,7 +51,8 @@ def clusters(x: Tensor, settings: Any) -> list[int]:
     """Return the k-means cluster of every image, numbered by size."""
     from sklearn.cluster import KMeans
 
-    found = KMeans(settings.clusters, n_init=10, random_state=0).fit_predict(x.flatten(1).numpy())
+    means = KMeans(settings.clusters, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]  (stub: str)
+    found = means.fit_predict(x.flatten(1).numpy())
     found = torch.as_tensor(found).long()
     order = found.bincount(minlength=settings.clusters).argsort(descending=True)
     return order.argsort()[found].tolist()

@@ -159,6 +159,8 @@ def adapted(run: Run, cell: Cell, x: Tensor) -> dict[str, Any]:
             tuned = group.laplace.tune(
                 "adapted", max_iterations=run.settings.alternations, max_products=run.settings.products, store_bytes=0
             )
+            if tuned.log_evidence is None:
+                raise ValueError("adapted tuning reported no evidence")
             value = float(tuned.log_evidence) / len(x)
             scores |= {c.name: {"adapted": value} for c in group.candidates if c.temperature == 1}
     return {"scores": scores}

@@ -21,6 +21,7 @@ FEW = 20
 SHOWN = (1, 2, 4, 10, 25, 100)
 """Numbers of labels per class in the first table."""
 
+
 def accuracies(row: dict[str, Any], way: str = "codes") -> np.ndarray:
     """Return accuracies `[numbers of labels, repetitions]`; a row without samples has one way only."""
     return np.array(row["ways"].get(way, row["ways"]["mean"])["accuracy"])

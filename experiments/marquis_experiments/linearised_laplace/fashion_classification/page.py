@@ -37,6 +37,7 @@ DRAWN = {
     "ensemble": ("ensemble", GREEN),
 }
 
+
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables and whether the tutorial's comparisons and figures are reached."""
     rows: dict[str, Row] = results["rows"]

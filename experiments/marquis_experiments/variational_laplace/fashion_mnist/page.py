@@ -125,9 +125,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "resnet_lines": [line(resnet, name, chosen_tempering(resnet, name)) for name in VARIANTS],
         "order": [one.shown() for one in compared],
         "few_order": [one.shown() for one in overfitted],
-        "equal": [
-            one.shown(tempering=t, mark="**" * one.won) for t in temperings(few) for one in comparisons(few, t)
-        ],
+        "equal": [one.shown(tempering=t, mark="**" * one.won) for t in temperings(few) for one in comparisons(few, t)],
         "multipliers": [
             {**row, "upper": row["method"].upper(), "log_likelihood": -row["mean"]["nll"]}
             | {"percent": 100 * row["mean"]["accuracy"]}
