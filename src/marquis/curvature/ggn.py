@@ -370,5 +370,10 @@ def _widened(values: Mapping[int, Any]) -> dict[int, Any]:
 
     So a network runs forwards in its own precision, and everything that is summed is summed in float32.
     """
-    detached = {number: v.detach() if isinstance(v, Tensor) else v for number, v in values.items()}
-    return {n: v.to(computing_dtype(v.dtype)) if isinstance(v, Tensor) else v for n, v in detached.items()}
+    return {number: _without_graph(v) if isinstance(v, Tensor) else v for number, v in values.items()}
+
+
+def _without_graph(value: Tensor) -> Tensor:
+    value = value.detach() if value.requires_grad else value
+    wanted = computing_dtype(value.dtype)
+    return value if value.dtype is wanted else value.to(wanted)

@@ -61,7 +61,7 @@ class Step:
 
     def has_argument(self, name: str) -> bool:
         """Return whether the operation's schema has an argument of this name."""
-        return any(formal.name == name for formal in self.op._schema.arguments)
+        return name in self._arguments
 
     def reference(self, name: str) -> int | None:
         """Return the value number behind an argument, or None where it is a constant or absent."""
