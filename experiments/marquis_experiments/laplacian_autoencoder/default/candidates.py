@@ -111,4 +111,5 @@ def by_name(noises: Sequence[str] = NOISES) -> dict[str, Candidate]:
 def options_of(training: Training) -> dict[str, Any]:
     """Return the options of the online learner for a training."""
     options: dict[str, Any] = {"structure": training.structure, "posterior_temperature": training.temperature}
-    return options | ({"every": 20} if training.structure == "kronecker" else {})
+    options |= {"every": 20} if training.structure == "kronecker" else {}
+    return options | ({"noise_groups": "output"} if training.noise == "per output" else {})

@@ -75,8 +75,6 @@ def measure(run: Run) -> dict[str, Any]:
     """Run the cells that are missing; when all are there, freeze the choices and open the closed sets."""
     every, rows = cells(run.settings), []
     for number, cell in enumerate(every, 1):
-        if not supported(cell.training):
-            continue
         started = time.time()
         rows.append(row(run, cell))
         if time.time() - started > 1:
@@ -105,11 +103,6 @@ def publish(out: str) -> None:
     results = partial(run)
     write_json(run.folder / "results.json", results)
     draw(run.folder, results)
-
-
-def supported(training: Training) -> bool:
-    """Return whether the online learner can learn this noise; cells that it cannot are listed as not run."""
-    return training.noise != "per output"
 
 
 def key_of(run: Run, cell: Cell) -> dict[str, Any]:
