@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -143,6 +143,21 @@ def own_or_first(value: Any | None) -> Any | None:
     sent = [value if dist.get_rank() == there[0] else None]
     dist.broadcast_object_list(sent, src=there[0])
     return sent[0] if value is None else value
+
+
+def sum_of_shares(compute: Callable[[], Sequence[Tensor]], together: bool) -> list[Tensor]:
+    """Return the sums over processes of the tensors that each computes from its share of the data.
+
+    Args:
+        compute: Returns tensors of the same shapes in all processes, zeros where there are no data.
+        together: Whether this process's data are a share; otherwise its own tensors are returned.
+
+    Raises:
+        DataError: Another process failed, as in `exchange`.
+    """
+    if not together:
+        return list(compute())
+    return [sum_tensor(share) for share in fails_together(compute)()]
 
 
 def sum_tensor(tensor: Tensor) -> Tensor:

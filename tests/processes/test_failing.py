@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import marquis as mq
 from helpers.processes import in_processes
 from marquis.curvature import accumulate, operator
+from marquis.evidence import train
 
 LAST = 10.0
 """Seconds after a failure within which all processes have stopped."""
@@ -54,6 +55,11 @@ def step(x: Any, y: Any, **options: Any) -> Tensor:
     return mq.OnlineLaplace(network(), "gaussian", num_data=8).step(x, y, **options)
 
 
+def subnetwork(loader: Any) -> mq.Laplace:
+    chosen = mq.Subnetwork(3, by="magnitude")
+    return mq.Laplace(network(), "gaussian", "full", parameters=chosen).fit(loader, progress=False)
+
+
 X, Y = torch.ones(2, 3), torch.ones(2, 2)
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
@@ -71,13 +77,42 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "one-shot",
     ),
     "step, NaN": (lambda: step(X * float("nan"), Y), lambda: step(X, Y), "NaN"),
-    "step, no data": (lambda: step(X[:0], Y[:0]), lambda: step(X, Y), "0"),
     "step, wrong width": (lambda: step(X[:, :1], Y), lambda: step(X, Y), "mat1 and mat2"),
     "step, argument": (lambda: step(X, Y, learning_rate="fast"), lambda: step(X, Y), "learning_rate"),
     "online, argument": (
         lambda: mq.OnlineLaplace(network(), "strange", num_data=8),
         lambda: mq.OnlineLaplace(network(), "gaussian", num_data=8),
         "strange",
+    ),
+    "tune": (
+        lambda: fit(batches()).tune("grid", Broken(batches())),
+        lambda: fit(batches()).tune("grid", batches()),
+        "drive Z",
+    ),
+    "tune, adapted": (
+        lambda: fit(batches()).tune("adapted", Broken(batches())),
+        lambda: fit(batches()).tune("adapted", batches()),
+        "drive Z",
+    ),
+    "check": (
+        lambda: fit(batches()).check(Broken(batches())),
+        lambda: fit(batches()).check(batches()),
+        "drive Z",
+    ),
+    "predict_loader": (
+        lambda: fit(batches()).predict_loader(Broken(batches()), progress=False),
+        lambda: fit(batches()).predict_loader(batches(), progress=False),
+        "drive Z",
+    ),
+    "train": (
+        lambda: train(network(), Broken(batches()), "gaussian", epochs=1, progress=False),
+        lambda: train(network(), batches(), "gaussian", epochs=1, progress=False),
+        "drive Z",
+    ),
+    "subnetwork": (
+        lambda: subnetwork(Broken(batches())),
+        lambda: subnetwork(batches()),
+        "drive Z",
     ),
     "accumulate": (
         lambda: accumulate(network(), Broken(batches()), "gaussian", progress=False),
@@ -106,6 +141,8 @@ def every_case(rank: int, folder: str, count: int) -> None:
     torch.testing.assert_close(fit(mine).curvature.diagonal(), expected)
     with pytest.raises(mq.MarquisError, match="no batches"):
         fit([])
+    with pytest.raises(mq.MarquisError, match="no process has any samples"):
+        step(X[:0], Y[:0])
     with pytest.raises(mq.MarquisError, match="passes over the training data"):
         fit(mine).check()  # the process has a part of the data only
     torch.testing.assert_close(step(X, Y), step(X, Y))

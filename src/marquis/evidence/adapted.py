@@ -279,8 +279,8 @@ def curvature_at(
         parameters=list(tangent.layout.names),
         dtype=problem.curvature.dtype,
         mask_of=None if problem.mask_of is None else lambda batch: batch[2],
+        distributed=problem.shared,
         progress=False,
-        distributed=False,  # every process tunes by itself
     )
 
 

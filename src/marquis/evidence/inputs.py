@@ -34,6 +34,7 @@ class EvidenceProblem:
         loader: labelled data, iterated more than once.
         params: parameters of a function, or other values for a module's.
         mask_of: gives a batch's mask.
+        shared: whether the loader holds one process's share of the data, and all processes of the group compute.
     """
 
     curvature: Structure | None
@@ -46,6 +47,7 @@ class EvidenceProblem:
     loader: Iterable[Any] | None = None
     params: Mapping[str, Tensor] | None = None
     mask_of: MaskOf | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         """Check that the pieces belong together."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marquis.curvature.linop.iterative import conjugate_gradients
 from marquis.curvature.linop.products import root_times_transpose
+from marquis.distributed import exchange, sum_of_shares
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.evidence.stored_jacobians import StoredBatch, fits, jacobian_of
@@ -91,7 +92,7 @@ class LinearModel:
         self.network = NetworkFunction.copy_of(model, params={**values, **placed}, parameters=list(self.layout.names))
         self.likelihood = problem.likelihood.at_unit_noise()
         self.simplified = simplified
-        self._mask_of = problem.mask_of
+        self._mask_of, self._shared = problem.mask_of, problem.shared
         self._n, self._limit = problem.statistics.n, store_bytes
         self._stored: list[StoredBatch] | None = None
 
@@ -105,7 +106,11 @@ class LinearModel:
         if self._stored is None and self._limit != 0:
             for _ in self.batches():
                 pass
-        return sum(batch.f.numel() for batch in self._stored or ())
+        rows = sum(batch.f.numel() for batch in self._stored or ())
+        if not self._shared:
+            return rows
+        counts = exchange((rows, self._limit != 0))  # a share may be empty, and then keeps nothing
+        return sum(count for count, _ in counts) if all(kept for _, kept in counts) else 0
 
     def batches(self) -> Iterator[TangentBatch | StoredBatch]:
         """Yield every batch, differentiated; they are kept for the next pass where all of them fit."""
@@ -140,21 +145,33 @@ class LinearModel:
 
     def fit(self, theta: Tensor) -> tuple[Statistics, Tensor]:
         """Return the statistics of h(theta) and the gradient `sum_n J^T r` of the data term there, `[P]`."""
-        seen, gradient = Collector(self.likelihood), torch.zeros_like(theta)
-        for batch in self.batches():
-            h = self.outputs(batch, theta)
-            seen.add(h, batch.y, batch.mask)
-            gradient += batch.transposed_times(self.likelihood.gradient(h, batch.y, batch.mask)[None])[0].to(theta)
-        return seen.statistics(), gradient
+        seen = Collector(self.likelihood)
+
+        def share() -> list[Tensor]:
+            gradient = torch.zeros_like(theta)
+            for batch in self.batches():
+                h = self.outputs(batch, theta)
+                seen.add(h, batch.y, batch.mask)
+                gradient += batch.transposed_times(self.likelihood.gradient(h, batch.y, batch.mask)[None])[0].to(theta)
+            return [gradient]
+
+        (gradient,) = sum_of_shares(share, self._shared)
+        statistics = seen.statistics_of_all(self._shared)
+        assert statistics is not None
+        return statistics, gradient
 
     def losses(self, theta: Tensor, direction: Tensor, lengths: Sequence[float]) -> Tensor:
         """Return the data term at `theta + t direction` for each length t, in one pass: h is linear in t."""
-        total = torch.zeros(len(lengths), dtype=torch.float64, device=theta.device)
-        for batch in self.batches():
-            h, change = self.outputs(batch, theta), batch.times(direction[None])[0]
-            for i, t in enumerate(lengths):
-                total[i] -= self.likelihood.log_prob(h + t * change, batch.y, batch.mask).double().sum()
-        return total
+
+        def share() -> list[Tensor]:
+            total = torch.zeros(len(lengths), dtype=torch.float64, device=theta.device)
+            for batch in self.batches():
+                h, change = self.outputs(batch, theta), batch.times(direction[None])[0]
+                for i, t in enumerate(lengths):
+                    total[i] -= self.likelihood.log_prob(h + t * change, batch.y, batch.mask).double().sum()
+            return [total]
+
+        return sum_of_shares(share, self._shared)[0]
 
     def product(self, rows: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return `sum_n J^T L_n J v` for rows `[k, P]`; L at h(theta), or at the network's own outputs."""
@@ -165,14 +182,14 @@ class LinearModel:
         kept = self._stored
         ready = None if kept is None else [(batch, self._curvature(batch, theta)) for batch in kept]
 
-        def times(rows: Tensor) -> Tensor:
+        def share(rows: Tensor) -> list[Tensor]:
             total = torch.zeros_like(rows)
             pairs = ((batch, self._curvature(batch, theta)) for batch in self.batches()) if ready is None else ready
             for batch, curved in pairs:
                 total += batch.transposed_times(curved(batch.times(rows))).to(rows)
-            return total
+            return [total]
 
-        return times
+        return lambda rows: sum_of_shares(lambda: share(rows), self._shared)[0]
 
     def _curvature(self, batch: TangentBatch | StoredBatch, theta: Tensor | None) -> Rows:
         """Return `u -> L u` at h(theta), or at the network's own outputs."""
@@ -187,15 +204,21 @@ class LinearModel:
 
         Cost: N O P^2.
         """
-        if not self.kept_rows() or self._stored is None or self.layout.total > DENSE_WEIGHTS:
+        if not self.kept_rows() or self.layout.total > DENSE_WEIGHTS:
             return None
-        if self._stored[0].f[0].numel() > FEW_OUTPUTS:
+        kept = self._stored or []
+        many = any(batch.f[0].numel() > FEW_OUTPUTS for batch in kept[:1])
+        if any(exchange(many)) if self._shared else many:
             return None
-        total = self.centre.new_zeros(self.layout.total, self.layout.total)
-        for batch in self._stored:
-            at = batch.f if theta is None else self.outputs(batch, theta)
-            total += batch.gram(self.likelihood.hessian(at, batch.mask)).to(total)
-        return 0.5 * (total + total.mT)
+
+        def share() -> list[Tensor]:
+            total = self.centre.new_zeros(self.layout.total, self.layout.total)
+            for batch in kept:
+                at = batch.f if theta is None else self.outputs(batch, theta)
+                total += batch.gram(self.likelihood.hessian(at, batch.mask)).to(total)
+            return [0.5 * (total + total.mT)]
+
+        return sum_of_shares(share, self._shared)[0]
 
     def optimum(
         self,

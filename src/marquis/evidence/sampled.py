@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.choices import choose
-from marquis.errors import DataError, NumericalError
+from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.expectation import FEW_WEIGHTS, SAMPLES, Exact, Sampled
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.linear_model import LinearModel
@@ -87,6 +87,11 @@ def sampled(
     if (samples is not None and samples < 1) or iterations < 1:
         raise DataError(f"samples={samples} and iterations={iterations} have to be at least 1.")
     at = choose("at", at, ("optimum", "network"), error=DataError)
+    if problem.shared:
+        raise UnsupportedOperationError(
+            "tune('sampled') draws noise for every example, so several processes would not agree with one; use "
+            "tune('adapted') or tune('evidence'), or fit and tune in one process (fit(..., distributed=False))."
+        )
     prior = problem.grouped_prior
     tangent = LinearModel(problem, "sampled", simplified=simplified)
     if samples is None and len(tangent.centre) <= FEW_WEIGHTS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature import accumulate
+from marquis.distributed import exchange, fails_together, group_is_up, own_or_first, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions, maximise
 from marquis.evidence.inputs import EvidenceProblem
@@ -24,8 +26,9 @@ from marquis.functional.call import run as run_module
 from marquis.functional.checks import batch_size, naming_inputs
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of, select
+from marquis.functional.unwrap import unwrap
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.loaders import MaskOf, read_batches
+from marquis.loaders import Batch, MaskOf, read_batches
 from marquis.priors import BoundPrior, Prior
 from marquis.progress import ProgressBar
 from marquis.structures import Layout
@@ -89,6 +92,7 @@ def number_of_updates(epochs: int, burn_in: int, every: int) -> int:
     return max(epochs // every - (max(burn_in, 1) - 1) // every, 0)
 
 
+@fails_together
 @checked
 def train(
     model: nn.Module,
@@ -121,6 +125,8 @@ def train(
     Minimises `1/N [sum_n l(y_n, f(x_n)) / T + 1/2 (theta-mu0)^T Delta (theta-mu0)]` by mini-batches. After every epoch
     that is at least `burn_in` and a multiple of `every`, the curvature is computed anew and the precisions are updated.
     The network of the largest evidence is returned. Immer et al. (2021); MacKay (1992).
+    In a `torch.distributed` group each process's loader is its share: the k-th batches of all processes are one batch,
+    gradients and curvature are summed, and all processes return the same network. Shares may be uneven or empty.
     Cost: that of training, and one curvature pass per update.
 
     Args:
@@ -165,7 +171,11 @@ def train(
             UserWarning,
             stacklevel=2,
         )
-    network = copy.deepcopy(model)
+    network = copy.deepcopy(unwrap(model))
+    if group_is_up() and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
+        raise UnsupportedOperationError(
+            "the network has BatchNorm, whose batch statistics would differ between processes; train in one process."
+        )
     chosen = {name: p for name, p in select(parameters_of(network)).items() if isinstance(p, nn.Parameter)}
     weights = list(chosen.values())
     steps = torch.optim.Adam(weights, lr=learning_rate) if optimiser is None else optimiser(weights)
@@ -232,19 +242,49 @@ class _Run:
         """Train for one epoch, and return the mean loss per sample."""
         self.network.train()
         total, seen = 0.0, 0
-        for x, y, mask in read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence"):
+        batches = read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence")
+        while True:
             optimiser.zero_grad()
-            with naming_inputs(self.network, x, lambda x=x: run_module(self.network, x)):
-                f = run_module(self.network, x)
-            count = f.shape[0]
-            data = -self.likelihood.log_prob(f, y, mask).sum() / (count * self.temperature)
-            loss = data + 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
-            if not bool(torch.isfinite(loss)):
-                raise NumericalError(f"the loss is {float(loss.detach())} in epoch {number}; lower the learning rate.")
-            loss.backward()
+            data, count = self._add_gradient(batches)
+            if count == 0:
+                return total / seen
+            penalty = 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
+            penalty.backward()
+            loss = data + float(penalty.detach())
+            if not math.isfinite(loss):
+                raise NumericalError(f"the loss is {loss} in epoch {number}; lower the learning rate.")
             optimiser.step()
-            total, seen = total + count * float(loss.detach()), seen + count
-        return total / seen
+            total, seen = total + count * loss, seen + count
+
+    def _add_gradient(self, batches: Iterator[Batch]) -> tuple[float, int]:
+        """Differentiate the mean loss of the next batch, of all processes together; return it and its samples.
+
+        Raises:
+            DataError: The batch has no samples.
+        """
+        batch, count, total = next(batches, None), 0, self.prior.mean.new_zeros(())
+        if batch is not None:
+            with naming_inputs(self.network, batch.x, lambda: run_module(self.network, batch.x)):
+                f = run_module(self.network, batch.x)
+            count, log_likelihood = f.shape[0], self.likelihood.log_prob(f, batch.y, batch.mask).sum()
+            data = -log_likelihood / ((1 if group_is_up() else count) * self.temperature)
+            data.backward()
+            total = data.detach()
+        if not group_is_up():
+            if batch is not None and count == 0:
+                raise DataError("a batch has no samples; leave it out.")
+            return float(total), count
+        reports = exchange((batch is not None, count))
+        count = sum(rows for _, rows in reports)
+        if count == 0:
+            if any(there for there, _ in reports):
+                raise DataError("a batch has no samples in any process; leave it out.")
+            return 0.0, 0
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.chosen.items()}
+        summed = sum_tensor(torch.cat([self.layout.flatten(gradients), total[None]])) / count
+        for name, gradient in self.layout.unflatten(summed[:-1]).items():
+            self.chosen[name].grad = gradient.clone()
+        return float(summed[-1]), count
 
     def problem(
         self, data: Iterable[Any], structure: str, estimator: str, generator: torch.Generator | None
@@ -263,11 +303,11 @@ class _Run:
             generator=generator,
             progress=False,
             observer=collector.observe,
-            distributed=False,  # every process trains a network of its own
         )
         if not collector.labelled:
             raise DataError("the loader yields batches without labels, but the evidence depends on them; yield (x, y).")
-        seen = collector.statistics()
+        seen = collector.statistics_of_all()
+        assert seen is not None
         if seen.n != self.n:
             raise DataError(
                 f"the curvature's loader holds {seen.n} data and the training loader {self.n}; both must hold the same "
@@ -278,11 +318,13 @@ class _Run:
 
 
 def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:
-    """Return the number of samples, and the first batch's inputs."""
+    """Return the number of samples of all processes, and the first batch's inputs."""
     n, first = 0, None
     for x, _, _ in read_batches(loader, device, mask_of, labels_for="the evidence"):
         first = x if first is None else first
         n += batch_size(x)
+    if group_is_up():
+        n, first = sum(exchange(n)), own_or_first(first)
     if n == 0:
         raise DataError("the loader yields no batches; there is nothing to train on.")
     return n, first

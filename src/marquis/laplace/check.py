@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.distributed import own_or_first, sum_of_shares
 from marquis.errors import DataError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.functional.call import Model
@@ -183,20 +184,25 @@ def _determined(problem: EvidenceProblem) -> Tensor:
 def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Iterable[Any]) -> tuple[Tensor, Any]:
     """Return the gradient of `sum_n l / T` in the random weights, and the first inputs."""
     posterior = function.posterior
-    device = posterior.vector.device
-    total: Tensor | None = None
     first: Any = None
-    for x, y, _ in read_batches(loader, device, labels_for="the gradient"):
-        first = samples_of(x, 0, min(INPUTS, batch_size(x))) if first is None else first
 
-        def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
-            return -problem.likelihood.log_prob(function(params, x), y).sum()
+    def share() -> list[Tensor]:
+        nonlocal first
+        total = torch.zeros_like(posterior.vector)
+        for x, y, _ in read_batches(loader, posterior.vector.device, labels_for="the gradient"):
+            first = samples_of(x, 0, min(INPUTS, batch_size(x))) if first is None else first
 
-        gradient = posterior.layout.flatten(torch.func.grad(loss)(posterior.mean))
-        total = gradient if total is None else total + gradient
-    if total is None:
+            def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
+                return -problem.likelihood.log_prob(function(params, x), y).sum()
+
+            total = total + posterior.layout.flatten(torch.func.grad(loss)(posterior.mean)).detach()
+        return [total]
+
+    (total,) = sum_of_shares(share, problem.shared)
+    first = own_or_first(first) if problem.shared else first
+    if first is None:
         raise DataError("the loader yields no batches; there is nothing to check with.")
-    return posterior.restrict(total.detach()) / problem.temperature, first
+    return posterior.restrict(total) / problem.temperature, first
 
 
 def _linearisation_error(function: PosteriorFunction, x: Any, generator: torch.Generator | None) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.distributed import sum_of_shares
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
@@ -71,26 +72,41 @@ def predictions(
         yield prediction.mean, prediction.variance, prediction.covariance, y
 
 
-def densities(likelihood: Likelihood, batches: Iterable[Batch], temperatures: Sequence[float]) -> dict[float, float]:
+def densities(
+    likelihood: Likelihood, batches: Iterable[Batch], temperatures: Sequence[float], shared: bool = False
+) -> dict[float, float]:
     """Return the mean log predictive density at every factor of the covariance; 0 is the network alone.
+
+    Args:
+        likelihood: With its noise.
+        batches: Predictions and labels.
+        temperatures: Factors.
+        shared: Whether the batches are one process's share, and the mean is over all processes.
 
     Raises:
         DataError: there are no examples.
     """
-    totals, count = dict.fromkeys(temperatures, 0.0), 0
-    for mean, variance, covariance, y in batches:
-        count += len(y)
-        for t in temperatures:
-            tempered = None if covariance is None else (t * covariance).to(mean.dtype)
-            predictive = linked(likelihood, mean, t * variance, tempered, None) if t else point(likelihood, mean)
-            parts = (predictive.mean, predictive.variance, predictive.noise_variance, predictive.probs)
-            totals[t] += float(Prediction(*parts, likelihood=likelihood).log_prob(y).double().sum())
+
+    def share() -> list[Tensor]:
+        sums = torch.zeros(len(temperatures) + 1, dtype=torch.float64)
+        for mean, variance, covariance, y in batches:
+            sums[-1] += len(y)
+            for i, t in enumerate(temperatures):
+                tempered = None if covariance is None else (t * covariance).to(mean.dtype)
+                predictive = linked(likelihood, mean, t * variance, tempered, None) if t else point(likelihood, mean)
+                parts = (predictive.mean, predictive.variance, predictive.noise_variance, predictive.probs)
+                sums[i] += float(Prediction(*parts, likelihood=likelihood).log_prob(y).double().sum())
+        return [sums]
+
+    *totals, count = sum_of_shares(share, shared)[0].tolist()
     if count == 0:
         raise DataError("there are no held-out examples to choose the posterior temperature by.")
-    return {t: total / count for t, total in totals.items()}
+    return {t: total / count for t, total in zip(temperatures, totals, strict=True)}
 
 
-def choose_temperature(likelihood: Likelihood, batches: Iterable[Batch], by: str, before: float | None) -> HeldOut:
+def choose_temperature(
+    likelihood: Likelihood, batches: Iterable[Batch], by: str, before: float | None, shared: bool = False
+) -> HeldOut:
     """Return the density of unseen examples at every temperature.
 
     Args:
@@ -98,7 +114,8 @@ def choose_temperature(likelihood: Likelihood, batches: Iterable[Batch], by: str
         batches: Predictions at temperature 1.
         by: Which examples.
         before: Density before tuning; None for that at temperature 1.
+        shared: As in `densities`.
     """
-    scores = densities(likelihood, batches, (0.0, *TEMPERATURES))
+    scores = densities(likelihood, batches, (0.0, *TEMPERATURES), shared)
     network = scores.pop(0.0)
     return HeldOut(network, scores[1.0] if before is None else before, max(scores.values()), scores, by)

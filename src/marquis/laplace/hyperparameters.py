@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.choices import choose
+from marquis.distributed import fails_together, group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.grid import Score
 from marquis.evidence.inputs import EvidenceProblem
@@ -33,6 +34,7 @@ DECREMENT = 0.1
 
 
 Own = TypeVar("Own", bound="Hyperparameters")
+Result = TypeVar("Result")
 
 
 class Hyperparameters:
@@ -49,6 +51,7 @@ class Hyperparameters:
     _posterior: Posterior | None
     _noise_tuned: bool
     _changed: bool
+    _distributed: bool
 
     if TYPE_CHECKING:
 
@@ -63,6 +66,19 @@ class Hyperparameters:
         ) -> Posterior: ...
 
         def _data(self, loader: Iterable[Any] | None, what: str) -> Iterable[Any]: ...
+
+    @property
+    def _shared(self) -> bool:
+        """Return whether loaders hold one process's share of the data."""
+        return self._distributed and group_is_up()
+
+    def _in_shares(self, run: Callable[[], Result], *loaders: Iterable[Any] | None) -> Result:
+        """Run a pass over the data; where loaders are shares, all processes stop if one fails.
+
+        Without a loader there is no pass, and a process may run alone.
+        """
+        together = self._shared and any(loader is not None for loader in loaders)
+        return fails_together(run, confirm=False)() if together else run()
 
     def problem(self, loader: Iterable[Any] | None = None) -> EvidenceProblem:
         """Return what the evidence is a function of, for `marquis.evidence`.
@@ -88,6 +104,7 @@ class Hyperparameters:
             self._loader if loader is None else loader,
             params,
             self._mask_of,
+            self._shared,
         )
 
     def log_evidence(self) -> Tensor:
@@ -181,6 +198,17 @@ class Hyperparameters:
             for name, value in locals().items()
             if name not in ("self", "method", "loader", "score", "validation")
         }
+        return self._in_shares(lambda: self._tune(method, loader, validation, score, options), loader, validation)
+
+    def _tune(
+        self,
+        method: str,
+        loader: Iterable[Any] | None,
+        validation: Iterable[Any] | None,
+        score: Score | None,
+        options: dict[str, Any],
+    ) -> Tuned:
+        """Tune as `tune` says, in this process alone or in all of a group."""
         from marquis.evidence import tune
         from marquis.evidence.tune import METHODS
 
@@ -194,7 +222,7 @@ class Hyperparameters:
         if method == "grid" and score is None:
             if loader is None:
                 raise DataError("tune(method='grid') needs validation data: tune('grid', loader=validation_loader).")
-            of_loader = ValidationScore(self.model, self.posterior, loader)
+            of_loader = ValidationScore(self.model, self.posterior, loader, shared=self._shared)
             score = lambda prior, likelihood: of_loader(self._posterior_with(prior, likelihood), likelihood)  # noqa: E731
         problem = self.problem(None if method == "grid" else loader)
         options = {name: value for name, value in options.items() if value is not None}
@@ -218,10 +246,10 @@ class Hyperparameters:
         """Return the density of validation data, before and after tuning."""
         device = self.posterior.vector.device
         old = predictions(self.posterior, self.model, self.likelihood, validation, device)
-        before = densities(self.likelihood, old, (1.0,))[1.0]
+        before = densities(self.likelihood, old, (1.0,), self._shared)[1.0]
         posterior = self._posterior_with(tuned.prior, tuned.likelihood, 1.0)
         new = predictions(posterior, self.model, tuned.likelihood, validation, device)
-        return choose_temperature(tuned.likelihood, new, "validation data", before)
+        return choose_temperature(tuned.likelihood, new, "validation data", before, self._shared)
 
     def _left_out(self, problem: EvidenceProblem) -> HeldOut:
         """Return the density of training data, each example predicted without itself."""
@@ -241,7 +269,7 @@ class Hyperparameters:
             )
         function = PosteriorFunction(self.model, posterior)
         parts = leave_one_out(function, posterior.precision, problem.likelihood, self.temperature, data)
-        return choose_temperature(problem.likelihood, parts, "examples left out", None)
+        return choose_temperature(problem.likelihood, parts, "examples left out", None, self._shared)
 
     def log_marginal_likelihood(
         self, prior_precision: Tensor | float | None = None, sigma_noise: Tensor | float | None = None

@@ -97,6 +97,7 @@ class Laplace(Hyperparameters):
         self._loader: Iterable[Any] | None = None
         self._mask_of: MaskOf | None = None
         self._noise_tuned = self._changed = False
+        self._distributed = True
         self._initial = self.likelihood, self.posterior_temperature
 
     # --- fitting -----------------------------------------------------------------------------------------
@@ -175,7 +176,8 @@ class Laplace(Hyperparameters):
             **changed,
         )
         self._posterior, self._mask_of, self._noise_tuned, self._changed = None, mask_of, False, False
-        a_share = distributed and group_is_up()  # holds only a part of the data
+        # A process of a group holds only a part of the data, and a pass over it is one of all processes: never implied.
+        self._distributed, a_share = distributed, distributed and group_is_up()
         self._loader = None if a_share or is_one_shot(loader) else loader
         if continue_from is not None:
             self._fitted = joined(continue_from.fitted, self._fitted)
@@ -289,6 +291,7 @@ class Laplace(Hyperparameters):
         keep_inputs: bool = False,
         device: torch.device | str | None = None,
         progress: bool = True,
+        distributed: bool = True,
     ) -> Prediction:
         """Predict for a data set, batch by batch, with the same weight samples for every batch.
 
@@ -304,6 +307,8 @@ class Laplace(Hyperparameters):
             keep_inputs: Keep the batches, so that `sample` works on the result.
             device: Where the batches are moved to before they are used.
             progress: Show a bar.
+            distributed: If a process group is up, each process's loader is its share of the data, and all return the
+                predictions of all shares, in the order of the ranks; False returns those of its own.
         """
         return predict_loader(
             self.posterior,
@@ -320,6 +325,7 @@ class Laplace(Hyperparameters):
             keep_inputs=keep_inputs,
             device=device,
             progress=progress,
+            distributed=distributed,
         )
 
     @checked
@@ -333,7 +339,8 @@ class Laplace(Hyperparameters):
         Args:
             loader: Training data; default that of `fit`.
         """
-        return mean_shift(self.model, self.posterior, self.problem(), self._data(loader, "mean_shift"))
+        data = self._data(loader, "mean_shift")
+        return self._in_shares(lambda: mean_shift(self.model, self.posterior, self.problem(), data), loader)
 
     def _data(self, loader: Iterable[Any] | None, what: str) -> Iterable[Any]:
         data = self._loader if loader is None else loader
@@ -351,7 +358,8 @@ class Laplace(Hyperparameters):
         """
         data = self._data(loader, "check")
         noise = None if self.likelihood.scalar_noise_precision is None else self._noise_tuned
-        return check(self.model, self.posterior, self.problem(), data, noise, generator)
+        run = lambda: check(self.model, self.posterior, self.problem(), data, noise, generator)  # noqa: E731
+        return self._in_shares(run, loader)
 
     # --- saving ------------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from marquis.curvature.ggn import ggn, outputs_and_ggn
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
+from marquis.distributed import group_is_up
 from marquis.errors import DataError
 from marquis.functional.call import buffers_of, call
 from marquis.functional.checks import batch_size, check_finite, check_ordinary, naming_inputs
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Evaluated:
-    """Hold the loss at each sample of the weights, curvatures of the batch, its size and squared error.
+    """Hold the loss at each sample of the weights (data and prior apart), curvatures of the batch, its size and error.
 
     A curvature is a function that computes it: the learner lets it write into its own memory where it can.
     """
 
     losses: list[Tensor] = field(default_factory=list)
+    penalties: list[Tensor] = field(default_factory=list)
     curvatures: list[Callable[..., Structure]] = field(default_factory=list)
     size: int = 0
     error: float | Tensor = 0.0
@@ -48,9 +51,14 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
     likelihood = learner.noisy_likelihood
     if getattr(x, "layout", torch.strided) != torch.strided:
         check_ordinary(x)
-    result = Evaluated(size=batch_size(x))
+    nothing = group_is_up() and all(leaf.shape[:1] == (0,) for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
+    result = Evaluated(size=0 if nothing else batch_size(x))
     for _ in range(settings.samples):
         theta, penalty = learner._sampled_weights(means)
+        result.penalties.append(penalty)
+        if nothing:  # an empty share: all samples are with the other processes
+            result.losses.append(torch.zeros_like(penalty))
+            continue
         at_sample = with_curvature and settings.curvature_at == "sample" and not by_gradient
         weights = {**everything, **theta}
         with naming_inputs(learner.model, x, lambda at=weights: learner.outputs(at, x)):
@@ -67,7 +75,7 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
             check_finite(x)
             require_finite_weights(theta, learner.layout)
             raise
-        result.losses.append(penalty - log_likelihood)
+        result.losses.append(-log_likelihood)
         if curvature is not None:
             result.curvatures.append(curvature)
         if by_gradient and with_curvature:
@@ -76,7 +84,7 @@ def evaluate(learner: OnlineLaplace, x: Any, y: Any, mask: Tensor | None) -> Eva
             error, entries = squared_error(outputs.detach(), y, mask, settings.noise_groups)
             result.error = result.error + error / settings.samples
             result.entries = result.entries + entries / settings.samples
-    if with_curvature and settings.curvature_at == "mean" and not by_gradient:
+    if with_curvature and settings.curvature_at == "mean" and not by_gradient and result.size:
         at = {name: value.detach() for name, value in everything.items()}
         result.curvatures.append(partial(_curvature, learner, at, x, mask))
     return result

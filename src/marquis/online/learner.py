@@ -12,6 +12,7 @@ from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.curvature.backward.accumulators import Running
+from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, UnsupportedOperationError
@@ -89,6 +90,11 @@ class OnlineLaplace:
         self.structure, self.estimator = self.settings.structure, self.settings.estimator
         if self.settings.rule == "noisy-adam" and self.structure != "diagonal":
             raise UnsupportedOperationError("rule='noisy-adam' squares gradients, which are a diagonal only.")
+        if self.settings.rule == "noisy-adam" and group_is_up():
+            raise UnsupportedOperationError(
+                "rule='noisy-adam' squares the gradient of the whole batch, which no process of a group has; train in "
+                "one process, or use the other rules."
+            )
         self.names = list(select(parameters_of(model, params), parameters))
         means = self.means()
         self.layout = Layout.of(means)
@@ -128,7 +134,8 @@ class OnlineLaplace:
 
         `-(1/S) Σ_s mean_n log p(y_n | x_n, θ_s) + δ/(2N) |μ|²` with `θ_s ~ N(μ, precision^-1)`; no gradient flows
         through the precision (LAE eq. 64). Updates `state` (eq. 65; docs/method/online.md#algorithm). In a group of
-        processes all raise if one fails.
+        processes all raise if one fails, and the *average* of their losses (what `DistributedDataParallel` takes the
+        gradient of) is that of the joint batch, also where shares differ in size or have no samples.
 
         Args:
             x: Inputs.
@@ -144,8 +151,10 @@ class OnlineLaplace:
             curvature = weighted(sum(others, first), 1 / len(evaluated.curvatures))
         elif running is not None:
             curvature = evaluated.curvatures[0](running)
-        self._learn(evaluated, curvature, running, learning_rate)
-        return torch.stack(evaluated.losses).mean() if len(evaluated.losses) > 1 else evaluated.losses[0]
+        share = self._learn(evaluated, curvature, running, learning_rate)
+        data = evaluated.losses if share == 1 else [share * loss for loss in evaluated.losses]
+        losses = [penalty + loss for penalty, loss in zip(evaluated.penalties, data, strict=True)]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _running(self, batch: Evaluated, learning_rate: float | None) -> Running | None:
         """Return the memory of a diagonal curvature, for this batch to be added in place; a copy if others have it."""
@@ -180,15 +189,25 @@ class OnlineLaplace:
         curvature: Structure | None,
         running: Running | None,
         learning_rate: float | None,
-    ) -> None:
-        """Update curvature, noise and prior after one batch, of all processes together."""
+    ) -> float:
+        """Update curvature, noise and prior after one batch, of all processes together; return the data's weight.
+
+        Raises:
+            DataError: No process has any samples.
+        """
         settings, state = self.settings, self._state
-        size, error, entries = batch.size, batch.error, batch.entries
+        size, error, entries, share = batch.size, batch.error, batch.entries, 1.0
         if group_is_up():
             reports = exchange((size, error, entries))
             size, error, entries = (sum(numbers[1:], numbers[0]) for numbers in zip(*reports, strict=True))
-            if curvature is not None:
-                curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])
+            if size == 0:
+                raise DataError("no process has any samples in this step.")
+            share = batch.size * len(reports) / size
+            if state.steps % settings.every == 0:
+                if any(rows == 0 for rows, _, _ in reports):
+                    curvature = sum_over_processes(curvature, "")
+                elif curvature is not None:
+                    curvature = curvature.with_tensors([sum_tensor(tensor) for tensor in curvature.tensors()])
         if curvature is None:
             after = state.skip(size)
         elif running is not None:  # already added
@@ -205,6 +224,7 @@ class OnlineLaplace:
             after = after.with_prior(squared, settings.factor)
         self._state = after
         self._state_is_shared = self._state_is_shared and curvature is None
+        return share
 
     @checked
     def predict(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.choices import choose
+from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, watched
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs, naming_inputs
@@ -174,6 +175,7 @@ def _finish(
     )
 
 
+@fails_together
 def predict_loader(
     posterior: Posterior,
     model: Model,
@@ -184,6 +186,7 @@ def predict_loader(
     keep_inputs: bool = False,
     progress: bool = True,
     device: torch.device | str | None = None,
+    distributed: bool = True,
     **options: Any,
 ) -> Prediction:
     """Predict for a loader, batch by batch, and return one `Prediction` for all of it.
@@ -199,20 +202,31 @@ def predict_loader(
         keep_inputs: keep the batches, so that `sample` works on the result.
         progress: show a bar.
         device: where the batches are moved to before they are used.
+        distributed: if a process group is up, each process's loader is its share, and all return the predictions of
+            all shares, in the order of the ranks; the first process's random numbers count.
         options: everything else that `predict` takes; `joint` is refused.
     """
     if options.get("joint"):
         raise UnsupportedOperationError("joint=True is over the inputs of one batch; call predict on that batch.")
+    together = distributed and group_is_up()
+    if together and keep_inputs:
+        raise UnsupportedOperationError(
+            "keep_inputs=True keeps the batches of this process, not those of the others; pass distributed=False."
+        )
     if generator is None:
         generator = new_generator()
-    state = generator.get_state()
+    state = from_first_process(generator.get_state()) if together else generator.get_state()
     parts: list[Prediction] = []
     with ProgressBar("predicting", number_of_batches(loader), progress) as bar:
-        for x, _, _ in read_batches(loader, device):
+        for x, _, _ in read_batches(watched(loader) if together else loader, device):
             generator.set_state(state)
             part = predict(posterior, model, x, likelihood, generator=generator, **options)
             parts.append(part if keep_inputs else replace(part, _draw=None))
             bar.advance()
+    if together:
+        own = Prediction.join(parts) if parts else None
+        everyone = exchange(None if own is None else replace(own, _draw_apart=None))
+        parts = [part for part in everyone if part is not None]
     if not parts:
         raise DataError("the loader is empty: there is nothing to predict.")
     return Prediction.join(parts, keep_draws=keep_inputs)

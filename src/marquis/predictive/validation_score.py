@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.distributed import sum_of_shares
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.jacobian import jacobian
@@ -43,12 +44,18 @@ class ValidationScore:
         posterior: any posterior over the same weights with the same mean.
         loader: labelled batches.
         memory_limit: bytes of Jacobians to keep; default 512 MB.
+        shared: whether the loader holds one process's share, and all processes of the group compute the mean.
     """
 
     def __init__(
-        self, model: Model, posterior: Posterior, loader: Iterable[Any], memory_limit: int | None = None
+        self,
+        model: Model,
+        posterior: Posterior,
+        loader: Iterable[Any],
+        memory_limit: int | None = None,
+        shared: bool = False,
     ) -> None:
-        self._model = model
+        self._model, self._shared = model, shared
         function = PosteriorFunction(model, posterior)
         left = KEPT if memory_limit is None else memory_limit
         device = next(iter(posterior.mean.values())).device
@@ -61,15 +68,20 @@ class ValidationScore:
                 self._batches.append(_Batch(x, y, mean, jacobian(function, x)))
             else:
                 self._batches.append(_Batch(x, y, None, None))
-        if not self._batches:
+        if not self._batches and not shared:
             raise DataError("the loader of validation data is empty.")
 
     def __call__(self, posterior: Posterior, likelihood: Likelihood) -> float:
         """Return the mean log predictive density; larger is better."""
-        total, count = 0.0, 0
-        for batch in self._batches:
-            value = self._prediction(batch, posterior, likelihood).log_prob(batch.y)
-            total, count = total + float(value.double().sum()), count + len(value)
+
+        def share() -> list[Tensor]:
+            values = [self._prediction(batch, posterior, likelihood).log_prob(batch.y) for batch in self._batches]
+            sums = (sum(float(v.double().sum()) for v in values), sum(map(len, values)))
+            return [torch.tensor(sums, dtype=torch.float64)]
+
+        total, count = sum_of_shares(share, self._shared)[0].tolist()
+        if not count:
+            raise DataError("the loader of validation data is empty.")
         return total / count
 
     def _prediction(self, batch: _Batch, posterior: Posterior, likelihood: Likelihood) -> Prediction:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from marquis.curvature.accumulate import Observer, accumulate
 from marquis.curvature.ggn import ggn
-from marquis.distributed import group_is_up
+from marquis.curvature.over_processes import sum_over_processes
+from marquis.curvature.resume import digest_of
+from marquis.distributed import group_is_up, watched
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, samples_of
@@ -69,10 +71,6 @@ def subcurvature(
         raise UnsupportedOperationError(f"{sorted(unsupported)} are not supported for a subnetwork.")
     if mask_of is not None:
         raise UnsupportedOperationError("masks are not supported for a subnetwork; use parameters='all' or names.")
-    if structure != "diagonal" and group_is_up():
-        raise UnsupportedOperationError(
-            "a subnetwork's curvature is not summed over processes; fit it in one process, or use structure='diagonal'."
-        )
     names = list(chosen.layout.names)
     options: dict[str, Any] = {"params": params, "parameters": names, "probes": probes, "generator": generator}
     if structure == "diagonal":
@@ -82,7 +80,7 @@ def subcurvature(
     device = parameters_of(model, params)[names[0]].device
     collected = _Collected(chosen, structure)
     with ProgressBar("subnetwork curvature", number_of_batches(loader), progress) as bar:
-        for batch in read_batches(loader, device):
+        for batch in read_batches(watched(loader) if group_is_up() else loader, device):
             size, start = batch_size(batch.x), 0
             while start < size:
                 stop = min(size, start + collected.width(memory_limit))
@@ -93,6 +91,9 @@ def subcurvature(
                 collected.add(lowrank.columns, stop - start)
                 start = stop
             bar.advance()
+    if group_is_up():
+        identity = digest_of((chosen.index, structure, repr(chosen.layout)))
+        return sum_over_processes(None if collected.is_empty else collected.structure(), identity)
     return collected.structure()
 
 
@@ -124,9 +125,14 @@ class _Collected:
             product = chosen_rows @ chosen_rows.mT
             self._sums[block] = self._sums[block] + product if block in self._sums else product
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there were no data yet."""
+        return not self._sums and not self._columns
+
     def structure(self) -> Structure:
         """Return the sub-block as a structure."""
-        if not self._sums and not self._columns:
+        if self.is_empty:
             raise DataError("the loader yields no batches; there is no curvature without data.")
         inside = self._chosen.inside
         if self._structure == "lowrank":
