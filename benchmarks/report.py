@@ -205,9 +205,10 @@ def page(results: dict[str, Any]) -> str:
             "## Details: the engine before it was rearranged",
             "Commit 653de34 against the commits named under *run*, by `python -m benchmarks.against OLD_SRC`: median "
             "ratio of CPU times of interleaved pairs of processes, with its 95 % interval; below 1 the present engine "
-            "is faster. Rows that seemed slower in the first run were taken again in new processes. The interval holds "
-            "for one pair of processes: where the same code lands in memory changes a row by up to a third (F64 exact "
-            "of the old engine: 232 and 325 ms), so a row counts as slower only if both runs say so.",
+            "is faster. Rows whose interval lay above 1 were taken twice more in new processes. The interval holds for "
+            "one pair of processes: a process of either engine may be slower by half for its whole life (F96 exact "
+            "takes about 600 or about 920 ms, the old engine as well as the new), so a row counts as slower only if "
+            "all its runs say so. None does. Other work shared the machine.",
             against_table(against),
         ]
     parts += ["## How it is measured", _how(results, machine)]
@@ -224,7 +225,7 @@ def _how(results: dict[str, Any], machine: dict[str, Any]) -> str:
         f"{machine['memory_gb']} GB, {machine['instructions']}, {machine['system']}.",
         f"- Software: Python {machine['python']}, torch {machine['torch']}, float32, marquis {machine['marquis']} "
         f"(commit {machine['commit']}). Peers: {peers}.",
-        f"- Taken {results['taken']}, {results.get('minutes', '?')} minutes.",
+        f"- Taken {results['taken']}" + (f", {results['minutes']} minutes." if "minutes" in results else "."),
         "- Each row is two processes of its own, one for memory and one for time. Plain step and curvature call take "
         "turns; the ratio is the median over the turns. The bars are judged by CPU time of the thread, the wall clock "
         "stands next to it.",
