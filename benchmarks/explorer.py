@@ -66,14 +66,14 @@ def answers(workspace: Workspace, url: str) -> dict[str, tuple[float, float, flo
 
         plane = {"origin": [0.0] * session.latent, "u": [1.0, 0.0], "v": [0.0, 1.0], "size": 40}
         return {
-            "decode (mean, deviation, samples)": milliseconds(lambda k: post("decode", code=code(k)), 60),
+            "decode (mean, standard deviation, samples)": milliseconds(lambda k: post("decode", code=code(k)), 60),
             "explain a point": milliseconds(lambda k: post("explain", row=k % rows), 10),
             "impute the upper half": milliseconds(
                 lambda k: post("impute", row=k % rows, missing=list(range(session.x[0].numel() // 2))), 5
             ),
             "order 50 neighbours along geodesics": milliseconds(lambda k: post("order", row=k % rows), 3),
             "geodesic between two points": milliseconds(lambda k: post("path", start=code(k), end=code(k + 7)), 3),
-            "background: deviation, 40 x 40": milliseconds(
+            "background: standard deviation, 40 x 40": milliseconds(
                 lambda k: post("background", quantity="std", box=[-3 - k, 3, -3, 3], **plane), 3
             ),
             "background: volume, 40 x 40": milliseconds(
@@ -115,7 +115,7 @@ def main() -> None:
             first = first or answers(workspace, server.url)
         (pan, work, again), (zoom, _, _) = rates["pan"], rates["zoom"]
         print(f"| {len(workspace.points.rows):,} | {pan:.0f} | {zoom:.0f} | {work:.1f} | {again:.0f} |", flush=True)
-    print("\n| answer | processor ms | median ms | 95 % below |\n| --- | ---: | ---: | ---: |")
+    print("\n| request | processor ms | median ms | 95 % below |\n| --- | ---: | ---: | ---: |")
     for name, (median, most, busy) in (first or {}).items():
         print(f"| {name} | {busy:.0f} | {median:.0f} | {most:.0f} |")
     print(f"\nload average after: {os.getloadavg()[0]:.1f}")

@@ -20,8 +20,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from benchmarks.measure import MEGABYTE, _own_pages, _timed, peak_bytes, pin_to_one_core
-from benchmarks.online import cpu_name
+from benchmarks.measure import MEGABYTE, _own_pages, _timed, cpu_name, peak_bytes, pin_to_one_core
 from benchmarks.report import number, table
 from marquis.curvature import accumulate, ggn
 

@@ -17,11 +17,13 @@ import ctypes
 import gc
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -35,7 +37,7 @@ MODULES = {
     "curvlinops": "benchmarks.peers_curvlinops",
     "laplace": "benchmarks.peers_laplace",
 }
-MOST_TURNS, FEWEST_TURNS = 25, 3
+MOST_TURNS, FEWEST_TURNS = 25, 15
 MEGABYTE = 2.0**20
 OWN_PAGES = 32 * 1024  # bytes from which on an allocation gets pages of its own while memory is measured
 
@@ -50,6 +52,13 @@ def pin_to_one_core() -> int | None:
     except OSError:
         return None
     return core
+
+
+def cpu_name() -> str:
+    """Return the processor's name and its vector instructions."""
+    named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = named[0].split(":", 1)[1].strip() if named else platform.machine()
+    return f"{model} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _status(field: str) -> int:
@@ -129,7 +138,7 @@ def measure(what: str, workload_name: str, method: str, seconds: float = 3.0) ->
         what: "memory" or "time".
         workload_name: as `workloads.build` takes it.
         method: "module:name", for instance "ours:sketched" or "backpack:exact".
-        seconds: about how long the timing may take. Three turns are taken if four times as long suffices.
+        seconds: about how long the timing may take. Fifteen turns are taken if four times as long suffices.
 
     Returns:
         What goes into results.json: "status" is "measured", or "left out" with a "reason".
@@ -171,13 +180,13 @@ def _time(plain: Callable[[], object], call: Callable[[], object], seconds: floa
     call()
     walls: list[tuple[float, float]] = []
     clocks: list[tuple[float, float]] = []
-    begin, steps = time.perf_counter(), 3
+    begin, steps = time.thread_time(), 3
     while len(walls) < MOST_TURNS:
         plain_times = [_timed(plain) for _ in range(steps)]
         wall, cpu = _timed(call)
         walls.append((median(w for w, _ in plain_times), wall))
         clocks.append((median(c for _, c in plain_times), cpu))
-        spent = time.perf_counter() - begin
+        spent = time.thread_time() - begin  # the wall clock would cut turns short on a busy machine
         if spent > 4 * seconds or (spent > seconds and len(walls) >= FEWEST_TURNS):
             break
         steps = 3 if wall > seconds / 6 else 1  # a slow call is timed seldom; the cheap step next to it need not be

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measure import MEGABYTE, _own_pages, peak_bytes, pin_to_one_core
+from benchmarks.measure import MEGABYTE, _own_pages, cpu_name, peak_bytes, pin_to_one_core
 from benchmarks.statistics import with_interval
 from benchmarks.workloads import Workload, build
 from marquis.autoencoders import LaplacianAutoencoder
@@ -75,7 +74,7 @@ def stepper_of(work: Workload, variant: str) -> Callable[[], None]:
 def reconstruction(samples: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """As many plain forward passes of W1 on a thousand images, and the reconstruction by as many sampled networks."""
     work = build("W1")
-    layers = list(work.model)
+    layers = list(work.model.children())
     model = LaplacianAutoencoder(nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:]), num_data=NUM_DATA)
     model.loss(work.x, None).backward()
     x = torch.rand(IMAGES, 784)
@@ -166,13 +165,6 @@ def main(arguments: list[str] | None = None) -> None:
         print("MISSED:", message)
     if chosen.check and missed:
         sys.exit(1)
-
-
-def cpu_name() -> str:
-    """Return the processor's name and its vector instructions."""
-    named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = named[0].split(":", 1)[1].strip() if named else platform.machine()
-    return f"{model} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def page(lines: list[str], missed: list[str], milliseconds: float, hundred: float, memory: dict[int, float]) -> str:

@@ -21,7 +21,7 @@ class Workload:
     """A network, one batch, and the likelihood that turns the output into a loss."""
 
     name: str
-    model: nn.Sequential
+    model: nn.Module
     x: Tensor
     y: Tensor
     likelihood: str  # "gaussian" (unit noise) or "categorical"
@@ -34,7 +34,7 @@ class Workload:
         """The same with a two-dimensional output, which is all that some peers accept."""
         if self.y.dim() <= 2:
             return self
-        model = nn.Sequential(*self.model, nn.Flatten())
+        model = nn.Sequential(self.model, nn.Flatten())
         return Workload(self.name, model, self.x, self.y.flatten(1), self.likelihood)
 
 

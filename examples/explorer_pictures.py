@@ -26,7 +26,7 @@ class Camera:
     """A page of the explorer, and where its pictures go."""
 
     def __init__(self, browser: Any, url: str, out: Path, prefix: str) -> None:
-        self.page: Page = browser.new_page(viewport={"width": 1180, "height": 860})
+        self.page: Page = browser.new_page(viewport={"width": 1280, "height": 860})
         self.out, self.prefix = out, prefix
         self.page.set_default_timeout(120_000)
         self.page.goto(url)
@@ -52,13 +52,13 @@ class Camera:
     def background(self, name: str) -> None:
         """Choose the background and wait for it."""
         self.page.select_option("#background", name)
-        self.page.wait_for_selector("#status:has-text('(light)')")
+        self.page.wait_for_selector("figcaption .ramp.field")
 
     def point(self, row: int) -> None:
         """Select a point and wait for its neighbours along geodesics."""
-        self.page.click("[data-mode=look]")
+        self.page.click("[data-mode=inspect]")
         self.page.mouse.click(*self.at(row))
-        self.page.wait_for_selector("#point h4:has-text('Along geodesics')")
+        self.page.wait_for_selector("#point h4:has-text('along geodesics')")
 
     def threshold(self, step: int) -> None:
         """Move the threshold of the score."""
@@ -96,8 +96,8 @@ def panels(camera: Camera, session: Any, hide: str) -> None:
     outlier, central = int(session.scores["nll"].argmax()), int(((codes - codes.mean(0)) ** 2).sum(1).argmin())
     camera.background("std")
     camera.page.mouse.move(*camera.at(central))
-    camera.page.wait_for_selector("#here canvas, #here table")
-    camera.take("here")
+    camera.page.wait_for_selector("#decode canvas, #decode table")
+    camera.take("decode")
     camera.point(outlier)
     camera.take("point")
     camera.tab("missing")
@@ -138,7 +138,7 @@ def main() -> None:
             camera = Camera(browser, server.url, options.out, "digits")
             camera.background("total_std")
             camera.page.mouse.move(*camera.at(12))
-            camera.page.wait_for_selector("#here section:nth-child(2) canvas")
+            camera.page.wait_for_selector("#decode section:last-child canvas")
             camera.take("two-models")
         workspace = Workspace([table], split="all")
         with Server(workspace) as server:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from marquis.arguments import checked, checked_fields, describe_value
+from marquis.arguments import checked, checked_methods, describe_value
 from marquis.errors import DataError
 
 
@@ -96,7 +96,7 @@ def test_calls_that_do_not_bind_are_ours_too():
 
 
 def test_dataclasses():
-    @checked_fields
+    @checked_methods
     @dataclass(frozen=True)
     class Value:
         count: int
@@ -108,3 +108,40 @@ def test_dataclasses():
 
 def test_long_values_are_cut():
     assert len(describe_value("x" * 5000)) < 80
+
+
+def test_counts_are_bounded():
+    @checked
+    def draw(samples: int, rows: int = 1) -> int:
+        return samples
+
+    assert draw(10**6, rows=10**9) == 10**6
+    with pytest.raises(DataError, match=r"samples is 1000001 .*at most 1000000"):
+        draw(10**6 + 1)
+
+
+def test_own_public_methods_are_checked_and_private_ones_left():
+    @checked_methods
+    class Value:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def larger(self, by: int) -> int:
+            return self.size + by
+
+        @classmethod
+        def of(cls, size: int) -> Value:
+            return cls(size)
+
+        @staticmethod
+        def twice(size: int) -> int:
+            return 2 * size
+
+        def _free(self, by: int) -> str:
+            return f"{by}"
+
+    value = Value.of(2)
+    assert value.larger(3) == 5 and Value.twice(2) == 4 and value._free("x") == "x"  # type: ignore[arg-type]
+    for wrong in (lambda: Value("2"), lambda: Value.of("2"), lambda: Value.twice("2"), lambda: value.larger("3")):  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="has to be int"):
+            wrong()

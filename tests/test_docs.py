@@ -67,7 +67,8 @@ def test_fences_that_the_site_would_not_render(page):
 def test_every_page_is_in_the_navigation_or_in_the_index_of_results():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
     listed = set(re.findall(r"[\w/.-]+\.md", navigation))
-    results = set(re.findall(r"\]\(\.\./([\w/.-]+\.md)\)", (ROOT / "docs/results/index.md").read_text()))
+    index = (ROOT / "docs/results.md").read_text()
+    results = set(re.findall(r"\]\(((?:experiments|benchmarks)/[\w/.-]+\.md)\)", index))
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
     assert pages == listed | results
     assert {page.split("/")[0] for page in results} == {"experiments", "benchmarks"}
@@ -103,6 +104,13 @@ def test_installation_page_and_packaging_agree_on_the_oldest_versions():
     bounds = lower_bounds()
     assert {names.get(name, name): version for name, version in stated.items()}.items() <= bounds.items()
     assert {"Python", "PyTorch"} <= set(stated)
+
+
+def test_the_installation_page_lists_every_extra():
+    section = re.split(r"^\[(.*)\]$", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    extras = re.findall(r"^(\w+) = \[", section[section.index("project.optional-dependencies") + 1], re.MULTILINE)
+    page = (ROOT / "docs/installation.md").read_text()
+    assert {"explore", "dev"} <= set(extras) == set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 def test_the_oldest_versions_are_what_the_workflow_installs():

@@ -8,6 +8,7 @@ import does not change what depends on what.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import marquis
 
 PACKAGE = Path(marquis.__file__).parent
+TESTS = Path(__file__).parent
 
 LAYERS = [
     "errors",
@@ -25,6 +27,7 @@ LAYERS = [
     "randomness",
     "io",
     "progress",
+    "notebook",
     "functional",
     "distributed",
     "loaders",
@@ -70,8 +73,10 @@ CURVATURE_LAYERS = [
     "hessian",
     "over_processes",
     "resume",
+    "regroup",
     "data_pass",
     "correct",
+    "in_groups",
     "accumulate",
 ]
 
@@ -123,6 +128,19 @@ def test_every_module_has_a_layer():
     assert not unknown, f"put {sorted(unknown)} into LAYERS, where the order of dependencies says they belong"
     unknown = {engine_layer_of(path) for path in engine_modules()} - set(CURVATURE_LAYERS)
     assert not unknown, f"put {sorted(unknown)} into CURVATURE_LAYERS, where the order of dependencies says they belong"
+
+
+def test_a_class_name_means_one_thing():
+    sources = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    names = Counter(node.name for source in sources for node in source.body if isinstance(node, ast.ClassDef))
+    # the estimator for tables has the name of the model that it trains
+    assert {name for name, count in names.items() if count > 1} == {"LaplacianAutoencoder"}
+
+
+def test_every_room_has_its_tests():
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    # the conformance suites of `testing` run in tests/structures and tests/likelihoods
+    assert not {room for room in rooms - {"testing"} if not list((TESTS / room).glob("test_*.py"))}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +13,62 @@ from marquis.autoencoders import from_posterior, linearised
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian
 from marquis_experiments.laplacian_autoencoder.default import training
-from marquis_experiments.laplacian_autoencoder.default.candidates import PRESENT, Training, by_name, trainings
-from marquis_experiments.laplacian_autoencoder.default.choice import choices, freeze, frozen
+from marquis_experiments.laplacian_autoencoder.default.candidates import (
+    PRESENT,
+    Training,
+    by_name,
+    candidates_of,
+    trainings,
+)
+from marquis_experiments.laplacian_autoencoder.default.choice import SCORES, choices, freeze, frozen
 from marquis_experiments.laplacian_autoencoder.default.reading import read
-from marquis_experiments.laplacian_autoencoder.default.study import STUDY, adapted, cells, images, opened, partial
+from marquis_experiments.laplacian_autoencoder.default.stages import Cell, finalists, first, planned, second, third
+from marquis_experiments.laplacian_autoencoder.default.study import STUDY, adapted, opened, partial
 
 
 def test_the_protocol_counts():
     assert len(trainings()) == 20 and len(by_name()) == 132 and PRESENT.name in by_name()
-    every = cells(STUDY.settings("default"))
-    assert len(every) == 480 + 40
-    assert [cell.seed for cell in every[:160]] == [0] * 160
-    assert [cell.data for cell in every[:56]] == ["mnist"] * 28 + ["fashion-mnist"] * 28
+    settings = STUDY.settings("default")
+    assert planned(settings) == 14 + 10 + 16
+    cells = first(settings, [])
+    assert len(cells) == 14 and {cell.split for cell in cells} == {"a"} and {cell.seed for cell in cells} == {0}
+
+
+def rows_of(cells: list[Cell], best: str) -> list[dict[str, Any]]:
+    """Return rows in which the candidates of a training are worse, the further behind `best` they are in the list."""
+    names = list(by_name())
+    start = next(i for i, name in enumerate(names) if by_name()[name].training.name == best)
+    rows = []
+    for cell in cells:
+        worth = {c.name: -float((names.index(c.name) - start) % len(names)) for c in candidates_of(cell.training)}
+        scores = {
+            name: {"density": v, "auroc": dict.fromkeys(SCORES, v), "coverage": 0.9 + v} for name, v in worth.items()
+        }
+        place = {"seed": cell.seed, "data": cell.data, "split": cell.split, "training": cell.training.name}
+        rows.append({**place, "seconds": 1.0, "scores": scores, "evidence": {}})
+    return rows
+
+
+def test_stages_keep_the_trainings_that_rank_best():
+    settings = STUDY.settings("default")
+    rows = rows_of(first(settings, []), "online-kronecker-0.1-one")
+    kept = second(settings, rows)
+    assert [cell.training.name for cell in kept if cell.data == "mnist"] == [
+        "plain-predicted",
+        "online-kronecker-0.1-per-output",
+        "online-kronecker-0.1-predicted",
+        "online-kronecker-1-per-output",
+        "online-kronecker-1-predicted",
+    ]
+    rows += rows_of(kept, "online-kronecker-0.1-one")
+    expected = ["online-diagonal-0.01-one", "plain-one", "online-kronecker-0.1-one", "online-kronecker-1-one"]
+    assert [training.name for training in finalists(settings, rows)] == expected
+    last = third(settings, rows)
+    assert len(last) == 16 and {(cell.seed, cell.split) for cell in last} == {(1, "b"), (2, "c")}
+    rows += rows_of(last, "online-diagonal-1-one")  # what later seeds say changes no finalist
+    assert [training.name for training in finalists(settings, rows)] == expected
+    chosen = choices({"rows": rows})["combined"]["candidate"]
+    assert by_name()[chosen].training.name in expected
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -33,7 +78,7 @@ def test_readings_agree_with_the_library(linear: bool):
     trained = training.train(Training("one", "diagonal", 1.0), x, settings, 0)
     posterior, likelihood = trained.posterior, trained.likelihood
     assert posterior is not None
-    noise = torch.full((1, 5, 5), 2.0)
+    noise = torch.full((1, 5, 5), 2.0, dtype=torch.float64)  # as the online learner has it
     cold, warm = read(trained.model, posterior, likelihood, x, (0.25, 1.0), linear, 40, [noise, noise])
     model = from_posterior(trained.model.encoder, trained.model.decoder, posterior, likelihood)
     model = linearised(model) if linear else model
@@ -53,23 +98,25 @@ def test_readings_agree_with_the_library(linear: bool):
 
 def test_quick_run_keeps_the_sets_closed_until_the_choices_are_frozen(tmp_path: Path):
     run = STUDY.start("quick", tmp_path, say=lambda text: None)
-    first = cells(run.settings)[0]
+    closed = Cell(0, "digits", "all", Training("one"))
     with pytest.raises(DataError, match="no frozen choices"):
-        opened(run, first, {"rows": []})
+        opened(run, closed, {"rows": []})
     page = STUDY.run("quick", tmp_path, say=lambda text: None)
     results = json.loads((page.parent / "results.json").read_text())
     assert len(results["rows"]) == results["cells"] == 8 and not any("failed" in row for row in results["rows"])
-    assert len(results["opened"]) == 4 and PRESENT.name in results["opened"][1]["scores"]
-    last = cells(run.settings.replace(alternations=1))[-1]
-    assert last.split == "adapted" and adapted(run, last, images(run, "digits", "adapted").train)["scores"]
+    assert len(results["opened"]) == results["to_open"] == 8 and PRESENT.name in results["opened"][0]["scores"]
+    text = page.read_text()
+    assert "Opened once, trained on digits" in text and "Confirmation:" in text and "nothing is decided" not in text
+    more = STUDY.start("quick", tmp_path, say=lambda text: None, settings={"alternations": 1})
+    assert adapted(more, Cell(0, "digits", "a", Training("one")))["scores"]
     held = frozen(run.folder, results)
     assert held["choices"] == choices(results)
     with pytest.raises(DataError, match="other rows"):
         freeze(run.folder, {**results, "rows": results["rows"][1:]})
     (run.folder / "choices.json").write_text(json.dumps({**held, "choices": {}}))
     with pytest.raises(DataError, match="changed"):
-        opened(run, first, results)
-    path = next(run.cells.glob("digits-a-*.json"))
+        opened(run, closed, results)
+    path = next(run.cells.glob("digits-b-*.json"))
     path.unlink()
     stopped = partial(run)
     assert len(stopped["rows"]) == 7 and "opened" not in stopped

@@ -12,8 +12,17 @@ import torch
 
 from marquis.autoencoders import LaplacianAutoencoder, build
 from marquis.errors import DataError, NumericalError
+from marquis.likelihoods import Heteroscedastic
 from marquis_experiments.laplacian_autoencoder import models
-from marquis_experiments.laplacian_autoencoder.models import MODELS, Images, Recipe, is_trained, model, train_ahead
+from marquis_experiments.laplacian_autoencoder.models import (
+    ESTIMATORS,
+    MODELS,
+    Images,
+    Recipe,
+    is_trained,
+    model,
+    train_ahead,
+)
 from marquis_experiments.laplacian_autoencoder.table2_hessians import study as hessians
 
 TINY = Recipe("digits", 96, 1, "dense", 0.1, batch=32)
@@ -61,17 +70,20 @@ def test_online_keys_are_what_they_say(key, tmp_path, images):
     second = key.split("-")[1]
     kronecker = second == "kronecker"
     assert learner.online.structure == ("kronecker" if kronecker else "diagonal")
-    assert learner.online.estimator == ("sketched" if kronecker else second)
+    assert learner.online.estimator == (second if second in ESTIMATORS else "sketched")
+    assert isinstance(learner.likelihood, Heteroscedastic) == (second == "variance")
     assert settings.every == (10 if second == "exact" else 20 if kronecker else 1)
     if key.endswith("-paper-code"):
         assert settings.factor == 0.5 and settings.scale == "dataset" and settings.noise_precision == 1
-    elif key.endswith("-paper"):
-        assert settings.prior_precision == 0 and settings.curvature_at == "mean" and settings.noise_precision == 1
+    elif "-paper" in key:
+        rate = {"rate": "learning-rate", "1e-4": 1e-4, "paper": "batch"}[key.partition("paper-")[2] or "paper"]
+        assert settings.forgetting == rate and settings.prior_precision == 0
+        assert settings.curvature_at == "mean" and settings.noise_precision == 1
     else:
         said = {"noise_precision": "learnt", "prior_precision": 1.0, "posterior_temperature": 0.01}
         if "-temperature-" in key:
             said["posterior_temperature"] = float(key.rpartition("-")[2])
-        elif key.endswith("-unit-noise"):
+        elif key.endswith("-unit-noise") or second == "variance":  # the decoder predicts the noise
             said["noise_precision"] = 1.0
         elif key.endswith("-learnt-prior"):
             said["prior_precision"] = "learnt"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marquis.errors import DataError
+from marquis_experiments.common.cells import write_json
 from marquis_experiments.common.page import (
     CHECKOUT,
     INDEX,
@@ -19,8 +21,9 @@ from marquis_experiments.common.page import (
     index_text,
     study_of,
     verdict,
+    write_text,
 )
-from marquis_experiments.common.study import SIZES, Settings, Study
+from marquis_experiments.common.study import SIZES, Run, Settings, Study
 
 # Read from the file: the metadata of an installed copy can be older.
 PROJECT = (CHECKOUT / "experiments" / "pyproject.toml").read_text(encoding="utf-8")
@@ -104,7 +107,35 @@ def test_settings():
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_index_of_results_has_the_verdict(name: str):
-    index = (PAGES.parent / "results" / "index.md").read_text(encoding="utf-8")
-    (line,) = [line for line in index.split("## Pages")[1].splitlines() if f"(../experiments/{name}.md)" in line]
+    index = INDEX.read_text(encoding="utf-8")
+    (line,) = [line for line in index.split("## Pages")[1].splitlines() if f"(experiments/{name}.md)" in line]
     found = re.search(r"^- \*\*Verdict:\*\* (\w+)$", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None and found[1] in line.split("|")[-2]
+
+
+def test_a_run_that_continues_computes_only_what_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    computed: list[int] = []
+
+    def measure(run: Run) -> dict[str, Any]:
+        def row(seed: int) -> dict[str, Any]:
+            computed.append(seed)
+            return {"value": 10 + seed}
+
+        kept = {"seed": 0, "epochs": run.settings.epochs}
+        other = run.cell("other", kept, lambda: {"value": "of another kind, with the settings of a row"})
+        assert other["value"] != "committed"
+        key = run.settings.only("epochs")
+        return {"rows": [run.cell(f"s{s}", {"seed": s, **key}, lambda s=s: row(s), "rows") for s in range(3)]}
+
+    template = write_text(tmp_path / "page.md", "{{rows.0.value}} {{rows.1.value}} {{rows.2.value}}")
+    some = Study("some", template, measure, lambda results: {}, default={"epochs": 2})
+    monkeypatch.setattr("marquis_experiments.common.page.RESULTS", tmp_path)
+    monkeypatch.setattr("marquis_experiments.common.study.RESULTS", tmp_path)
+    rows = [{"seed": 0, "epochs": 2, "value": "committed"}, {"seed": 1, "epochs": 9, "value": "of other settings"}]
+    write_json(tmp_path / "some.json", {"rows": rows})
+    page = some.run(out=tmp_path / "first", say=lambda text: None, go_on=True)
+    assert page.read_text() == "committed 11 12" and computed == [1, 2]
+    page = some.run(out=tmp_path / "second", say=lambda text: None)
+    assert page.read_text() == "10 11 12" and computed == [1, 2, 0, 1, 2]
+    write_json(tmp_path / "some.json", {"rows": rows[:1] * 2})  # which of the two is meant is not known
+    assert some.start(out=tmp_path / "third", go_on=True).stored("s0", rows[0], "rows") is None

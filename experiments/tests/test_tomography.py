@@ -40,9 +40,14 @@ def test_sizes():
     assert len(jobs_of(STUDY.start("quick", "x"))) == 1
     default = jobs_of(STUDY.start("default", "x"))
     names = [job[0].__name__ for job in default]
-    assert names.count("one_character") == 10 + 10 + 8 + 20 + 10 and names.count("one_design") == 20
+    assert (
+        names.count("one_character") == 10 + 10 + 8 + 20 + 10
+        and names.count("one_design") == 20
+        and names.count("one_slice") == 4
+    )
     full = jobs_of(STUDY.start("full", "x"))
     assert sum(job[0].__name__ == "one_character" and job[1] == "linearised" for job in full) == 400
+    assert sum(job[0].__name__ == "one_slice" for job in full) == 5 + 4
 
 
 def test_data_and_problems_are_what_they_say():

@@ -1,4 +1,4 @@
-"""Uncertainty in neural networks from the curvature of their loss.
+"""Estimate the uncertainty of neural networks from the curvature of their loss.
 
 `import marquis as mq` costs next to nothing: torch and everything else is loaded when a name is first used
 (PEP 562), so the command line starts at once and a program pays only for what it touches.
@@ -138,5 +138,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Names offered to completion, whether or not they are loaded yet."""
+    """Return the names offered to completion, whether or not they are loaded yet."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""`python -m marquis`: the same as the `marquis` command."""
+"""Run the `marquis` command by `python -m marquis`."""
 
 from __future__ import annotations
 

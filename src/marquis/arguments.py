@@ -1,4 +1,4 @@
-"""Checks the arguments of public functions against their annotations, so that a wrong one is named where it enters."""
+"""Check the arguments of public functions against their annotations, so that a wrong one is named where it enters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from typing import Any, TypeVar
 
 from marquis.errors import DataError
 
+if typing.TYPE_CHECKING:
+    import numpy as np
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class")
 Check = Callable[[Any], bool]
 
 LARGEST_COUNT = 10**6
 """Largest number of samples, bins or repetitions: more would not end, and are taken for a mistake."""
+COUNTS = frozenset(("samples", "n_samples", "networks", "members", "averaged", "repetitions", "rounds"))
+COUNTS |= {"epochs", "steps", "sweeps", "iterations"}
+"""Arguments that say how often something is done: at most `LARGEST_COUNT` times."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
@@ -55,7 +61,9 @@ def checked(function: Function, *, arrays: bool = False) -> Function:
             if arrays and parameter.annotation == "Data":
                 continue
             check = _check_of(_resolved(parameter.annotation, function), arrays)
-            if check is not None:
+            if check is not None and name in COUNTS:
+                by_name[name] = (_bounded(check), f"{parameter.annotation}, at most {LARGEST_COUNT}")
+            elif check is not None:
                 by_name[name] = (check, str(parameter.annotation))
         return by_name
 
@@ -84,6 +92,7 @@ def checked(function: Function, *, arrays: bool = False) -> Function:
                 raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{hint}")
         return function(*arguments, **named)
 
+    wrapper.is_checked = True  # type: ignore[attr-defined]
     return typing.cast(Function, wrapper)
 
 
@@ -92,9 +101,14 @@ def _device(value: Any) -> str | None:
     return getattr(getattr(value, "device", None), "type", None)
 
 
-def checked_fields(cls: type[Class]) -> type[Class]:
-    """Check the arguments with which a dataclass is made, as `checked` does for a function."""
-    cls.__init__ = checked(cls.__init__)
+def checked_methods(cls: type[Class]) -> type[Class]:
+    """Check the arguments of a class's constructor and of its own public methods, as `checked` does for a function."""
+    for name, value in list(vars(cls).items()):
+        kind = type(value) if isinstance(value, (classmethod, staticmethod)) else None
+        function = value.__func__ if kind else value
+        public = name == "__init__" or not name.startswith("_")
+        if public and inspect.isfunction(function) and not hasattr(function, "is_checked"):
+            setattr(cls, name, kind(checked(function)) if kind else checked(function))
     return cls
 
 
@@ -111,6 +125,24 @@ def describe_value(value: Any) -> str:
     return kind if isinstance(value, type) or value is None else f"a {kind}"
 
 
+def as_numbers(name: str, value: Any) -> np.ndarray:
+    """Return numbers in a tensor, an array, a table or a list as an array of double precision.
+
+    Raises:
+        DataError: It does not hold real numbers, or they cannot be read (sparse, device meta).
+    """
+    import numpy as np
+
+    try:
+        plain = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        array = np.asarray(plain)
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, sparse tensors, no entries
+        pass
+    raise DataError(f"{name} is {describe_value(value)}; an array or a list of numbers is needed.")
+
+
 def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     """Return the annotation as an object; `Any` where it names something that is not there at run time."""
     if not isinstance(annotation, str):
@@ -124,6 +156,11 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 def _is_array(value: Any) -> bool:
     """Return whether a tensor has its entries, and is not sparse."""
     return _device(value) != "meta" and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+
+
+def _bounded(check: Check) -> Check:
+    """Return the check, for numbers up to `LARGEST_COUNT` only."""
+    return lambda value: check(value) and not (isinstance(value, numbers.Real) and value > LARGEST_COUNT)  # type: ignore[operator]
 
 
 def _check_of(annotation: Any, arrays: bool = False) -> Check | None:

@@ -1,4 +1,4 @@
-"""Names that users type, such as `structure="kron"`: one function reads them everywhere.
+"""Read names that users type, such as `structure="kron"`, by one function everywhere.
 
 British and American spellings, the field's short names, hyphens, underscores and capitals all mean the same; a name
 that is not known gets an error with the nearest one and the list of all.
@@ -34,12 +34,7 @@ SYNONYMS: tuple[frozenset[str], ...] = tuple(
 
 
 def match_choice(value: object, allowed: Iterable[Name]) -> Name | None:
-    """Return the allowed name that `value` stands for, or None when it is another name or not a string.
-
-    Args:
-        value: What the user passed.
-        allowed: Names as the package writes them.
-    """
+    """Return the allowed name that `value` stands for, or None when it is another name or not a string."""
     if not isinstance(value, str):
         return None
     allowed = tuple(allowed)

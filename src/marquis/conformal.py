@@ -1,4 +1,4 @@
-"""Split conformal prediction: intervals, sets and p-values that hold what they promise, whatever the model is worth.
+"""Calibrate intervals, sets and p-values by split conformal prediction, valid for any model on exchangeable data.
 
 Calibration data must be exchangeable with new data and unseen by the model. Then an interval or set holds the label of
 a new example with probability at least `1 - alpha`, and, where scores are continuous, at most `1 - alpha + 1/(n + 1)`;
@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from marquis.arguments import as_numbers, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive import Prediction
 
 
+@checked
 def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
     """Return the `ceil((n + 1)(1 - alpha))`-th smallest score of every column, `[*rest]` for scores `[n, *rest]`.
 
@@ -30,7 +32,7 @@ def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
     """
     if not 0 < alpha < 1:
         raise DataError(f"alpha={alpha}: a share between 0 and 1, for instance 0.1 for 90 % coverage.")
-    values = np.asarray(scores, dtype=np.float64)
+    values = as_numbers("scores", scores)
     if values.ndim == 0:
         raise DataError("scores need one row per calibration example.")
     counts = (~np.isnan(values)).sum(0)
@@ -47,6 +49,7 @@ def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
     return np.take_along_axis(ordered, index[None], 0)[0]
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class ConformalIntervals:
     """Compute intervals `mean ± q scale`, q the quantile of `|y - mean| / scale` of calibration data, per output.
@@ -64,7 +67,7 @@ class ConformalIntervals:
         Raises:
             DataError: shapes differ, or a scale is not positive.
         """
-        mean, scale, y = (np.asarray(part, dtype=np.float64) for part in (mean, scale, y))
+        mean, scale, y = as_numbers("mean", mean), as_numbers("scale", scale), as_numbers("y", y)
         if not mean.shape == scale.shape == y.shape or not np.all(scale[~np.isnan(y)] > 0):
             raise DataError(
                 f"mean {mean.shape}, scale {scale.shape} and labels {y.shape} need one shape, and scales be positive."
@@ -73,11 +76,17 @@ class ConformalIntervals:
 
     def interval(self, mean: ArrayLike, scale: ArrayLike, alpha: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper limits, shaped like the mean."""
-        mean, spread = np.asarray(mean, dtype=np.float64), np.asarray(scale, dtype=np.float64)
-        spread = spread * quantile(self.scores, alpha)
+        mean, spread = as_numbers("mean", mean), as_numbers("scale", scale)
+        width = quantile(self.scores, alpha)
+        if mean.shape != spread.shape or mean.shape[mean.ndim - width.ndim :] != width.shape or not np.all(spread > 0):
+            raise DataError(
+                f"mean {mean.shape} and scale {spread.shape} need one shape, scales > 0, columns {width.shape}."
+            )
+        spread = spread * width
         return mean - spread, mean + spread
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class ConformalSets:
     """Compute adaptive prediction sets: classes by decreasing probability up to a calibrated share (Romano 2020).
@@ -94,15 +103,20 @@ class ConformalSets:
     @classmethod
     def calibrate(cls, probs: ArrayLike, y: ArrayLike, random_state: int = 0) -> ConformalSets:
         """Return sets calibrated on probabilities `[n, classes]` and class numbers `y [n]`."""
-        probs, y = np.asarray(probs, dtype=np.float64), np.asarray(y)
-        if probs.ndim != 2 or y.shape != probs.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+        probs, y = as_numbers("probs", probs), np.asarray(y)
+        fits = probs.ndim == 2 and y.shape == probs.shape[:1] and np.issubdtype(y.dtype, np.integer)
+        if not fits or (len(y) and not 0 <= y.min() <= y.max() < probs.shape[1]):
             raise DataError(f"probabilities {probs.shape} need [n, classes], labels {y.shape} [n] class numbers.")
         return cls(_adaptive_scores(probs, random_state)[np.arange(len(y)), y])
 
     def sets(self, probs: ArrayLike, alpha: float = 0.1, random_state: int = 1) -> np.ndarray:
         """Return which classes belong to the set of every row, booleans `[N, classes]`; some sets can be empty."""
-        limit = quantile(self.scores, alpha)
-        return _adaptive_scores(np.asarray(probs, dtype=np.float64), random_state) <= limit
+        limit, table = quantile(self.scores, alpha), as_numbers("probs", probs)
+        if limit.ndim or table.ndim != 2:
+            raise DataError(
+                f"probabilities {table.shape} need [N, classes], calibration scores {self.scores.shape} [n]."
+            )
+        return _adaptive_scores(table, random_state) <= limit
 
 
 def _adaptive_scores(probs: np.ndarray, random_state: int) -> np.ndarray:
@@ -115,6 +129,7 @@ def _adaptive_scores(probs: np.ndarray, random_state: int) -> np.ndarray:
     return scores
 
 
+@checked
 def p_values(calibration: ArrayLike, scores: ArrayLike) -> np.ndarray:
     """Return `(1 + #{calibration >= score}) / (n + 1)`: outlier p-values for scores that are larger for outliers.
 
@@ -124,12 +139,13 @@ def p_values(calibration: ArrayLike, scores: ArrayLike) -> np.ndarray:
         calibration: outlier scores of ordinary data that the model has not seen, `[n]`.
         scores: of new data.
     """
-    ordered, scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel()), np.asarray(scores, dtype=np.float64)
-    if len(ordered) == 0 or not np.all(np.isfinite(ordered)):
-        raise DataError("p-values need finite outlier scores of calibration data.")
+    ordered, scores = np.sort(as_numbers("calibration", calibration).ravel()), as_numbers("scores", scores)
+    if len(ordered) == 0 or not np.all(np.isfinite(ordered)) or np.any(np.isnan(scores)):
+        raise DataError("p-values need finite outlier scores of calibration data, and new scores without NaN.")
     return (1 + len(ordered) - np.searchsorted(ordered, scores, side="left")) / (len(ordered) + 1)
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Conformal:
     """Calibrate `Prediction` objects; made by `calibrate`.
@@ -154,6 +170,7 @@ class Conformal:
         return torch.from_numpy(self.inner.sets(_class_probs(prediction), alpha, random_state))
 
 
+@checked
 def calibrate(prediction: Prediction, y: torch.Tensor, random_state: int = 0) -> Conformal:
     """Calibrate on predictions of unseen examples with labels: intervals for regression, sets for classes.
 
@@ -178,4 +195,5 @@ def _class_probs(prediction: Prediction) -> np.ndarray:
 
 
 def _array(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array in double precision."""
     return tensor.detach().double().cpu().numpy()

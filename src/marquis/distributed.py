@@ -1,10 +1,13 @@
-"""Sums and messages between the processes of a `torch.distributed` group."""
+"""Exchange sums and messages between the processes of a `torch.distributed` group."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,7 +42,8 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
     everyone: list[Any] = [None] * dist.get_world_size()
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
     if failure is not None:
-        _store().set(_failure_key(), b"")
+        key = _failure_key()
+        _Question(lambda: _store().set(key, b"")).join(5.0)
     _exchanges += 1
     try:
         dist.all_gather_object(everyone, (message, report))
@@ -51,12 +55,12 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
             f"({str(error).partition(chr(10))[0][:120]}). Start all again; every process has to take as many steps. A "
             "pass with checkpoint= continues where it was."
         )
-        raise _told(failure) from error
+        raise _marked(failure) from error
     if failure is not None:
-        raise _told(failure)
+        raise _marked(failure)
     for rank, (message, _) in enumerate(everyone):
         if message is not None:
-            raise _told(DataError(f"process {rank} failed on its share of the data: {message}"))
+            raise _marked(DataError(f"process {rank} failed on its share of the data: {message}"))
     return [report for _, report in everyone]
 
 
@@ -82,7 +86,7 @@ def fails_together(function: Function, *, confirm: bool = True) -> Function:
         try:
             result = function(*arguments, **named)
         except Exception as error:
-            if not getattr(error, "told_to_all_processes", False):
+            if not getattr(error, "raised_by_all_processes", False):
                 exchange(None, error)
             raise
         if confirm:
@@ -93,24 +97,38 @@ def fails_together(function: Function, *, confirm: bool = True) -> Function:
 
 
 def watched(loader: Iterable[Any], seconds: float = 1.0) -> Iterator[Any]:
-    """Yield the batches of a loader; raise as soon as another process has failed.
-
-    Args:
-        loader: This process's share of the data.
-        seconds: How often to ask, at most.
-    """
-    asked = time.monotonic()
+    """Yield the batches of a loader; raise as soon as another process has failed."""
+    last_check, question = time.monotonic(), None
     for batch in loader:
-        if time.monotonic() - asked >= seconds:
-            asked = time.monotonic()
-            if _store().check([_failure_key()]):
+        if question is None and time.monotonic() - last_check >= seconds:
+            last_check, key = time.monotonic(), _failure_key()
+            question = _Question(lambda key=key: _store().check([key]))
+            question.join(0.05)
+        if question is not None and not question.is_alive():
+            if question.answer:
                 exchange(None)
+            question = None
         yield batch
 
 
-def _told(error: Exception) -> Exception:
-    """Mark an error that all processes raise, so that nobody waits for the others to hear of it again."""
-    error.told_to_all_processes = True  # pyright: ignore[reportAttributeAccessIssue]
+class _Question(Thread):
+    """Ask the store in a thread of its own: where the link to it is cut, torch waits for the answer for ever."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.answer: Any = None
+        self._ask = ask
+        self.start()
+
+    def run(self) -> None:
+        """Keep the answer, or None where there was none."""
+        with suppress(RuntimeError):  # what becomes of the others, the next exchange tells
+            self.answer = self._ask()
+
+
+def _marked(error: Exception) -> Exception:
+    """Mark an error that all processes raise, so that it is not exchanged again."""
+    error.raised_by_all_processes = True  # pyright: ignore[reportAttributeAccessIssue]
     return error
 
 
@@ -135,7 +153,7 @@ def _lost() -> list[int]:
     return lost
 
 
-def own_or_first(value: Any | None) -> Any | None:
+def this_or_first(value: Any | None) -> Any | None:
     """Return this process's value, or that of the first process that has one; None if none has."""
     there = [rank for rank, has in enumerate(exchange(value is not None)) if has]
     if not there or len(there) == dist.get_world_size():
@@ -180,9 +198,47 @@ def concatenate_columns(columns: Tensor) -> Tensor:
 def from_first_process(tensor: Tensor) -> Tensor:
     """Return process 0's tensor in all processes."""
     exchange(None)
+    return from_process(tensor, 0)
+
+
+def from_process(tensor: Tensor, rank: int) -> Tensor:
+    """Return one process's tensor in all processes, which have one of its shape and type; follows an exchange."""
     copy = _sendable(tensor)
-    dist.broadcast(copy, src=0)
+    dist.broadcast(copy, src=rank)
     return copy.to(tensor.device)
+
+
+def own_part(path: str | Path) -> Path:
+    """Return this process's file of several that belong together."""
+    return Path(f"{path}.{dist.get_rank()}")
+
+
+def all_shares(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of all processes' loaders in all processes, in the order of the ranks."""
+    for rank in range(dist.get_world_size()):
+        share = iter(loader) if rank == dist.get_rank() else None
+        while True:
+            batch, failure = None, None
+            try:
+                batch = None if share is None else next(share, None)
+            except Exception as error:
+                failure = error
+            batch = exchange(batch, failure)[rank]
+            if batch is None:
+                break
+            yield batch
+
+
+def require_same(what: str, digest: str) -> None:
+    """Raise in all processes unless they have the same, by its fingerprint."""
+    for rank, other in enumerate(everyone := exchange(digest)):
+        if other != everyone[0]:
+            raise _marked(
+                DataError(
+                    f"processes 0 and {rank} have different {what}, but each holds only a part of the posterior; pass "
+                    "the same everywhere, or a share of the data to predict_loader."
+                )
+            )
 
 
 def _sendable(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every error that Marquis raises on purpose.
+"""Define every error that Marquis raises on purpose.
 
 Each message says what went wrong, where, and what to do instead. Catch `MarquisError` to catch them all.
 """

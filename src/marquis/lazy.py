@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562), and deprecated names."""
+"""Import names of a package when they are first used (PEP 562), and resolve deprecated names."""
 
 from __future__ import annotations
 

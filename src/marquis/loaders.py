@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.distributed import own_or_first
+from marquis.distributed import this_or_first
 from marquis.errors import DataError, MarquisError
 from marquis.functional.checks import batch_size, check_ordinary
 
@@ -147,7 +147,7 @@ class OpenedLoader:
                 "list of batches (x, y)."
             ) from error
         batch = next(self._rest, None)
-        self.first = own_or_first(batch) if shared else batch
+        self.first = this_or_first(batch) if shared else batch
         self._before = [] if batch is None else [batch]
         if self.first is None:
             raise DataError("the loader yields no batches; there is no curvature without data.")

@@ -127,11 +127,7 @@ def rename_options(
 
 
 def renamed_arguments(**new_names: str) -> Callable[[Function], Function]:
-    """Return a decorator for functions that still accept deprecated names of arguments, with a `DeprecationWarning`.
-
-    Args:
-        **new_names: The present name for each deprecated one.
-    """
+    """Return a decorator for functions that still accept deprecated names of arguments, with a `DeprecationWarning`."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -146,12 +142,22 @@ def renamed_arguments(**new_names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that a name is deprecated.
+def renamed_attributes(**new_names: str) -> Callable[[Class], Class]:
+    """Return a decorator for classes that still have deprecated names of attributes, with a `DeprecationWarning`."""
 
-    Args:
-        old: The deprecated name.
-        new: The name to write instead.
-        stacklevel: As of `warnings.warn`; by default the caller of the function that calls this one.
-    """
+    def decorate(cls: Class) -> Class:
+        for old, new in new_names.items():
+
+            def read(self: Any, old: str = old, new: str = new) -> Any:
+                warn_renamed(f"{cls.__name__}.{old}", new)
+                return getattr(self, new)
+
+            setattr(cls, old, property(read, doc=f"Return `{new}`, by its deprecated name."))
+        return cls
+
+    return decorate
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that a name is deprecated."""
     warnings.warn(f"{old} is deprecated; write {new}.", DeprecationWarning, stacklevel=stacklevel)

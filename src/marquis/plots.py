@@ -1,4 +1,4 @@
-"""Pictures of predictions: every function draws onto matplotlib axes and returns them.
+"""Plot predictions: every function draws onto matplotlib axes and returns them.
 
 Inputs are arrays, tensors or lists. Without `ax` a figure of its own is made, outside pyplot's state (nothing is kept
 open); in a notebook the axes' figure shows itself: `ax.figure`.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from marquis.arguments import as_numbers, checked
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREY = "#2f6db3", "#e07b39", "#777777"
 
 
+@checked
 def regression_band(
     x: Any, mean: Any, lower: Any, upper: Any, observed: tuple[Any, Any] | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -44,6 +46,7 @@ def regression_band(
     return ax
 
 
+@checked
 def reliability_diagram(probs: Any, y: Any, bins: int = 10, ax: Axes | None = None) -> Axes:
     """Draw accuracy against confidence, in bins of equally many examples, with binomial standard errors.
 
@@ -55,10 +58,11 @@ def reliability_diagram(probs: Any, y: Any, bins: int = 10, ax: Axes | None = No
         bins: Number of bins.
         ax: Axes to draw on.
     """
-    probs = _array(probs)
-    probs = np.stack([1 - probs.ravel(), probs.ravel()], 1) if probs.ndim == 1 or probs.shape[1] == 1 else probs
+    probs = as_numbers("probs", probs)
+    if probs.ndim < 2 or probs.shape[1:] == (1,):
+        probs = np.stack([1 - probs.ravel(), probs.ravel()], 1)
     (y,) = _vectors(y=y)
-    if len(y) != len(probs) or bins < 1:
+    if probs.ndim != 2 or len(y) != len(probs) or bins < 1:
         raise DataError(f"{len(probs)} rows of probabilities, {len(y)} labels and bins={bins} do not fit.")
     confidence, right = probs.max(1), probs.argmax(1) == y
     parts = [part for part in np.array_split(np.argsort(confidence, kind="stable"), bins) if len(part)]
@@ -74,6 +78,7 @@ def reliability_diagram(probs: Any, y: Any, bins: int = 10, ax: Axes | None = No
     return ax
 
 
+@checked
 def imputed_against_observed(observed: Any, mean: Any, std: Any = None, ax: Axes | None = None) -> Axes:
     """Draw imputed against true values of entries that were hidden, with bars of two standard deviations.
 
@@ -93,40 +98,43 @@ def imputed_against_observed(observed: Any, mean: Any, std: Any = None, ax: Axes
     return ax
 
 
-def roc(inside: Any, outside: Any, label: str = "", ax: Axes | None = None) -> Axes:
+@checked
+def roc(in_scores: Any, out_scores: Any, label: str = "", ax: Axes | None = None) -> Axes:
     """Draw the ROC curve of a score that is larger for outliers; the legend gives its AUROC.
 
     Args:
-        inside: Scores of ordinary examples `[n]`.
-        outside: Scores of outliers `[m]`.
+        in_scores: Scores of in-distribution examples `[n]`.
+        out_scores: Scores of outliers `[m]`.
         label: Name in the legend; call again with the same `ax` for another curve.
         ax: Axes to draw on.
     """
     from marquis.tasks.ranking import auroc, roc_curve
 
-    inside, outside = (torch.from_numpy(_array(part).ravel()) for part in (inside, outside))
-    curve, ax = roc_curve(inside, outside), _axes(ax)
+    in_scores = torch.from_numpy(as_numbers("in_scores", in_scores).ravel())
+    out_scores = torch.from_numpy(as_numbers("out_scores", out_scores).ravel())
+    curve, ax = roc_curve(in_scores, out_scores), _axes(ax)
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color=GREY, lw=0.8)
-    text = f"{label}: {auroc(inside, outside):.3f}" if label else f"AUROC {auroc(inside, outside):.3f}"
+    text = f"{label}: {auroc(in_scores, out_scores):.3f}" if label else f"AUROC {auroc(in_scores, out_scores):.3f}"
     ax.plot(curve.false_positive_rate, curve.true_positive_rate, label=text)
     ax.set(xlabel="false positive rate", ylabel="true positive rate")
     ax.legend(frameon=False, fontsize=8, loc="lower right")
     return ax
 
 
+@checked
 def score_histogram(
-    inside: Any, outside: Any = None, names: Sequence[str] = ("in-distribution", "OOD"), ax: Axes | None = None
+    in_scores: Any, out_scores: Any = None, names: Sequence[str] = ("in-distribution", "OOD"), ax: Axes | None = None
 ) -> Axes:
     """Draw histograms of outlier scores, as shares of each set.
 
     Args:
-        inside: Scores of ordinary examples `[n]`.
-        outside: Scores of outliers `[m]`.
+        in_scores: Scores of in-distribution examples `[n]`.
+        out_scores: Scores of outliers `[m]`.
         names: Names of the two in the legend.
         ax: Axes to draw on.
     """
-    parts = [_array(part).ravel() for part in (inside, outside) if part is not None]
+    parts = [as_numbers("scores", part).ravel() for part in (in_scores, out_scores) if part is not None]
     everything = np.concatenate(parts)
     if not len(everything) or not np.isfinite(everything).all():
         raise DataError("a histogram needs finite scores.")
@@ -139,6 +147,7 @@ def score_histogram(
     return ax
 
 
+@checked
 def contributions(values: Any, names: Sequence[str], largest: int = 15, ax: Axes | None = None) -> Axes:
     """Draw what each column adds to one row's outlier score, the largest first; all others are one bar.
 
@@ -164,6 +173,7 @@ def contributions(values: Any, names: Sequence[str], largest: int = 15, ax: Axes
 
 
 def _axes(ax: Axes | None) -> Axes:
+    """Return the axes to draw on, of a new figure where there are none."""
     if ax is not None:
         return ax
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -174,17 +184,9 @@ def _axes(ax: Axes | None) -> Axes:
     return figure.subplots()
 
 
-def _array(values: Any) -> np.ndarray:
-    values = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"{type(values).__name__} does not hold numbers that could be plotted.") from None
-
-
 def _vectors(**named: Any) -> list[np.ndarray]:
     """Return the values as vectors of one length, without NaN."""
-    vectors = {name: _array(values).ravel() for name, values in named.items()}
+    vectors = {name: as_numbers(name, values).ravel() for name, values in named.items()}
     if len({len(vector) for vector in vectors.values()}) > 1 or not all(map(len, vectors.values())):
         raise DataError(f"lengths differ or are zero: {', '.join(f'{k} {len(v)}' for k, v in vectors.items())}.")
     for name, vector in vectors.items():

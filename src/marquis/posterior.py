@@ -1,4 +1,4 @@
-"""A Gaussian over weights: mean and precision. Sampling, density, variances, covariance of functions of them."""
+"""Represent a Gaussian over weights by mean and precision: sampling, density, variances, covariance of functions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marquis.arguments import LARGEST_COUNT, checked
+from marquis.arguments import LARGEST_COUNT, checked, checked_methods
 from marquis.errors import DataError, ModelMismatchError
 from marquis.io.tensors import save_tensors, split_prefix
 from marquis.randomness import device_for
 from marquis.structures import Layout, Structure, from_state_dict
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
     """Hold `theta ~ N(mean, precision^-1)` over the parameters of `layout`; an immutable value.
@@ -92,6 +93,8 @@ class Posterior:
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Return `[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
+        if not 0 <= n <= LARGEST_COUNT:
+            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         device = device_for(generator, self.precision.device)
         # One call per sample: torch would deal out other numbers to the same sample in larger calls, and then weights
         # would depend on how many are drawn at once, that is, on the size of a chunk.
@@ -108,15 +111,13 @@ class Posterior:
     @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`."""
-        if not 0 <= n <= LARGEST_COUNT:
-            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         return self.sample_from(self.noise(n, generator))
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the normalised log density at `params` (by name, `[..., *shape]`), over the random weights."""
-        deviation = self.layout.flatten(dict(params)) - self.vector
-        deviation = self.restrict(deviation).to(self.precision.dtype)
-        squared = (deviation * self.precision.matvec(deviation)).sum(-1)
+        difference = self.layout.flatten(dict(params)) - self.vector
+        difference = self.restrict(difference).to(self.precision.dtype)
+        squared = (difference * self.precision.matvec(difference)).sum(-1)
         return 0.5 * (self.precision.logdet() - squared - self.num_random * math.log(2 * math.pi))
 
     def variance(self) -> dict[str, Tensor]:

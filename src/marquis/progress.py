@@ -1,4 +1,4 @@
-"""A progress bar that appears only where someone watches and only if it takes a while."""
+"""Show a progress bar on a terminal, and only if the work takes a while."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ PATIENCE = 1.0
 
 
 class ProgressBar:
-    """Show a bar on standard error, gone when finished; never written to a file or a pipe.
-
-    Args:
-        description: what is going on.
-        total: number of steps, or None if it is not known.
-        wanted: whether to show anything at all.
-    """
+    """Show a bar on standard error, gone when finished; never written to a file or a pipe."""
 
     def __init__(self, description: str, total: int | None, wanted: bool = True) -> None:
         self._description, self._total, self._wanted = description, total, wanted
@@ -37,6 +31,7 @@ class ProgressBar:
             self._bar.update(self._task, completed=self._done)
 
     def _show(self) -> None:
+        """Start the bar if there is a terminal or a notebook."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

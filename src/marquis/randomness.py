@@ -1,4 +1,4 @@
-"""Random numbers are sampled on the generator's device: a seed gives the same numbers wherever a model lives."""
+"""Sample random numbers on the generator's device, so that a seed gives the same numbers on every device of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Function space: the tangent kernel of a network, and prediction through it instead of through the weights.
+"""Compute the tangent kernel of a network, and predict in function space instead of weight space.
 
 Linearised at its weights, a network with prior `N(0, Delta^-1)` is a Gaussian process with kernel
 `k(x, x') = J(x) Delta^-1 J(x')^T` (Jacot et al. 2018; Khan et al. 2019; docs/method/predictive.md#function-space).
@@ -60,6 +60,7 @@ def kernel(
 
 
 def _kernel_of(model: Model, mean: dict[str, Tensor], prior: BoundPrior, memory_limit: int | None) -> TangentKernel:
+    """Return the kernel of a network at these weights under a prior."""
     posterior = Posterior(prior.layout, mean, Diagonal(prior.layout, prior.vector()))
     return TangentKernel(PosteriorFunction(model, posterior), prior, memory_limit)
 
@@ -115,11 +116,6 @@ class DualPosterior:
 
     Equal to `J A^-1 J^T` with the full posterior precision (Woodbury). The square root S of the output Hessian instead
     of the inverse of L makes it right also where L is singular, as for classes.
-
-    Args:
-        kernel: the prior over functions.
-        x: training inputs.
-        likelihood: p(y|f).
     """
 
     kernel: TangentKernel
@@ -157,15 +153,7 @@ class DualPosterior:
         variance = self.kernel(x, diagonal=True) - self._explained(x).square().sum(0).reshape(-1, outputs)
         variance = variance.clamp(min=0).reshape(mean.shape).to(mean.dtype)
         predictive = self.likelihood.predictive(mean, variance)
-        return Prediction(
-            predictive.mean,
-            predictive.variance,
-            predictive.noise_variance,
-            predictive.probs,
-            None,
-            "function space",
-            self.likelihood,
-        )
+        return Prediction(*predictive, None, "function space", self.likelihood)
 
     def log_evidence(self, y: Tensor) -> Tensor:
         """Return the log marginal likelihood of the labels, `[]`, equal to that of the full posterior over weights.
@@ -179,6 +167,7 @@ class DualPosterior:
         return self._log_likelihood(y) - 0.5 * penalty - self._factor.diagonal().log().sum()
 
     def _log_likelihood(self, y: Tensor) -> Tensor:
+        """Return the log-likelihood of labels at the mean."""
         outputs = self.kernel.function.at_point(self.x)
         self.likelihood.validate(outputs, y)
         return self.likelihood.log_prob(outputs, y).sum()

@@ -33,7 +33,7 @@ from marquis.autoencoders import (
     VariationalAutoencoder,
     fit_posthoc,
 )
-from marquis.autoencoders.predictions import Draw, Moments
+from marquis.autoencoders.predictions import Draw, SampleMoments
 from marquis.errors import DataError
 
 
@@ -160,7 +160,7 @@ def test_gaussian_log_prob_by_hand():
 class TestMoments:
     def test_against_direct_formulas(self):
         values = torch.randn(9, 3, 2, generator=generator(), dtype=torch.float64) + 1e6  # where squares would cancel
-        moments = Moments(keep=True)
+        moments = SampleMoments(keep=True)
         for value in values:
             moments.add(value)
         estimate = moments.estimate()

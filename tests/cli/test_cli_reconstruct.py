@@ -120,6 +120,9 @@ def test_an_interrupted_reconstruction_resumes(marquis, sinogram, monkeypatch):
         (["broken.tif", *QUICK], ["broken.tif", "TIFF"]),
         (["nan.npy", *QUICK], ["NaN", "(0, 0)"]),
         (["s.npy", "--picture", "r.jpg", *QUICK], [".png"]),
+        (["s.npy", "--noise", "0.05", "--steps", "0"], ["steps is 0"]),
+        (["s.npy", "--samples", "0", *QUICK], ["samples is 0"]),
+        (["s.npy", "--size", "1000000", *QUICK], ["size is 1000000", "8192"]),
     ],
 )
 def test_refusals(marquis, sinogram, words, texts):

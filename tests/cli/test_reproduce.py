@@ -20,8 +20,8 @@ More about it.
 CALLS = []
 
 
-def run(size, out, data_dir, say):
-    CALLS.append((size, out, data_dir))
+def run(size, out, data_dir, say, go_on):
+    CALLS.append((size, out, data_dir, go_on))
     say("one line of progress")
     return out / size / "page.md"
 '''
@@ -56,8 +56,13 @@ def test_without_a_name_experiments_are_listed_with_their_summaries(calls):
 def test_a_named_experiment_runs_at_the_size_of_its_flag(calls, flags, size):
     result = command("first", *flags, "--data-dir", "somewhere")
     assert result.exit_code == 0
-    assert calls == [(size, Path("runs/first"), Path("somewhere"))]
+    assert calls == [(size, Path("runs/first"), Path("somewhere"), False)]
     assert result.stdout.splitlines() == ["one line of progress", f"written: runs/first/{size}/page.md"]
+
+
+def test_committed_rows_count_as_computed_only_on_demand(calls):
+    assert command("first", "--continue").exit_code == 0
+    assert calls == [("default", Path("runs/first"), None, True)]
 
 
 def test_both_flags_are_refused(calls):

@@ -555,6 +555,6 @@ def test_two_processes_sum_their_shares(tmp_path: Path):
         assert "different parameters" in got["messages"][1]
         assert "no process's loader" in got["messages"][2]
         assert got["messages"][3] == "Interrupted"
-        assert got["files"] == ["sum.0", "sum.1"]
+        assert got["files"] == ["sum.0-of-2", "sum.1-of-2"]
         assert got["left"] == 0
     assert "process 1 failed" in torch.load(tmp_path / "0.pt")["messages"][0]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from networks import LeNet, Net, Transformer
 from oracle import assert_matches, built, dense_ggn, double
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.graph import cache
 from marquis.curvature.graph.cache import network_of
+from networks import LeNet, Net, Transformer
 
 
 class Changeable(nn.Module):

@@ -121,5 +121,5 @@ def test_what_it_is_not_for_is_refused(tmp_path):
         accumulate(model, [x], "gaussian", "diagonal", corrected=True)
     with pytest.raises(UnsupportedOperationError, match="checkpoint"):
         accumulate(model, [x], "gaussian", "kronecker", corrected=True, checkpoint=tmp_path / "file")
-    with pytest.raises(DataError, match="twice"):
+    with pytest.raises(DataError, match="more than once"):
         mq.Laplace(model, "gaussian").fit(iter([(x, x)]), progress=False, corrected=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Net
 from oracle import built, double
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
+from networks import Net
 
 
 def net(function: Callable[..., Any]) -> nn.Module:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import LeNet, Net, Residual, TiedAutoencoder, TiedLanguageModel, UNet
 from oracle import RTOL, assert_matches, assert_structure, built, dense_ggn, double, rows
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
+from networks import LeNet, Net, Residual, TiedAutoencoder, TiedLanguageModel, UNet
 
 STRUCTURES = ("diagonal", "block", "full", "lowrank")
 

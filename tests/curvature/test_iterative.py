@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop.iterative import (
-    Estimate,
     Spectrum,
+    StochasticEstimate,
     _orthonormal_rows,
     conjugate_gradients,
     hutchinson_diagonal,
@@ -223,10 +223,10 @@ def test_random_probes_are_unbiased_signs_and_seeded():
 
 def test_standard_error_is_that_of_the_mean():
     samples = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    estimate = Estimate.from_samples(samples)
+    estimate = StochasticEstimate.from_samples(samples)
     assert float(estimate) == 3.0
     torch.testing.assert_close(estimate.standard_error, torch.tensor((7.0 / 3) ** 0.5, dtype=torch.float64))
-    assert torch.isnan(Estimate.from_samples(samples[:1]).standard_error)
+    assert torch.isnan(StochasticEstimate.from_samples(samples[:1]).standard_error)
 
 
 def test_density_is_the_blurred_spectrum_and_integrates_to_one():

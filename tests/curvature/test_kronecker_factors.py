@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import TiedAutoencoder, dense_autoencoder
 from oracle import RTOL, assert_matches, built, dense_ggn, double
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
+from networks import TiedAutoencoder, dense_autoencoder
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, Transformer
 from oracle import assert_structure, built, dense_ggn, double
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
+from networks import Net, Transformer
 
 
 def tokens(batch: int, length: int = 4, vocabulary: int = 6) -> Tensor:

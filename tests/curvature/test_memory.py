@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from networks import dense_autoencoder
 from oracle import assert_matches
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import marquis as mq
 from marquis.curvature import ggn
+from networks import dense_autoencoder
 
 
 class Peak(TorchDispatchMode):

@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 import torch
-from networks import LeNet, Net, UNet, dense_autoencoder
 from oracle import assert_matches, built, double
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
+from networks import LeNet, Net, UNet, dense_autoencoder
 
 
 def diagonal(model: nn.Module, x: Tensor, estimator: str, likelihood: str = "gaussian", **options: float) -> Tensor:

@@ -7,12 +7,12 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, Transformer, dense_autoencoder
 from oracle import assert_matches, assert_structure, built, dense_ggn, double, rows
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import ggn
+from networks import Net, Transformer, dense_autoencoder
 
 
 @pytest.mark.parametrize("estimator", ["exact", "sketched", "approximate", "mixed"])

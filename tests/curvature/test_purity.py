@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from networks import LeNet, Net, TiedAutoencoder, Transformer
 from oracle import assert_matches, built, dense_ggn, double
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import empirical_fisher, fisher, ggn
+from networks import LeNet, Net, TiedAutoencoder, Transformer
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "lenet with norms": (

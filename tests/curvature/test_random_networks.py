@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import Net
 from oracle import assert_matches, assert_structure, built, dense_ggn, double, rows
 from random_networks import Tied, Twice, networks
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
+from networks import Net
 
 LIKELIHOODS: list[Any] = ["gaussian", "bernoulli", "categorical", mq.Gaussian(2.0)]
 

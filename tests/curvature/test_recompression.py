@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import Net, TiedAutoencoder, dense_autoencoder
 from oracle import assert_matches, assert_structure, built, dense_ggn, double
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from marquis.curvature import ggn
 from marquis.curvature.backward import walk
 from marquis.curvature.backward.output_roots import SquareRoot
 from marquis.curvature.backward.walk import BackwardWalk
+from networks import Net, TiedAutoencoder, dense_autoencoder
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Net, TiedAutoencoder
 from oracle import assert_matches, assert_structure, built, dense_ggn, double, rows
 from torch import Tensor, nn
 
 import marquis as mq
 from marquis.curvature import empirical_fisher, fisher, ggn
+from networks import Net, TiedAutoencoder
 
 STRUCTURES = ("diagonal", "block", "full", "lowrank")
 

@@ -227,7 +227,7 @@ def test_paths_that_lead_nowhere(tmp_path):
         ("digits", {"fold": 0}, "fold does not apply"),
         ("digits", {"target": "a", "size": 3}, "size, target does not apply"),
         ("uci/boston", {"size": 3}, "size does not apply.*takes fold, kind"),
-        ("t.csv", {"fold": 1}, "fold does not apply.*takes header, target"),
+        ("t.csv", {"fold": 1}, "fold does not apply.*takes categories, header, target"),
         ("t.npy", {"target": "a"}, "target does not apply"),
         (".", {"target": "a"}, "target does not apply.*takes size"),
         ("digits", {"limit": 0}, "limit must be at least 1"),

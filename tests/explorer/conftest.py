@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from browsing import CHROMIUM, Visit, checked
 from sklearn.datasets import load_wine
 
 SMALL = ("--data", "digits", "--latent", 2, "--width", 0.25)
@@ -77,3 +78,34 @@ def served(workspace) -> Iterator[str]:
 
     with Server(workspace) as server:
         yield server.url
+
+
+@pytest.fixture(scope="module")  # its event loop would disturb other tests
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser, served) -> Iterator[Visit]:
+    yield from checked(Visit(browser, served))
+
+
+@pytest.fixture
+def compared(browser, pair) -> Iterator[Visit]:
+    from marquis.explorer import Server
+
+    with Server(pair) as server:
+        yield from checked(Visit(browser, server.url))
+
+
+@pytest.fixture
+def of_table(browser, table) -> Iterator[Visit]:
+    from marquis.explorer import Server
+
+    with Server(table) as server:
+        yield from checked(Visit(browser, server.url))

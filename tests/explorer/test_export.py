@@ -12,15 +12,15 @@ from marquis.errors import DataError
 from marquis.explorer import explore, export_page
 from marquis.explorer.assets import ASSETS, SCRIPTS, asset
 from marquis.explorer.export import joined_scripts, page_with
+from marquis.explorer.json_arrays import packed
 from marquis.explorer.thumbnails import sheet_png
-from marquis.explorer.wire import packed
 
 
 def test_every_script_is_listed_after_those_it_imports(repository):
     folder = repository / "src" / "marquis" / "explorer" / "page"
     assert {path.name for path in folder.iterdir()} == {"index.html", *ASSETS}
     for number, name in enumerate(SCRIPTS):
-        imported = re.findall(r'^import [^;]* from "\./([\w.]+)";$', asset(name), flags=re.MULTILINE)
+        imported = re.findall(r'^import [^;]* from "\./([\w.-]+)";$', asset(name), flags=re.MULTILINE)
         assert set(imported) <= set(SCRIPTS[:number]), name
         assert len(imported) == asset(name).count("\nimport "), "an import in a form that the export does not know"
     assert not re.search(r"^(import|export) ", joined_scripts(), flags=re.MULTILINE)
@@ -44,7 +44,7 @@ def test_the_command_writes_a_page_and_not_over_a_file(marquis, digits_run, tmp_
 
 
 def test_explore_exports_any_model(workspace, tmp_path):
-    model = workspace.sessions[0].subject.model
+    model = workspace.sessions[0].explored.model
     explore(model, workspace.points.rows[:20], labels=list("ab" * 10), export=tmp_path / "page.html")
     assert '"label_names":["a","b"]' in (tmp_path / "page.html").read_text()
     with pytest.raises(DataError, match=r"\.html"):
@@ -53,7 +53,7 @@ def test_explore_exports_any_model(workspace, tmp_path):
 
 def test_explore_serves_in_a_thread(workspace):
     httpx = pytest.importorskip("httpx")
-    model = workspace.sessions[0].subject.model
+    model = workspace.sessions[0].explored.model
     server = explore(model, workspace.points.rows[:20], block=False, open_browser=False)
     assert server is not None
     assert httpx.get(f"{server.url}api/about").json()["rows"] == 20

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,8 +21,9 @@ httpx = pytest.importorskip("httpx")
 
 from marquis.errors import MarquisError, StorageError  # noqa: E402
 from marquis.explorer import Server  # noqa: E402
+from marquis.explorer.api import SLOW_AT_ONCE  # noqa: E402
+from marquis.explorer.json_arrays import packed  # noqa: E402
 from marquis.explorer.safety import MOST_JSON  # noqa: E402
-from marquis.explorer.wire import packed  # noqa: E402
 
 PLANE = {"origin": [0, 0], "u": [1, 0], "v": [0, 1], "box": [-1, 1, -1, 1], "size": 4}
 GOOD = {
@@ -224,7 +227,7 @@ def test_the_schema_is_kept_whatever_is_asked(workspace, served, mode: str):
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks as of_schema
 
-    from marquis.explorer.server import make_app
+    from marquis.explorer.api import make_app
 
     schema = schemathesis.openapi.from_dict(make_app(workspace).openapi())
     checks = [
@@ -271,3 +274,34 @@ def test_ctrl_c_ends_the_command_cleanly(digits_run):
         process.kill()
     assert process.returncode == 0 and out.strip() == "stopped"
     assert "Traceback" not in errors
+
+
+def test_questions_that_were_withdrawn_are_not_computed(workspace, served, monkeypatch):
+    """A page that selects point after point does not leave a queue of work behind."""
+    session, asked, going = workspace.sessions[0], [], threading.Event()
+
+    def slow(row: int):
+        asked.append(row)
+        going.wait(20)
+        return {"rows": np.zeros(0), "geodesic": np.zeros(0), "euclidean": np.zeros(0)}
+
+    monkeypatch.setattr(session, "geodesic_order", slow)
+
+    def ask(row: int, patience: float) -> None:
+        with contextlib.suppress(httpx.ReadTimeout), httpx.Client(base_url=served, timeout=patience) as client:
+            client.post("/api/order", json={"row": row})
+
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(ask, row, 20) for row in range(SLOW_AT_ONCE)]
+        while len(asked) < SLOW_AT_ONCE:
+            time.sleep(0.01)
+        for withdrawn in [pool.submit(ask, row, 0.3) for row in range(10, 14)]:
+            withdrawn.result()
+        with httpx.Client(base_url=served, timeout=20) as client:  # a quick question does not wait behind slow ones
+            assert client.post("/api/decode", json=GOOD["decode"]).status_code == 200
+        last = pool.submit(ask, 99, 20)
+        time.sleep(0.2)
+        going.set()
+        for each in (*first, last):
+            each.result()
+    assert sorted(asked) == [*range(SLOW_AT_ONCE), 99]

@@ -21,7 +21,7 @@ from marquis.tasks.ranking import auroc
 def test_codes_and_scores_are_those_of_the_tasks(workspace):
     session = workspace.sessions[0]
     generator = session._same.generator()
-    result = session.subject.model.reconstruct(session.x, SAMPLES, generator=generator)
+    result = session.explored.model.reconstruct(session.x, SAMPLES, generator=generator)
     np.testing.assert_allclose(session.codes, result.latent.mean.numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(session.scores["nll"], -result.log_prob.numpy(), rtol=1e-4, atol=1e-3)
     parts = {name: torch.from_numpy(score) for name, score in session.scores.items()}
@@ -33,7 +33,7 @@ def test_decoding_is_that_of_the_model(workspace):
     session = workspace.sessions[0]
     code = session.codes[3]
     answer = session.decode(code.tolist())
-    direct = session.subject.model.decode(
+    direct = session.explored.model.decode(
         torch.tensor(code[None], dtype=torch.float32), SAMPLES, generator=session.decoders._same.generator(), keep=True
     )
     np.testing.assert_allclose(answer["mean"], direct.mean[0].numpy(), atol=1e-5)
@@ -54,7 +54,7 @@ def test_contributions_add_up_to_the_score_on_the_map(workspace, table, score: s
 
 
 def test_tables_are_answered_in_their_own_units(table):
-    session, scaling = table.sessions[0], table.sessions[0].subject.run.scaling
+    session, scaling = table.sessions[0], table.sessions[0].explored.run.scaling
     answer = session.explain(2)
     np.testing.assert_array_equal(answer["original"], table.points.rows[2])
     result = session.reconstruct(session.x[2:3])

@@ -26,6 +26,7 @@ class Door:
         arguments: Makes arguments with which it works, new ones each time.
         overflows: Whether -infinity is right: the logarithm of a density that is 0 in every float.
         foreign: Errors of others that are part of the contract here (scikit-learn's `ValueError` and `TypeError`).
+        linear: Whether it is a linear map, for which NaN in and NaN out is right.
     """
 
     name: str
@@ -33,13 +34,29 @@ class Door:
     arguments: Callable[[], dict[str, Any]]
     foreign: tuple[type[BaseException], ...] = ()
     overflows: bool = False
+    linear: bool = False
+
+
+def door(
+    name: str,
+    call: Callable[..., Any],
+    *,
+    overflows: bool = False,
+    foreign: Any = (),
+    linear: bool = False,
+    **good: Any,
+) -> Door:
+    """Return a door whose arguments are the same objects each time: nothing changes them."""
+    return Door(name, call, lambda: dict(good), foreign, overflows, linear)
 
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
+SHAPES = {name: tuple(p.shape) for name, p in MODEL.named_parameters()}
 X, Y, LABELS = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
 
 
-def _loader(x: torch.Tensor = X, y: torch.Tensor = Y) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def loader(x: torch.Tensor = X, y: torch.Tensor = Y) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return two batches."""
     return [(x[:2], y[:2]), (x[2:], y[2:])]
 
 
@@ -54,7 +71,7 @@ def _curvature() -> Iterator[Door]:
     yield Door("curvature.empirical_fisher", mq.curvature.empirical_fisher, lambda: {**one, "y": Y, **empirical})
     yield Door("curvature.hessian", mq.curvature.hessian, lambda: {**one, "y": Y, "vectors_per_pass": 4})
     yield Door("curvature.plan", mq.curvature.plan, lambda: {**one, "probes": 1, "memory_limit": None})
-    many = {"model": MODEL, "loader": _loader(), "likelihood": "gaussian"}
+    many = {"model": MODEL, "loader": loader(), "likelihood": "gaussian"}
     summed = {"structure": "diagonal", "estimator": "exact", "parameters": None, "memory_limit": None}
     yield Door("curvature.accumulate", mq.curvature.accumulate, lambda: {**many, **summed, "progress": False})
 
@@ -65,9 +82,10 @@ def _curvature() -> Iterator[Door]:
     yield Door("curvature.operator @", product, lambda: dict(operator))
 
 
-def _fitted(likelihood: str = "gaussian") -> Any:
+def fitted(likelihood: str = "gaussian") -> Any:
+    """Return a fitted Laplace approximation."""
     targets = Y if likelihood == "gaussian" else LABELS
-    return mq.Laplace(MODEL, likelihood, structure="kronecker").fit(_loader(X, targets), progress=False)
+    return mq.Laplace(MODEL, likelihood, structure="kronecker").fit(loader(X, targets), progress=False)
 
 
 def _laplace() -> Iterator[Door]:
@@ -76,31 +94,31 @@ def _laplace() -> Iterator[Door]:
         return laplace.fit(loader, progress=False).log_evidence()
 
     start = {"model": MODEL, "likelihood": "gaussian", "structure": "diagonal", "parameters": "all", "prior": 1.0}
-    yield Door("Laplace.fit", fit, lambda: {**start, "loader": _loader(), "temperature": 1.0})
+    yield Door("Laplace.fit", fit, lambda: {**start, "loader": loader(), "temperature": 1.0})
     yield Door(
-        "Laplace.fit categorical", fit, lambda: {**start, "likelihood": "categorical", "loader": _loader(X, LABELS)}
+        "Laplace.fit categorical", fit, lambda: {**start, "likelihood": "categorical", "loader": loader(X, LABELS)}
     )
     yield Door(
         "Laplace.fit bernoulli",
         fit,
-        lambda: {**start, "likelihood": "bernoulli", "loader": _loader(X, (Y > 0).float())},
+        lambda: {**start, "likelihood": "bernoulli", "loader": loader(X, (Y > 0).float())},
     )
-    fitted, classes = _fitted(), _fitted("categorical")
-    yield Door("Laplace.predict", fitted.predict, lambda: {"x": X, "method": "linearised"})
-    yield Door("Laplace.predict sampled", fitted.predict, lambda: {"x": X, "method": "sampled", "samples": 3})
+    la, classes = fitted(), fitted("categorical")
+    yield Door("Laplace.predict", la.predict, lambda: {"x": X, "method": "linearised"})
+    yield Door("Laplace.predict sampled", la.predict, lambda: {"x": X, "method": "sampled", "samples": 3})
     yield Door("Laplace.predict classes", classes.predict, lambda: {"x": X, "method": "linearised", "link": "probit"})
-    yield Door("Laplace.sample", fitted.sample, lambda: {"n": 2, "generator": None})
-    yield Door("Laplace.tune", lambda **a: _fitted().tune(**a), lambda: {"method": "evidence", "loader": None})
-    yield Door("Laplace.check", fitted.check, lambda: {"loader": _loader(), "generator": None})
-    yield Door("Laplace.effective_parameters", fitted.effective_parameters, lambda: {"per_group": False})
-    yield Door("Laplace.predict_loader", fitted.predict_loader, lambda: {"loader": _loader(), "progress": False})
+    yield Door("Laplace.sample", la.sample, lambda: {"n": 2, "generator": None})
+    yield Door("Laplace.tune", lambda **a: fitted().tune(**a), lambda: {"method": "evidence", "loader": None})
+    yield Door("Laplace.check", la.check, lambda: {"loader": loader(), "generator": None})
+    yield Door("Laplace.effective_parameters", la.effective_parameters, lambda: {"per_group": False})
+    yield Door("Laplace.predict_loader", la.predict_loader, lambda: {"loader": loader(), "progress": False})
     folder = Path(tempfile.mkdtemp())
-    fitted.save(folder / "posterior.safetensors")
-    yield Door("Laplace.save", fitted.save, lambda: {"path": folder / "again.safetensors"})
+    la.save(folder / "posterior.safetensors")
+    yield Door("Laplace.save", la.save, lambda: {"path": folder / "again.safetensors"})
     yield Door("load", mq.load, lambda: {"path": folder / "posterior.safetensors", "model": MODEL, "likelihood": None})
 
     def prediction(x: Any, level: Any, n: Any, y: Any) -> Any:
-        answer = fitted.predict(x)
+        answer = la.predict(x)
         return answer.interval(level), answer.sample(n), answer.log_prob(y)
 
     yield Door("Prediction", prediction, lambda: {"x": X, "level": 0.9, "n": 2, "y": Y})
@@ -112,12 +130,12 @@ def _laplace() -> Iterator[Door]:
 
     def subnetwork(size: Any, by: Any, structure: Any) -> Any:
         chosen = mq.Subnetwork(size, by=by, structure=structure)
-        return mq.Laplace(MODEL, "gaussian", "full", parameters=chosen).fit(_loader(), progress=False).log_evidence()
+        return mq.Laplace(MODEL, "gaussian", "full", parameters=chosen).fit(loader(), progress=False).log_evidence()
 
     yield Door("Subnetwork", subnetwork, lambda: {"size": 5, "by": "magnitude", "structure": "full"})
 
     def prior(precision: Any, groups: Any, mean: Any) -> Any:
-        return mq.Laplace(MODEL, "gaussian", prior=mq.Prior(precision, groups, mean)).fit(_loader(), progress=False)
+        return mq.Laplace(MODEL, "gaussian", prior=mq.Prior(precision, groups, mean)).fit(loader(), progress=False)
 
     yield Door("Prior", prior, lambda: {"precision": 1.0, "groups": "layer", "mean": None})
 
@@ -152,7 +170,7 @@ def _training() -> Iterator[Door]:
     yield Door(
         "evidence.train",
         evidence,
-        lambda: {"model": fresh(), "loader": _loader(), "likelihood": "gaussian", "structure": "diagonal", **short},
+        lambda: {"model": fresh(), "loader": loader(), "likelihood": "gaussian", "structure": "diagonal", **short},
     )
 
 
@@ -167,6 +185,7 @@ def _likelihoods() -> Iterator[Door]:
         yield Door(f"{name}.predictive", likelihood.predictive, lambda: {"mean": Y, "variance": Y.square() + 1})
     yield Door("Gaussian", mq.Gaussian, lambda: {"noise_precision": 2.0, "precision_matrix": None})
     yield Door("Categorical", mq.Categorical, lambda: {"dim": 1})
+    yield Door("Heteroscedastic", mq.Heteroscedastic, lambda: {"dim": 1})
     yield Door("as_likelihood", mq.likelihoods.as_likelihood, lambda: {"spec": "gaussian"})
 
 
@@ -227,7 +246,10 @@ def _tasks(model: Any) -> Iterator[Door]:
     }
     for function, good in known.items():
         name = f"tasks.{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        yield Door(name, function, good.copy, overflows=function is tasks.ood.roc_curve)  # its first threshold
+        empty = function is tasks.calibration.reliability  # NaN in bins without examples
+        yield Door(
+            name, function, good.copy, overflows=function is tasks.ood.roc_curve, linear=empty
+        )  # first threshold
 
 
 def _estimators() -> Iterator[Door]:
@@ -272,8 +294,13 @@ def _tomography() -> Iterator[Door]:
     yield Door("tomography.deep_image_prior", tomography.deep_image_prior, lambda: dict(trained))
 
 
-def all_doors() -> list[Door]:
-    """Every door, in a fixed order."""
-    torch.manual_seed(0)
-    groups = (_curvature, _laplace, _training, _likelihoods, _structures, _autoencoders, _estimators, _tomography)
-    return [door for group in groups for door in group()]
+GROUPS: dict[str, Callable[[], Iterator[Door]]] = {
+    "curvature": _curvature,
+    "Laplace": _laplace,
+    "training": _training,
+    "four likelihoods": _likelihoods,
+    "full structure": _structures,
+    "autoencoders and tasks": _autoencoders,
+    "fitting estimators": _estimators,
+    "tomography": _tomography,
+}

@@ -1,11 +1,15 @@
 """2,000 calls with one or two spoilt arguments: right, or an error of ours; never a stranger's, never NaN.
 
-Seeded, so that a failure is the same tomorrow. `python tests/faults/test_fuzz.py [CASES] [SEED] [DOOR...]` lists them.
+Seeded, so that a failure is the same tomorrow. `python tests/faults/test_fuzz.py [CASES SEED [GROUP...]]` lists them,
+with this number of cases for every call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import io
 import random
 import signal
 import sys
@@ -15,23 +19,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import doors
+import doors_models
+import doors_uses
 from bad_values import choose
-from doors import Door, all_doors
+from doors import Door
 
 import marquis as mq
 
-CASES, SEED, SECONDS = 2000, 0, 60
-DOORS = all_doors()
+CASES, ALL_CASES, SEED, SECONDS = 2, 6, 0, 60
+"""Cases for every call, of the fast test and of the slow one: 2,000 and more with some 380 calls."""
+GROUPS = {**doors.GROUPS, **doors_models.GROUPS, **doors_uses.GROUPS}
+
+
+@functools.cache
+def doors_of(group: str) -> list[Door]:
+    """Return the doors of a group; made when a test asks, since some of them train models."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return list(GROUPS[group]())
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """Tensors of a result: in lists, dictionaries and the fields of our values."""
+    """Tensors of a result: in lists, dictionaries and the fields of our values, arrays and numbers among them."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, float) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+        yield torch.as_tensor(value)
     elif depth and isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item, depth - 1)
@@ -78,23 +98,23 @@ def outcome(door: Door, chooser: random.Random) -> tuple[str, str | None]:
         return described, None
     except Exception as error:
         return described, f"{type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}"
+    if any(t.layout is not torch.strided for t in tensors_in(result)):
+        return described, "a sparse tensor in the result"
     floating = [t for t in tensors_in(result) if t.is_floating_point() and t.device.type != "meta"]
-    if any(bool(t.isnan().any() if door.overflows else (~t.isfinite()).any()) for t in floating):
+    if not door.linear and any(bool(t.isnan().any() if door.overflows else (~t.isfinite()).any()) for t in floating):
         return described, "NaN or infinity in the result"
     return described, None
 
 
-def failures(cases: int, seed: int, doors: list[Door]) -> list[tuple[str, str]]:
-    """Every case that did not end well."""
-    found = []
+def failures(cases: int, seed: int, entries: list[Door]) -> Iterator[str]:
+    """Yield every case that did not end well; each door has its own numbers, so that a new one changes no other."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in range(cases):
-            chooser = random.Random(f"{seed}-{number}")
-            described, problem = outcome(doors[number % len(doors)], chooser)
-            if problem is not None:
-                found.append((described, problem))
-    return found
+        for entry in entries:
+            for number in range(cases):
+                described, problem = outcome(entry, random.Random(f"{seed}-{entry.name}-{number}"))
+                if problem is not None:
+                    yield f"{described}: {problem}"
 
 
 @pytest.fixture(autouse=True)
@@ -103,23 +123,29 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_the_unspoilt_call_works(door):
+@pytest.mark.parametrize("group", GROUPS)
+def test_unspoilt_calls_work(group):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        door.call(**door.arguments())
+        for entry in doors_of(group):
+            entry.call(**entry.arguments())
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_spoilt_calls_end_well(door):
-    wrong = failures(-(-CASES // len(DOORS)), SEED, [door])
-    assert not wrong, "\n".join(f"{described}: {problem}" for described, problem in wrong)
+@pytest.mark.parametrize("cases", [CASES, pytest.param(ALL_CASES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("group", GROUPS)
+def test_spoilt_calls_end_well(group, cases):
+    wrong = list(failures(cases, SEED, doors_of(group)))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_two_thousand_cases():
+    assert ALL_CASES * sum(len(doors_of(group)) for group in GROUPS) >= 2000
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:3]]
-    named = [door for door in DOORS if sys.argv[3:] == [] or any(word in door.name for word in sys.argv[3:])]
-    listed = failures(*(numbers + [CASES, SEED][len(numbers) :]), named)
-    for described, problem in listed:
-        print(f"{described}: {problem}")
-    print(f"{len(listed)} failures")
+    cases, seed = map(int, sys.argv[1:3] or (CASES, SEED))
+    for group in GROUPS:
+        if not sys.argv[3:] or group in sys.argv[3:]:
+            print(f"{group}: {len(doors_of(group))} calls", flush=True)
+            for line in failures(cases, seed, doors_of(group)):
+                print(line, flush=True)

@@ -1,14 +1,21 @@
-"""A fit, a prediction and an online step talk to no network, as a trace of their system calls shows."""
+"""Fits, trainings, the demonstration and the explorer talk to no network, as a trace of their system calls shows."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from helpers.commands import SMALL
 
 ONLINE = """
 import torch, marquis as mq
@@ -21,21 +28,41 @@ mq.OnlineLaplace(model, "gaussian", num_data=8).step(x, y).backward()
 """
 
 
-def traced(folder: Path, *words: str) -> list[str]:
+def tracing(log: Path, *words: object) -> list[str]:
+    """Return the command that runs Python under strace and writes its calls of the network to a file."""
+    calls = ["-e", "trace=connect,sendto,sendmsg,sendmmsg,bind", "-o", str(log)]
+    return ["strace", "-f", "--seccomp-bpf", "-qq", *calls, sys.executable, *map(str, words)]
+
+
+def internet_calls(log: Path) -> list[str]:
+    """Return the traced system calls that name an internet address."""
+    return [line for line in log.read_text().splitlines() if "AF_INET" in line]
+
+
+def traced(folder: Path, *words: object) -> list[str]:
     """Run Python under strace; returns the system calls that reach for an internet address."""
     log = folder / "calls"
-    command = ["strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,bind", "-o", str(log), sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(tracing(log, *words), cwd=folder, capture_output=True, text=True, timeout=500, check=False)
     if "ptrace" in done.stderr.lower() and done.returncode != 0:
         pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
     assert done.returncode == 0, done.stderr[-2000:]
-    return [line for line in log.read_text().splitlines() if "AF_INET" in line]
+    return internet_calls(log)
 
 
 def elsewhere(calls: list[str]) -> list[str]:
     """Return the calls with an address that is not this machine's."""
     local = re.compile(r'inet_addr\("127\.|"::1"|inet_addr\("0\.0\.0\.0"\)')
     return [line for line in calls if not local.search(line)]
+
+
+def opened(address: str) -> int:
+    """Return the status of a page that may need a moment until it is served."""
+    for _ in range(100):
+        try:
+            return urllib.request.urlopen(address, timeout=60).status
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise TimeoutError(address)
 
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
@@ -49,3 +76,32 @@ def test_a_trace_sees_a_connection(tmp_path):
 
 def test_laplace_and_online_training_talk_to_nobody(tmp_path):
     assert traced(tmp_path, "-c", ONLINE) == []
+
+
+@pytest.mark.slow
+def test_the_demonstration_talks_to_nobody(tmp_path, repository):
+    demonstration = repository / "examples/laplacian_digits.py"
+    assert traced(tmp_path, demonstration, "--out", "demo", "--epochs", "1", "--width", "0.25") == []
+    assert (tmp_path / "demo/report.html").is_file() and (tmp_path / "demo/explorer.html").is_file()
+
+
+@pytest.mark.slow
+def test_train_and_explore_talk_to_this_machine_only(tmp_path):
+    words = [word for word in SMALL if word != "--no-report"]
+    assert traced(tmp_path, "-m", "marquis", "train", "lae", "--data", "digits", "--out", "run", *words) == []
+    assert (tmp_path / "run/report.html").is_file()
+    assert traced(tmp_path, "-m", "marquis", "explore", "run", "--rows", "20", "--export", "page.html") == []
+    log = tmp_path / "served"
+    command = tracing(log, "-m", "marquis", "explore", "run", "--rows", "20", "--no-browser")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[0]
+        child = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text())
+        try:
+            assert opened(address) == 200
+        finally:
+            os.kill(child, signal.SIGINT)  # not strace, which shields itself from signals
+        server.communicate()
+    calls = internet_calls(log)
+    assert calls and elsewhere(calls) == [] and server.returncode == 0

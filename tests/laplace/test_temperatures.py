@@ -109,9 +109,8 @@ def test_options_are_in_the_signature(name):
 
 def test_signatures_agree_with_what_they_pass_on():
     tune = set(inspect.signature(mq.Laplace.tune).parameters)
-    for method in (
-        mq.evidence.tune.__globals__[n] for n in ("by_evidence", "by_gradient", "adapted", "grid", "sampled")
-    ):
+    module = inspect.unwrap(mq.evidence.tune).__globals__
+    for method in (module[n] for n in ("by_evidence", "by_gradient", "adapted", "grid", "sampled")):
         assert set(inspect.signature(method).parameters) - {"problem"} <= tune
     passed_on = {"model", "loader", "likelihood", "structure", "estimator", "params", "parameters", "observer", "kind"}
     accumulate = set(inspect.signature(mq.curvature.accumulate).parameters) - passed_on

@@ -295,3 +295,22 @@ def test_temperature_is_chosen_by_refits(diabetes):
     assert fixed.posterior_temperature_ == 0.5 and fixed.held_out_ is None
     with pytest.raises(DataError, match="posterior_temperature"):
         LaplaceRegressor(posterior_temperature="cold").fit(X[:20], y[:20])
+
+
+def test_long_fits_show_progress(monkeypatch):
+    """One bar over all trainings, which never exceeds what it announced."""
+    import marquis.sklearn.base as base
+
+    bars = []
+
+    class Counted(base.ProgressBar):
+        def __init__(self, description, total):
+            super().__init__(description, total, wanted=False)
+            bars.append(self)
+
+    monkeypatch.setattr(base, "ProgressBar", Counted)
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    for solver in ("lbfgs", "adam"):
+        model = LaplaceRegressor(solver=solver, max_iter=5, random_state=0).fit(x, x.sum(1))
+        assert model.n_iter_ <= bars[-1]._done <= bars[-1]._total
+    assert len(bars) == 2

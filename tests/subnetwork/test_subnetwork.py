@@ -92,6 +92,7 @@ def test_other_ways_of_ranking():
     weights = layout.flatten(parameters(network))
     largest = mq.Subnetwork(6, "magnitude").choose(network, layout)
     assert set(largest.among.tolist()) == set(weights.abs().topk(6).indices.tolist())
+    assert torch.equal(mq.Subnetwork(6).choose(network, layout).among, largest.among)  # the default
     one, two = (mq.Subnetwork(6, "random").choose(network, layout, generator=seeded(3)).among for _ in range(2))
     assert torch.equal(one, two)
     assert not torch.equal(one, mq.Subnetwork(6, "random").choose(network, layout, generator=seeded(4)).among)

@@ -13,9 +13,10 @@ from tests.tomography.test_posterior import problem_of, tuned_at
 from marquis.curvature.linop.iterative import conjugate_gradients
 from marquis.curvature.linop.nystrom import nystrom
 from marquis.errors import DataError, NumericalError
+from marquis.tomography import ParallelBeam, deep_image_prior, linearise, simulate
 from marquis.tomography.krylov import DataOperator, approximate, effective_parameters, tune_blocks
 from marquis.tomography.operators import readings
-from marquis.tomography.posterior import IterativePrior
+from marquis.tomography.posterior import ExactPrior, IterativePrior
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +178,23 @@ def test_the_error_has_residual_and_limit(small, operator):
     rows = torch.randn(1, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(NumericalError, match=r"residual of .* after 2 iterations \(limit 2"):
         operator.solve(rows, tol=1e-10, max_iterations=2)
+
+
+@pytest.mark.slow
+def test_solves_at_28_pixels_are_the_exact_ones():
+    """The study's geometry and network, products through the network itself, against the dense matrix."""
+    geometry = ParallelBeam(28, 20)
+    truth = torch.zeros(28, 28, dtype=torch.float64)
+    truth[6:20, 8:14] = 0.8
+    generator = torch.Generator().manual_seed(0)
+    data = simulate(truth, geometry, noise=0.05, generator=generator)
+    trained = deep_image_prior(data, geometry, tv=1e-4, range=(0.0, 1.0), steps=100, progress=False)
+    exact = linearise(trained, geometry, posterior="exact")
+    iterative = linearise(trained, geometry, posterior="iterative", generator=generator)
+    assert isinstance(exact, ExactPrior) and isinstance(iterative, IterativePrior)
+    ones = torch.ones(len(exact.linearised.blocks), dtype=torch.float64)
+    operator = iterative.operator(ones, trained.residual)
+    rows = torch.randn(2, 820, generator=generator, dtype=torch.float64)
+    solved = operator.solve(rows, iterative.unit_approximation, tol=1e-9)
+    expected = torch.linalg.solve(exact.grams.data_covariance(ones, trained.residual), rows.T).T
+    assert float((solved - expected).norm() / expected.norm()) < 1e-6

@@ -32,7 +32,7 @@ from marquis.tomography import (
 )
 from marquis.tomography.result import noise_floor
 from marquis.tomography.scores import correlation
-from marquis.tomography.training import tv_weight_for
+from marquis.tomography.training import default_steps, tv_weight_for
 from marquis.tomography.unet import default_network, weight_blocks
 
 GEOMETRY = ParallelBeam(10, 8, detectors=16)
@@ -113,6 +113,22 @@ def test_exact_that_does_not_fit(data):
         quick(data, memory=1000, posterior="exact")
 
 
+def test_what_is_not_offered_is_refused_before_training(data, monkeypatch):
+    import marquis.tomography.reconstruction as module
+
+    tangent = quick(data, steps=2, evidence="tangent")
+    assert len(tangent.tuned.variance.unique()) == 1
+    monkeypatch.setattr(module, "deep_image_prior", None)
+    for options, error in (
+        ({"memory": 1000, "posterior": "exact"}, MemoryBudgetError),
+        ({"memory": 1000, "preset": "paper"}, UnsupportedOperationError),
+        ({"preset": "paper", "posterior": "iterative"}, UnsupportedOperationError),
+        ({"evidence": "tangent", "groups": "block"}, UnsupportedOperationError),
+    ):
+        with pytest.raises(error):
+            quick(data, **options)
+
+
 def test_predcp_is_used_on_request_and_an_unfinished_training_is_said(data):
     """TV-PredCP is off unless asked for, in both modes; a residual above the noise is a note."""
     for options in ({}, {"posterior": "iterative", "samples": 2}):
@@ -132,6 +148,11 @@ def test_training_stops_at_the_noise(data):
     assert trained.stopped == "residual" and len(trained.losses) < 2000
     assert trained.residual == pytest.approx(2.0 * variance, rel=0.2)
     assert trained.residual <= 2.0 * variance * 1.001
+
+
+def test_larger_images_are_trained_longer():
+    """2500 steps end far above the noise at 128 pixels (docs/experiments/tomography.md)."""
+    assert [default_steps(ParallelBeam(size, 4)) for size in (28, 32, 33, (20, 128))] == [2500, 2500, 7500, 7500]
 
 
 def test_a_saturated_output_starts_again(monkeypatch):
@@ -313,6 +334,8 @@ def with_nan(data):
         (lambda y: y, {"posterior": "laplace"}, "posterior"),
         (lambda y: y, {"evidence": "other"}, "evidence"),
         (lambda y: y, {"steps": 0}, "steps"),
+        (lambda y: y, {"samples": 0}, "samples is 0"),
+        (lambda y: y, {"noise": "five"}, "noise is 'five'"),
         (lambda y: y.to(torch.complex64), {}, "complex"),
     ],
 )

@@ -15,7 +15,7 @@ from marquis.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedasti
 from marquis.variational import MAP, MeanFieldVI, VariationalLaplace
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import kl
-from marquis.variational.regulariser import GRADIENTS, Batch, data_term, trace_by_products
+from marquis.variational.regulariser import GRADIENTS, LabelledOutputs, data_term, trace_by_products
 
 
 def flat(tensors):
@@ -41,7 +41,7 @@ def data():
 
 
 def term_for(method, x, y, drawn, way="double-backward", **options):
-    batch = Batch(method.likelihood, method._main_pass(x), y, drawn)
+    batch = LabelledOutputs(method.likelihood, method._main_pass(x), y, drawn)
     again = lambda p: method._auxiliary_pass(p, x)  # noqa: E731
     return data_term(batch, method.means, method.log_sigmas, again, method=way, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,18 @@ def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, An
         return None
     wanted = json_values(settings)
     return {**wanted, **known["result"]} if known.get("settings") == wanted else None
+
+
+def committed_row(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the only row of committed results that has all these settings, else None.
+
+    Args:
+        rows: Rows of cells of one kind: all have the same settings' names.
+        settings: All that the result depends on.
+    """
+    wanted = json_values(settings)
+    found = [row for row in rows if all(name in row and row[name] == value for name, value in wanted.items())]
+    return dict(found[0]) if len(found) == 1 else None
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def band(axis: Axes, x: Any, mean: Any, std: Any, noise: float, colour: str = BL
     axis.plot(x, mean, color=colour, lw=1.5)
 
 
+GREY_LEVEL = 1 / 255
+"""Standard deviations that are smaller everywhere get no full range of colours."""
 Panel = tuple[Any, float | None, str]
 """An image `[H, W]` or `[H, W, 3]`, the top of its scale (None: an image in [0, 1] or in colours), and a text below."""
 

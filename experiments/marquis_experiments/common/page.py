@@ -29,7 +29,7 @@ RESULTS = CHECKOUT / "experiments" / "results"
 """Committed results, one JSON file per page."""
 PAGES = CHECKOUT / "docs" / "experiments"
 """Committed pages and their pictures."""
-INDEX = CHECKOUT / "docs" / "results" / "index.md"
+INDEX = CHECKOUT / "docs" / "results.md"
 
 Row = dict[str, Any]
 """A row of a study's results."""

@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from marquis.errors import DataError
-from marquis_experiments.common.cells import cell, stored, write_json
+from marquis_experiments.common.cells import cell, committed_row, stored, write_json
 from marquis_experiments.common.networks import trained
-from marquis_experiments.common.page import fill, write_text
+from marquis_experiments.common.page import RESULTS, committed, fill, write_text
 
 SIZES = ("quick", "default", "full")
 
@@ -55,6 +55,7 @@ class Run:
         data_dir: First folder to look in for data.
         say: Function that prints a line of progress, with the seconds since the start in front.
         cells: Folder of the cells.
+        committed: Results whose rows count as computed; empty if everything is computed here.
     """
 
     size: str
@@ -63,6 +64,7 @@ class Run:
     data_dir: Path | None
     say: Callable[[str], None]
     cells: Path
+    committed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -74,13 +76,28 @@ class Run:
         """Folder of networks that studies with neighbouring folders share."""
         return self.out.parent / "shared-networks"
 
-    def cell(self, name: str, settings: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return settings and result of a cell, computed once (see `common.cells.cell`)."""
-        return cell(self.cells, name, settings, compute)
+    def cell(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        compute: Callable[[], Mapping[str, Any]],
+        among: str | None = None,
+    ) -> dict[str, Any]:
+        """Return settings and result of a cell, computed once (see `common.cells.cell`).
 
-    def stored(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a cell that was computed before with these settings, else None."""
-        return stored(self.cells, name, settings)
+        Args:
+            name: Name of the cell's file.
+            settings: All that the result depends on.
+            compute: Function that returns JSON values.
+            among: Name of the list of the results in which this cell and only cells of its kind are rows: a run that
+                continues committed results takes the row from there.
+        """
+        return self.stored(name, settings, among) or cell(self.cells, name, settings, compute)
+
+    def stored(self, name: str, settings: Mapping[str, Any], among: str | None = None) -> dict[str, Any] | None:
+        """Return a cell that was computed with these settings, here or in the committed results, else None."""
+        rows = [] if among is None else self.committed.get(among, [])
+        return stored(self.cells, name, settings) or committed_row(rows, settings)
 
     def network(
         self,
@@ -137,6 +154,7 @@ class Study:
         data_dir: str | Path | None = None,
         say: Callable[[str], None] = print,
         settings: Mapping[str, Any] | None = None,
+        go_on: bool = False,
     ) -> Run:
         """Return a run of this study, of which nothing is computed yet; arguments as in `run`."""
         started = time.time()
@@ -148,7 +166,13 @@ class Study:
             None if data_dir is None else Path(data_dir),
             lambda text: say(f"[{time.time() - started:5.0f} s] {text}"),
             folder / size / self.cells,
+            self.committed(size) if go_on else {},
         )
+
+    def committed(self, size: str = "default") -> dict[str, Any]:
+        """Return the checkout's committed results of a size; empty if there are none."""
+        name = self.name if size == "default" else f"{self.name}-{size}"
+        return committed(name) if (RESULTS / f"{name}.json").is_file() else {}
 
     def run(
         self,
@@ -157,6 +181,7 @@ class Study:
         data_dir: str | Path | None = None,
         say: Callable[[str], None] = print,
         settings: Mapping[str, Any] | None = None,
+        go_on: bool = False,
     ) -> Path:
         """Run what is missing, write results, pictures and the page, and return the page's path.
 
@@ -166,8 +191,10 @@ class Study:
             data_dir: First folder to look in for data.
             say: Function that prints a line of progress.
             settings: Settings that replace those of the size.
+            go_on: Whether rows of the checkout's committed results count as computed: a study of many hours goes on
+                on another machine.
         """
-        run = self.start(size, out, data_dir, say, settings)
+        run = self.start(size, out, data_dir, say, settings, go_on)
         results = {"size": size, **self.measure(run)}
         write_json(run.folder / "results.json", results)
         if self.draw is not None:

@@ -9,6 +9,8 @@ BASES = {
     "ae": "autoencoder",
     "ae-variance": "autoencoder, learnt variance",
     "vae": "VAE",
+    "vae-kl-0.001": "VAE, KL weight 0.001",
+    "bbb": "Bayes by Backprop",
     "dropout": "MC dropout",
     "ensemble": "ensemble of five",
     "pixels": "raw pixels, no model",
@@ -17,6 +19,7 @@ BASES = {
     **{f"online-{name}": f"LAE online, {name} diagonal" for name in ("exact", "approximate")},
     "online-sketched": "LAE online, default",
     "online-kronecker": "LAE online, Kronecker",
+    "online-variance": "LAE online, learnt variance",
 }
 SUFFIXES = {
     "-unit-noise": ", noise precision 1",
@@ -25,6 +28,9 @@ SUFFIXES = {
     "-learnt-prior": ", prior precision learnt",
     "-paper-code": ", preset paper-code",
     "-paper": ", preset paper",
+    "-paper-rate": ", preset paper, forgetting by the learning rate",
+    "-paper-1e-4": ", preset paper, forgetting 1e-4",
+    "-laplace": ", post-hoc Laplace",
     "-read-at-1": ", evaluated at T = 1",
     "-linearised": ", linearised at T = 1",
 }

@@ -20,12 +20,21 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, ModelSpec, fit_posthoc, load, save
+from marquis.autoencoders import (
+    Autoencoder,
+    LaplacianAutoencoder,
+    MeanFieldAutoencoder,
+    ModelSpec,
+    fit_posthoc,
+    load,
+    save,
+)
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.network import seeded
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError, NumericalError
+from marquis.likelihoods import Heteroscedastic
 from marquis.online.settings import NEW_NAMES
 from marquis_experiments.common.cells import stored, write_json
 from marquis_experiments.common.parallel import run_in_processes
@@ -37,6 +46,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "": {},
     "-paper-code": {"preset": "paper-code"},
     "-paper": {"preset": "paper"},
+    "-paper-rate": {"preset": "paper", "forgetting": "learning-rate"},
+    "-paper-1e-4": {"preset": "paper", "forgetting": 1e-4},
 }
 """Suffixes of the keys of online models; our default has none."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,12 +57,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "-learnt-prior": {"prior_precision": "learnt"},
 }
 """Suffixes of the keys of online models that change one setting of the default, for ablations."""
+LIKELIHOOD = "likelihood"
+"""The option that is a field of `ModelSpec`; "heteroscedastic": a second decoder predicts the noise."""
 EVERY: dict[str, dict[str, Any]] = {"exact": {"every": 10}}
 """An exact curvature costs about 19 plain steps, so it is computed every tenth step."""
 KRONECKER = {"structure": "kronecker", "estimator": "sketched", "every": 20}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, {}) for kind in ("ae", "ae-variance", "vae", "dropout", "ensemble")},
+    **{kind: (kind, {}) for kind in ("ae", "ae-variance", "vae", "dropout", "ensemble", "bbb")},
+    "vae-kl-0.001": ("vae", {"kl_weight": 0.001}),
+    "online-variance": ("lae", {"estimator": "sketched", LIKELIHOOD: "heteroscedastic"}),
     "posthoc-kronecker": ("lae-posthoc", {"structure": "kronecker", "estimator": "sketched"}),
     **{f"posthoc-{name}": ("lae-posthoc", {"structure": "diagonal", "estimator": name}) for name in ESTIMATORS},
     **{
@@ -117,7 +132,7 @@ class Recipe:
 RECIPES = {
     "quick": Recipe("digits", 200, 2, "dense", 0.25),
     "default": Recipe(),
-    "full": Recipe(images=55_000, epochs=200, validation=5_000),
+    "full": Recipe(images=55_000, epochs=100, validation=5_000),
 }
 """Recipes of `hessians` and `latent-map` by size."""
 TASK_RECIPES = {**RECIPES, "default": Recipe(images=20_000, epochs=15)}
@@ -186,8 +201,9 @@ def _identity(key: str, seed: int, recipe: Recipe, images: Images) -> tuple[Mode
         raise DataError(f"no autoencoder of the experiments is called {key!r}; there are: {', '.join(MODELS)}.")
     kind, options = MODELS[key]
     shape = images.train.shape[1:]
-    renamed = {NEW_NAMES.get(name, name): value for name, value in options.items()}
-    spec = ModelSpec(kind, shape, recipe.latent, recipe.architecture, recipe.width, lr=recipe.lr, options=renamed)
+    renamed = {NEW_NAMES.get(name, name): value for name, value in options.items() if name != LIKELIHOOD}
+    size = (shape, recipe.latent, recipe.architecture, recipe.width)
+    spec = ModelSpec(kind, *size, options.get(LIKELIHOOD, "gaussian"), lr=recipe.lr, options=renamed)
     settings = {"key": key, "kind": kind, "options": options, "seed": seed, **recipe.described()}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return spec, settings, f"{recipe.data}-{key}-s{seed}-{digest}"
@@ -269,11 +285,16 @@ def _train(
 
 
 def _built(spec: ModelSpec, seed: int, num_data: int) -> BaseAutoencoder:
-    """Return the untrained model; a Laplacian one gets the number of training images, since no trainer sets it."""
+    """Return the untrained model; with uncertain weights it gets the number of images, since no trainer sets it."""
+    built = spec.build(seed)
+    if isinstance(built, MeanFieldAutoencoder):
+        built.begin(num_data)
     if spec.kind != "lae":
-        return spec.build(seed)
+        return built
     with seeded(seed):
-        return LaplacianAutoencoder(*spec.networks(), num_data=num_data, lr=spec.lr, **spec.options)
+        networks = spec.networks()
+        likelihood = Heteroscedastic() if spec.likelihood == "heteroscedastic" else spec.likelihood
+        return LaplacianAutoencoder(*networks, likelihood, num_data=num_data, lr=spec.lr, **spec.options)
 
 
 def _steps(untrained: BaseAutoencoder, x: Tensor, recipe: Recipe, seed: int) -> Iterator[Tensor]:

@@ -34,7 +34,7 @@ def measure(run: Run) -> dict[str, Any]:
     rows = []
     for seed in range(run.settings.seeds):
         key = {"seed": seed, **run.settings.only("hidden", "epochs")}
-        rows.append(run.cell(f"s{seed}", key, lambda seed=seed: one_network(seed, run.settings)))
+        rows.append(run.cell(f"s{seed}", key, lambda seed=seed: one_network(seed, run.settings), "rows"))
         chosen = {name: rows[-1]["chosen"][name]["precision"] for name in ("naive", "adapted", "held_out")}
         run.say(f"seed {seed}: " + ", ".join(f"{name} {value:.3g}" for name, value in chosen.items()))
     return {"settings": run.settings.plain(), "rows": rows}

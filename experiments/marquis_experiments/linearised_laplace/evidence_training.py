@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
+from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, Figure
 from marquis_experiments.common.images import ensemble_probs, fitted_temperature, logits
 from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.page import verdict
@@ -40,7 +40,8 @@ TITLES = {
     "fashion-mnist-mlp": "Fashion-MNIST, MLP",
     "fashion-mnist-cnn": "Fashion-MNIST, CNN",
 }
-COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8a5aa8", "#b8912f")
+COLOURS = (BLUE, ORANGE, GREEN, GREY, PURPLE)
+MOST_CURVES = len(COLOURS)
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -129,10 +130,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
         updates = [(k, e) for k, e in enumerate(history["epochs"], 1) if e["log_evidence"] is not None]
         above.plot([k for k, _ in updates], [e["log_evidence"] / rows for _, e in updates], "o-", color=BLUE, ms=4)
         above.set(title=TITLES[name], xlim=(0.5, len(history["epochs"]) + 0.5))
-        for layer in range(len(history["precision"])):
-            values = [epoch["precision"][layer] for epoch in history["epochs"]]
-            label = f"layer {layer + 1}"
-            below.plot(range(1, len(values) + 1), values, color=COLOURS[layer % len(COLOURS)], lw=1.4, label=label)
+        draw_precisions(below, [epoch["precision"] for epoch in history["epochs"]])
         below.axhline(part["precision"], color="black", ls="--", lw=1)
         below.set(xlabel="epoch", yscale="log", xlim=(0.5, len(history["epochs"]) + 0.5))
         below.legend(fontsize=6, frameon=False, ncols=2, loc="best")
@@ -142,6 +140,18 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
             above.set_ylabel("log evidence per row")
             below.set_ylabel("prior precision")
     figure.save(folder / "evidence-training.png", dpi=110)
+
+
+def draw_precisions(axis: Any, history: list[list[float]]) -> None:
+    """Draw the precisions `[epoch][layer]`: of more than five layers the first, the last and the range of all."""
+    layers, x = len(history[0]), range(1, len(history) + 1)
+    few = layers <= MOST_CURVES
+    for place, layer in enumerate(range(layers) if few else (0, layers - 1)):
+        values = [precisions[layer] for precisions in history]
+        axis.plot(x, values, color=COLOURS[place], lw=1.4, label=f"layer {layer + 1}")
+    if not few:
+        low, high = [min(precisions) for precisions in history], [max(precisions) for precisions in history]
+        axis.fill_between(x, low, high, color="#dddddd", lw=0, label=f"all {layers} layers")
 
 
 STUDY = Study("evidence-training", Path(__file__).with_suffix(".md"), measure, values, draw)

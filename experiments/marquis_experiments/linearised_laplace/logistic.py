@@ -38,7 +38,7 @@ def measure(run: Run) -> dict[str, Any]:
     for n in NUMBERS:
         for seed in range(run.settings.datasets):
             settings = {"n": n, "seed": seed, "grid": grid}
-            rows.append(run.cell(f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, grid)))
+            rows.append(run.cell(f"n{n}-s{seed}", settings, lambda n=n, s=seed: compare(n, s, grid), "rows"))
         run.say(f"N = {n}: log evidence off by at most {worst_error(rows, n):.4f} nat")
     return {"rows": rows, "probit": run.cell("probit", {"nodes": 64}, probit_error)}
 

@@ -47,6 +47,7 @@ def measure(run: Run) -> dict[str, Any]:
             f"{name}-{kind}-{fold}",
             {"kind": kind, "name": name, "fold": fold, **settings.without("standard", "gap")},
             lambda kind=kind, name=name, fold=fold: evaluate(split(name, kind, fold, run), settings, fold),
+            among="rows",
         )
         rows.append(row)
         scores = ", ".join(f"{method} {row[method]:.2f}" for method in DRAWN)
@@ -263,9 +264,8 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 STUDY = Study(
     "uci", Path(__file__).with_suffix(".md"), measure, values, draw,
     default={
-        "standard": {"boston": 3, "concrete": 3, "energy": 3, "naval": 2, "protein": 2, "wine": 2},
-        "gap": {"boston": 4, "concrete": 4, "energy": 8, "naval": 8, "protein": 3, "wine": 3}, "hidden": 50,
-        "max_train": 1000, "max_test": 1000, "rounds": 6, "iterations": 150, "samples": 100,
+        "standard": {**dict.fromkeys(STANDARD, 8), "naval": 5, "protein": 5}, "gap": dict.fromkeys(GAPS, 8),
+        "hidden": 50, "max_train": 1000, "max_test": 1000, "rounds": 6, "iterations": 150, "samples": 100,
     },
     quick={
         "standard": {"energy": 1}, "gap": {"energy": 1}, "hidden": 10, "max_train": 200, "max_test": 200,

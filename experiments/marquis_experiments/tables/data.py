@@ -39,6 +39,17 @@ IN_PACKAGES = {
     "fair": "statsmodels/datasets/fair/fair.csv",
     "macrodata": "statsmodels/datasets/macrodata/macrodata.csv",
     "randhie": "statsmodels/datasets/randhie/randhie.csv",
+    "credit": "ISLP/data/Credit.csv",
+    "bikeshare": "ISLP/data/Bikeshare.csv",
+    "oj": "ISLP/data/OJ.csv",
+    "publication": "ISLP/data/Publication.csv",
+    "weekly": "ISLP/data/Weekly.csv",
+    "sp500": "river/datasets/sp500.csv.gz",
+    "chick weights": "river/datasets/chick-weights.csv",
+    "grunfeld": "statsmodels/datasets/grunfeld/grunfeld.csv",
+    "elnino": "statsmodels/datasets/elnino/elnino.csv",
+    "interest and inflation": "statsmodels/datasets/interest_inflation/E6.csv",
+    "affairs": "statsmodels/datasets/fair/fair_pt.csv",
 }
 """Files of tables that PyPI packages bring along; they are read without importing the package."""
 

@@ -79,7 +79,7 @@ def compared(ours: list[float], theirs: list[float], larger_is_better: bool) -> 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:
     """Return what the template needs; the verdict is that of the confirmation tables."""
     outliers, missing = results["outliers"], results["imputation"]
-    splits, groups = len(unique([*outliers, *missing], "repetition")), unique(outliers, "group")
+    splits, groups = len(unique([*outliers, *missing], "repetition")), unique([*outliers, *missing], "group")
     ours = {"auroc": OURS, "rmse": IMPUTER, "interval_score": IMPUTER}
     body, means = [], {}
     for group in groups:
@@ -87,6 +87,8 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             rows = [
                 row for row in (outliers if score == "auroc" else missing) if row["group"] == group and score in row
             ]
+            if not rows:
+                continue
             places = unique(rows, "table", "strange" if score == "auroc" else "pattern")
             found = {method: mean(numbers(rows, score, method=method)) for method in unique(rows, "method")}
             means[group, score] = found
@@ -98,6 +100,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         (group, score): (max if SCORES[score][1] else min)(means[group, score], key=means[group, score].__getitem__)
         for group in judged
         for score in SCORES
+        if (group, score) in means
     }
     intervals = [row for row in missing if "coverage" in row]
     methods = unique(intervals, "method")
@@ -110,20 +113,22 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "verdict": verdict(
             *(name == ours[score] for (_, score), name in best.items()),
             worst["ratio"] <= 1.02,
-            complete(outliers, missing, splits),
+            complete(outliers, missing, splits) and len(best) == len(judged) * len(SCORES),
+            not first_round(missing),
         ),
         "best": " ".join(
             f"{group.capitalize()} tables: "
             + "; ".join(
                 f"{SCORES[score][0]} {means[group, score][ours[score]]:.3f}"
                 + ("" if name == ours[score] else f" (best is {name}, {means[group, score][name]:.3f})")
-                for score, name in ((score, best[group, score]) for score in SCORES)
+                for score, name in ((score, best[group, score]) for score in SCORES if (group, score) in best)
             )
             + "."
             for group in judged
         ),
         "worst": worst,
         "done": splits_done(outliers, missing),
+        "first_round": first_round(missing),
         "losses": losses(outliers, missing, ours),
         "table": table(["tables", "task and score", "method", "mean", "ours better / worse / undecided"], body),
         "outliers_table": outlier_table(outliers),
@@ -131,6 +136,11 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "away": distances,
         "patterns": "; ".join(f"*{name}*: {PATTERNS[name]}" for name in unique(missing, "pattern")),
     }
+
+
+def first_round(missing: list[Row]) -> str:
+    """Return the groups with intervals of our imputer from before the second round of the protocol, if any."""
+    return ", ".join(unique([row for row in missing if row["method"] == IMPUTER and "intervals" not in row], "group"))
 
 
 def size(group: str, outliers: list[Row], missing: list[Row]) -> str:
@@ -176,7 +186,8 @@ def worst_ratio(rows: list[Row]) -> dict[str, Any]:
 def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> str:
     """Return where another method is better by more than the noise, as a sentence for each score."""
     found = []
-    for score, rows, key in (("auroc", outliers, "strange"), ("rmse", missing, "pattern")):
+    for score, key in (("auroc", "strange"), ("rmse", "pattern"), ("interval_score", "pattern")):
+        rows = [row for row in (outliers if score == "auroc" else missing) if score in row]
         places = []
         for place in unique(rows, "group", "table", key):
             others = [m for m in unique(rows, "method") if m != ours[score] and numbers(rows, score, method=m, **place)]
@@ -216,7 +227,7 @@ def missing_table(rows: list[Row]) -> str:
     columns = [("rmse", IMPUTER), ("rmse_linear", IMPUTER)] + [
         ("rmse", method) for method in methods if method != IMPUTER
     ]
-    columns += [(score, method) for score in ("coverage", "interval_score") for method in (IMPUTER, ITERATIVE)]
+    columns += [(score, m) for score in ("coverage", "interval_score") for m in (IMPUTER, ITERATIVE, "KNNImputer")]
     body = []
     places = [(place, short(place["table"])) for place in unique(rows, "group", "table")]
     first = unique(rows, "group")[0]
@@ -226,7 +237,8 @@ def missing_table(rows: list[Row]) -> str:
     ]
     for place, name in places:
         chosen = next(row for row in rows if all(row[key] == value for key, value in place.items()))
-        cells = [f"{mean(numbers(rows, score, method=m, **place)):.3f}" for score, m in columns]
+        scores = [numbers(rows, score, method=m, **place) for score, m in columns]
+        cells = [f"{mean(values):.3f}" if values else "–" for values in scores]
         body.append(
             [place["group"], name, f"{chosen['rows']} x {chosen['columns']}" if "table" in place else "", *cells]
         )

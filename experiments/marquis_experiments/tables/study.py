@@ -11,7 +11,7 @@ from typing import Any
 
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.tables.data import MEANS, hidden_table, outlier_table
-from marquis_experiments.tables.methods import DETECTORS, IMPUTERS, imputation_scores, outlier_scores
+from marquis_experiments.tables.methods import DETECTORS, IMPUTER, IMPUTERS, imputation_scores, outlier_scores
 from marquis_experiments.tables.page import draw, values
 
 CLASSES = (("breast cancer", 0), ("wine", 0), ("wine", 1), ("wine", 2))
@@ -55,6 +55,7 @@ def detected(run: Run, name: str, outliers: int | str, repetition: int) -> list[
             _file(f"outliers-{name}-{outliers}-{method}-r{repetition}"),
             {**where, "method": method, **_defaults(method)},
             lambda method=method: {**outlier_scores(method, table, repetition), **size},
+            "outliers",
         )
         for method in DETECTORS
     ]
@@ -71,6 +72,7 @@ def filled(run: Run, name: str, pattern: str, repetition: int) -> list[dict[str,
             _file(f"holes-{name}-{pattern}-{method}-r{repetition}"),
             {**where, "method": method, **_defaults(method)},
             lambda method=method: {**imputation_scores(method, table, repetition), **size},
+            "imputation",
         )
         for method in IMPUTERS
     ]
@@ -78,12 +80,15 @@ def filled(run: Run, name: str, pattern: str, repetition: int) -> list[dict[str,
 
 def _defaults(method: str) -> dict[str, Any]:
     """Return the default settings of our estimators, so that cells with other defaults are computed again."""
+    if method == "KNNImputer":
+        return {"intervals": "90 % of hidden entries"}
     if "Laplacian" not in method and "longer" not in method:
         return {}
     from marquis.sklearn import LaplacianAutoencoder, LaplacianImputer
 
     estimators = [LaplacianAutoencoder(), LaplacianImputer()]
-    return {"defaults": [{key: repr(value) for key, value in made.get_params().items()} for made in estimators]}
+    defaults = [{key: repr(value) for key, value in made.get_params().items()} for made in estimators]
+    return {"defaults": defaults, **({"intervals": "90 % of hidden entries"} if method == IMPUTER else {})}
 
 
 def _file(key: str) -> str:
@@ -99,6 +104,11 @@ CONFIRMATION = (
 SMALL = tuple(name for name in CONFIRMATION if name != "digits")
 """Tables of which 100 rows can be drawn without a constant column."""
 LARGE = ("shuttle", "randhie", "uci/naval")
+FRESH = (
+    "credit", "bikeshare", "oj", "publication", "weekly", "sp500", "chick weights", "grunfeld", "elnino",
+    "interest and inflation", "affairs",
+)  # fmt: skip
+"""Tables that nobody had used when the intervals were calibrated anew."""
 DEVELOPMENT = {
     "outliers": (*CLASSES, *permuted("uci/concrete", "uci/wine", "diabetes", "uci/protein")),
     "imputed": ("diabetes", MEANS, "uci/concrete", "wine", "uci/wine", "uci/protein"),
@@ -141,6 +151,14 @@ STUDY = Study(
                 "max_train": 7000,
                 "max_test": 1000,
                 "max_rows": 10000,
+            },
+            "fresh": {
+                "outliers": permuted(*FRESH),
+                "imputed": FRESH,
+                "patterns": ("20 %",),
+                "max_train": 400,
+                "max_test": 200,
+                "max_rows": 400,
             },
         },
     },

@@ -10,9 +10,9 @@ import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.tomography.problems import NAMES
+from marquis_experiments.tomography.tables import SHORT_NAMES
 
 COLOURS = {"predcp": BLUE, "block": GREEN, "dropout": ORANGE, "ensemble": GREY}
-TITLES = {"predcp": "TV-PredCP", "block": "evidence per block", "dropout": "dropout", "ensemble": "ensemble"}
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
@@ -25,8 +25,9 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     files = sorted(arrays.glob("linearised-a20-n5-*.npz"))
     if files:
         draw_calibration(folder / "tomography-calibration.png", files)
-    if (arrays / "ct-128-base.npz").exists():
-        draw_slice(folder / "tomography-ct.png", _load(arrays / "ct-128-base.npz"))
+    slices = [arrays / f"ct-128-{training}.npz" for training in ("long", "base")]
+    for path in [path for path in slices if path.exists()][:1]:
+        draw_slice(folder / "tomography-ct.png", _load(path))
     for path in arrays.glob("ct-256-*.npz"):
         draw_slice(folder / "tomography-ct-256.png", _load(path))
     problems = [(name, arrays / f"problem-{name.replace(' ', '-')}-i3.npz") for name in NAMES]
@@ -70,7 +71,7 @@ def draw_character(path: Path, images: dict[str, np.ndarray]) -> None:
     top = float(max(error.max(), images["std_predcp"].max()))
     panels = [(error, "|error|"), (images["std_predcp"], "std, TV-PredCP")]
     others = [name for name in ("block", "dropout") if f"std_{name}" in images]
-    panels += [(images[f"std_{name}"], f"std, {TITLES[name]}") for name in others]
+    panels += [(images[f"std_{name}"], f"std, {SHORT_NAMES[name]}") for name in others]
     _show_on_one_scale(figure, 4, panels, top)
     figure.save(path, 120)
 
@@ -111,14 +112,14 @@ def draw_calibration(path: Path, files: list[Path]) -> None:
         error, std = np.concatenate(pairs, axis=1)
         axes.hist(np.abs(error), edges, density=True, color=GREY, alpha=0.5, label="|error|")
         axes.hist(std, edges, density=True, histtype="step", color=COLOURS[name], lw=1.6, label="std")
-        axes.set(yscale="log", title=TITLES[name], xlabel="value")
+        axes.set(yscale="log", title=SHORT_NAMES[name], xlabel="value")
         axes.legend(fontsize=7)
     axes = figure.axes[len(collected)]
     for name, pairs in collected.items():
         error, std = np.concatenate(pairs, axis=1)
         z = np.sort(error / std)
         quantiles = norm.ppf((np.arange(len(z)) + 0.5) / len(z))
-        axes.plot(quantiles, z, color=COLOURS[name], lw=1.4, label=TITLES[name])
+        axes.plot(quantiles, z, color=COLOURS[name], lw=1.4, label=SHORT_NAMES[name])
     axes.plot([-4, 4], [-4, 4], "k--", lw=0.8)
     axes.set(xlim=(-4, 4), ylim=(-8, 8), xlabel="normal quantile", title="standardised error")
     axes.legend(fontsize=7)
@@ -147,13 +148,14 @@ def draw_problems(path: Path, problems: list[tuple[str, Path]]) -> None:
         images = _load(file)
         axes = figure.axes[6 * row : 6 * row + 6]
         error = np.abs(images["image"] - images["truth"])
-        top = float(max(error.max(), images["std_predcp"].max()))
+        top = float(max(error.max(), images["std_predcp"].max(), images["std_block"].max()))
         _show(axes[0], images["truth"], "truth", 1.0)
         _show(axes[1], images["start"], "back-projection" if "beam" in name else "adjoint")
         _show(axes[2], images["image"], "reconstruction", 1.0)
         _show(axes[3], error, "|error|", top, "magma")
         _show(axes[4], images["std_predcp"], "std, TV-PredCP", top, "magma")
-        _show(axes[5], images["std_block"], "std, evidence", top, "magma")
+        shown = _show(axes[5], images["std_block"], "std, evidence", top, "magma")
+        figure.figure.colorbar(shown, ax=axes)
         axes[0].set_ylabel(name, fontsize=9)
     figure.save(path)
 

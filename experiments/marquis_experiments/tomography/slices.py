@@ -30,13 +30,20 @@ from marquis_experiments.tomography.data import CT_RANGE, ct_slice, save_arrays
 
 NOISE = 0.01
 SLICE = 7
+"""The slice whose cells have no `slice` among their settings."""
 TV_FACTORS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Multiples of the network's weight at which total variation alone is tried; the best one counts."""
 
 
+def slice_name(settings: dict[str, Any]) -> str:
+    """Return the name of a training's cell; slices other than the first one have their number in it."""
+    name = f"ct-{settings['size']}-{settings['training']}"
+    return f"{name}-s{settings['slice']}" if "slice" in settings else name
+
+
 def one_slice(cells: str, arrays: str, settings: dict[str, Any], data_dir: str | None) -> str:
     """Compute one training's cell and return a line of progress."""
-    name = f"ct-{settings['size']}-{settings['training']}"
+    name = slice_name(settings)
     cell(Path(cells), name, settings, lambda: measure_slice(settings, Path(arrays) / f"{name}.npz", data_dir))
     return name
 
@@ -49,7 +56,7 @@ def measure_slice(settings: dict[str, Any], arrays: Path, data_dir: str | None) 
     unfinished = arrays.with_name(f"{arrays.stem}-{settled}")
     resumed = unfinished.exists()
     unfinished.mkdir(parents=True, exist_ok=True)
-    truth = ct_slice(SLICE, size, None if data_dir is None else Path(data_dir))
+    truth = ct_slice(settings.get("slice", SLICE), size, None if data_dir is None else Path(data_dir))
     if truth is None:
         return {"missing": True}
     span = CT_RANGE[1] - CT_RANGE[0]

@@ -11,7 +11,7 @@ from marquis_experiments.tomography.angles import one_design
 from marquis_experiments.tomography.characters import EXACT, STEPS, TV_WEIGHTS, one_character
 from marquis_experiments.tomography.pictures import draw
 from marquis_experiments.tomography.problems import NAMES, one_problem
-from marquis_experiments.tomography.slices import one_slice
+from marquis_experiments.tomography.slices import one_slice, slice_name
 from marquis_experiments.tomography.tables import values
 
 MAIN = (20, 0.05)
@@ -30,7 +30,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 """Ways of training on a CT slice; the posterior is computed for the first."""
 
 
-SLICES = [(128, "base", 16, True), (128, "long", 0, False), (128, "tv-start", 0, False), (128, "more-tv", 0, False)]
+SLICES = [(128, "base", 16, True), (128, "long", 16, True), (128, "tv-start", 0, False), (128, "more-tv", 0, False)]
 """Pixels, training, posterior samples, and whether to sample with and without the TV-PredCP prior."""
 
 
@@ -80,6 +80,9 @@ def jobs_of(run: Run) -> list[tuple[Any, ...]]:
         settings = {"size": size, "training": training, **TRAININGS[training], "samples": samples, "both": both}
         settings |= {"angles": 60 if size <= 128 else 120, "rank": 300 if training == "short" else 350}
         jobs.append((one_slice, cells, arrays, settings, data_dir))
+        if (size, training) in ((128, "base"), (128, "long")):
+            others = [{**settings, "slice": index, "samples": 0, "both": False} for index in run.settings.other_slices]
+            jobs += [(one_slice, cells, arrays, other, data_dir) for other in others]
     for name in run.settings.problems:
         for image in PROBLEM_IMAGES:
             jobs.append((one_problem, cells, arrays, {"problem": name, "image": image}, data_dir))
@@ -115,7 +118,7 @@ def collect(run: Run) -> dict[str, Any]:
             kind = part
         elif work is one_slice:
             settings = job[3]
-            kind, name = "ct", f"ct-{settings['size']}-{settings['training']}"
+            kind, name = "ct", slice_name(settings)
         elif work is one_problem:
             settings = job[3]
             kind, name = "problem", f"problem-{settings['problem'].replace(' ', '-')}-i{settings['image']}"
@@ -133,7 +136,8 @@ STUDY = Study(
     "tomography", Path(__file__).with_name("study.md"), measure, values, draw,
     default={
         "characters": [(20, 0.05, 10), (5, 0.1, 10)], "steps": None, "channels": 16, "members": 5,
-        "ensemble_images": 10, "stop_images": 4, "default_images": 10, "slices": SLICES, "problems": list(NAMES),
+        "ensemble_images": 10, "stop_images": 4, "default_images": 10, "slices": SLICES, "other_slices": [],
+        "problems": list(NAMES),
         "designs": 20, "workers": 0,
     },
     quick={
@@ -142,7 +146,7 @@ STUDY = Study(
     },
     full={
         "characters": [(angles, noise, 50) for noise in (0.05, 0.1) for angles in (5, 10, 20, 30)],
-        "slices": [*SLICES, (256, "short", 8, False)],
+        "slices": [*SLICES, (256, "short", 8, False)], "other_slices": [33, 66],
     },
 )
 # fmt: on

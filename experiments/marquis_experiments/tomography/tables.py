@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import mean
 from typing import Any
 
@@ -10,6 +11,7 @@ from marquis_experiments.common.metrics import standard_error
 from marquis_experiments.common.page import table, verdict, with_error, yes
 from marquis_experiments.tomography.angles import CHOICES
 from marquis_experiments.tomography.characters import STOPS
+from marquis_experiments.tomography.slices import SLICE
 
 METHODS = {
     "predcp": "**evidence per block, TV-PredCP on the variance**",
@@ -29,6 +31,8 @@ METHODS = {
 EXPECTED = {(20, 0.05): 2.83, (5, 0.1): 1.41}
 """Log densities per pixel of the prototype, which the default has to reach within 0.05."""
 
+SHORT_NAMES = {"predcp": "TV-PredCP", "block": "evidence per block", "dropout": "dropout", "ensemble": "ensemble"}
+
 Rows = list[dict[str, Any]]
 
 
@@ -36,9 +40,10 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return what the page's placeholders stand for."""
     settings = sorted({(row["angles"], row["noise"]) for row in results["linearised"]}, key=lambda s: -s[0])
     main = (20, 0.05) if (20, 0.05) in settings else settings[0]
-    judged = targets(results, main)
+    judged = targets(results, [main, *(setting for setting in settings if setting != main)])
     rows = of_setting(results["linearised"], main)
     slices = results["ct"]
+    finished = next((row for row in long_trainings(slices) if "0.8" in row["reached"]), None)
     planned = max(count for angles, noise, count in results["settings"]["characters"] if (angles, noise) == main)
     return {
         "images": len(rows),
@@ -59,6 +64,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "count": len(judged),
         "psnr": {name: mean(row["psnr"][name] for row in rows) for name in ("fbp", "tv", "dip")},
         "default": {key: mean(column(rows, "predcp", key)) for key in ("log_density", "coverage", "correlation")},
+        "without_floor": mean(column(rows, "predcp", "raw_marginal_log_density")),
         "stop": stop_table(results["stop"]),
         "has_stop": bool(results["stop"]),
         "lengthscales": lengthscale_line(rows),
@@ -67,10 +73,10 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "ct_posterior": slice_posterior_table(slices),
         "has_ct": bool(slices),
         "tv_ahead": tv_ahead(slices),
-        "long": next(
-            (row | {"stopped": row["reached"]["0.8"]} for row in slices if "0.8" in row.get("reached", {})), None
-        ),
+        "long": finished and finished | {"stopped": finished["reached"]["0.8"]},
         "slice_psnr": slices[0]["psnr"] if slices else None,
+        "ahead": {name: ahead_of_tv(slices, name) for name in ("base", "long")},
+        "slices": ", ".join(str(row.get("slice", SLICE)) for row in long_trainings(slices)),
         "has_ct_posterior": any("rows" in row for row in slices),
         "problems": problem_table(results["problem"]),
         "problem_images": len({row["image"] for row in results["problem"]}),
@@ -80,17 +86,41 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             for name in ("blur", "downsampling")
             if (mine := [row for row in results["problem"] if row["problem"] == name])
         },
-        "slice": next((row["rows"] for row in slices if "scalar_predcp" in row.get("rows", {})), None),
+        "narrow_slices": narrow_slices(slices),
         "design": design_table(results["design"]),
         "designs": len(results["design"]),
+        "design_not_shown": not any(shown_better(results["design"], *pair) for pair in product(CHOICES, ("dip", "tv"))),
         "has_design": bool(results["design"]),
         "holds": {
             "dip": yes(judged[0][2]),
             "coverage": yes(judged[2][2]),
-            "order": yes(all(row[2] for row in judged if row[0].startswith("marginal"))),
+            "order": yes(all(row[2] for row in judged if "marginal density" in row[0])),
         },
         "verdict": verdict(len(rows) >= planned, *(row[2] for row in judged), not tv_ahead(slices)),
     }
+
+
+def long_trainings(slices: Rows) -> Rows:
+    """Return the long trainings at 128 pixels, one per slice."""
+    return [row for row in slices if row["training"] == "long" and row["size"] == 128]
+
+
+def ahead_of_tv(slices: Rows, training: str) -> str:
+    """Return by how many decibels the network's images are better than total variation's, over slices."""
+    mine = [row["psnr"] for row in slices if row["training"] == training and row["size"] == 128]
+    return signed([row["dip"] - row["tv"] for row in mine]) if mine else ""
+
+
+def signed(values: Sequence[float]) -> str:
+    """Return a mean difference with its sign, and the standard error where there are several values."""
+    return f"{mean(values):+.2f}" + (f" ± {standard_error(values):.2f}" if len(values) > 1 else "")
+
+
+def narrow_slices(slices: Rows) -> str:
+    """Return what intervals of CT slices cover with TV-PredCP, and without it."""
+    found = [(row["steps"], row["rows"]) for row in slices if "scalar_predcp" in row.get("rows", {})]
+    pairs = [(steps, rows["scalar_predcp"]["coverage"], rows["scalar"]["coverage"]) for steps, rows in found]
+    return ", ".join(f"{narrow:.2f} instead of {wide:.2f} after {steps} steps" for steps, narrow, wide in pairs)
 
 
 def tv_ahead(slices: Rows) -> bool:
@@ -146,10 +176,19 @@ def quality_table(rows: Rows, settings: Sequence[tuple[int, float]]) -> str:
     return table([*head, "DIP better by"], lines)
 
 
-def targets(results: dict[str, Any], main: tuple[int, float]) -> list[tuple[str, str, bool]]:
-    """Judge what was set before the run; a difference counts by its mean, its standard error is shown."""
-    rows = of_setting(results["linearised"], main)
-    merged = all_rows(results, main)
+def targets(results: dict[str, Any], settings: Sequence[tuple[int, float]]) -> list[tuple[str, str, bool]]:
+    """Judge what was set before the run, at every setting; a difference counts by its mean, with its standard error."""
+    judged = []
+    for angles, noise in settings:
+        place = f"{angles} angles, {100 * noise:g} %: "
+        judged += [(place + text, shown, met) for text, shown, met in targets_at(results, (angles, noise))]
+    return judged
+
+
+def targets_at(results: dict[str, Any], setting: tuple[int, float]) -> list[tuple[str, str, bool]]:
+    """Judge the targets at one number of angles and level of noise."""
+    rows = of_setting(results["linearised"], setting)
+    merged = all_rows(results, setting)
     tv_ahead = [row["psnr"]["tv"] - row["psnr"]["fbp"] for row in rows]
     dip_ahead = [row["psnr"]["dip"] - row["psnr"]["tv"] for row in rows]
     density = column(rows, "predcp", "log_density")
@@ -162,20 +201,15 @@ def targets(results: dict[str, Any], main: tuple[int, float]) -> list[tuple[str,
         ("correlation of error and std at least 0.65", with_error(correlation, 2), mean(correlation) >= 0.65),
         ("noise variance within 0.9 to 1.15 of the truth", with_error(noise, 2), 0.9 <= mean(noise) <= 1.15),
     ]
-    if main in EXPECTED:
-        wanted = EXPECTED[main] - 0.05
+    if setting in EXPECTED:
+        wanted = EXPECTED[setting] - 0.05
         judged.append((f"log density at least {wanted:.2f}", with_error(density, 2), mean(density) >= wanted))
-    few = column(of_setting(results["linearised"], (5, 0.1)), "predcp", "log_density")
-    if few:
-        wanted = EXPECTED[5, 0.1] - 0.05
-        judged.append((f"5 angles, 10 %: log density at least {wanted:.2f}", with_error(few, 2), mean(few) >= wanted))
-    names = {"predcp": "TV-PredCP", "block": "evidence per block", "dropout": "dropout", "ensemble": "ensemble"}
     for better, worse in (("predcp", "block"), ("block", "dropout"), ("dropout", "ensemble")):
         pairs = [row["rows"] for row in merged if better in row["rows"] and worse in row["rows"]]
         if pairs:
             ahead = [row[better]["marginal_log_density"] - row[worse]["marginal_log_density"] for row in pairs]
-            text = f"marginal density: {names[better]} at least {names[worse]}"
-            judged.append((text, f"{with_error(ahead, 2)} (n = {len(pairs)})", mean(ahead) >= 0))
+            text = f"marginal density: {SHORT_NAMES[better]} at least {SHORT_NAMES[worse]}"
+            judged.append((text, with_error(ahead, 2), mean(ahead) >= 0))
     return judged
 
 
@@ -216,6 +250,7 @@ def slice_table(rows: Rows) -> str:
     }
     lines = [
         [
+            row.get("slice", SLICE),
             f"{row['size']} pixels, {row['angles']} angles: {titles[row['training']]}",
             *(f"{row['psnr'][name]:.1f}" for name in ("fbp", "tv", "dip", "dip_best_step")),
             f"{row['residual']:.2f}",
@@ -223,7 +258,8 @@ def slice_table(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return table(["training", "FBP", "TV (best weight)", "DIP", "DIP, best step", "residual / σ²", "training"], lines)
+    head = ["slice", "training", "FBP", "TV (best weight)", "DIP", "DIP, best step", "residual / σ²", "time"]
+    return table(head, lines)
 
 
 def clock(row: dict[str, Any]) -> str:
@@ -239,7 +275,7 @@ def slice_posterior_table(rows: Rows) -> str:
         for name, scores in row.get("rows", {}).items():
             lines.append(
                 [
-                    f"{row['size']} pixels, {titles[name]}",
+                    f"{row['size']} pixels, {row['steps']} steps, {titles[name]}",
                     f"{scores['weight_variance']:.3g}",
                     f"{scores['mean_std']:.3f}",
                     f"{scores['coverage']:.3f}",
@@ -271,6 +307,17 @@ def problem_table(rows: Rows) -> str:
     return table(head, lines)
 
 
+def against_equidistant(rows: Rows, choice: str, method: str) -> list[float]:
+    """Return the PSNR by chosen angles minus that by equidistant ones, image by image."""
+    return [row[method][choice] - row[method]["equidistant"] for row in rows]
+
+
+def shown_better(rows: Rows, choice: str, method: str) -> bool:
+    """Return whether chosen angles are better than equidistant ones by more than two standard errors."""
+    differences = against_equidistant(rows, choice, method)
+    return len(differences) > 1 and mean(differences) > 2 * standard_error(differences) > 0
+
+
 def design_table(rows: Rows) -> str:
     """Return PSNR from ten angles by how the last five were chosen, and paired differences from equidistant ones."""
     if not rows:
@@ -280,9 +327,7 @@ def design_table(rows: Rows) -> str:
         line = [choice]
         for method in ("dip", "tv"):
             line.append(with_error([row[method][choice] for row in rows], 2))
-            differences = [row[method][choice] - row[method]["equidistant"] for row in rows]
-            shown = f"{mean(differences):+.2f} ± {standard_error(differences):.2f}"
-            line.append("" if choice == "equidistant" else shown)
+            line.append("" if choice == "equidistant" else signed(against_equidistant(rows, choice, method)))
         lines.append(line)
     better = "better than equidistant"
     return table(["five more angles", "deep image prior", better, "total variation", better], lines)

@@ -1,4 +1,4 @@
-"""Laplacian autoencoders and their baselines behind one protocol: `encode`, `decode`, `reconstruct`."""
+"""Train Laplacian autoencoders and their baselines behind one protocol: `encode`, `decode`, `reconstruct`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marquis.autoencoders.kinds import KINDS, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder
 from marquis.autoencoders.linearised import LinearisedAutoencoder, linearised
-from marquis.autoencoders.loop import Trained, fit_in_memory
+from marquis.autoencoders.loop import TrainingResult, fit_in_memory
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, fit_posthoc, from_posterior
@@ -18,6 +18,7 @@ from marquis.autoencoders.predictions import Estimate, Reconstruction, Uncertain
 from marquis.autoencoders.saving import load, save
 from marquis.autoencoders.training import fit
 from marquis.autoencoders.variational import VariationalAutoencoder
+from marquis.lazy import lazy_names
 
 __all__ = [
     "KINDS",
@@ -34,7 +35,7 @@ __all__ = [
     "ModelSpec",
     "PosteriorAutoencoder",
     "Reconstruction",
-    "Trained",
+    "TrainingResult",
     "UncertainAutoencoder",
     "UnitDropout",
     "VariationalAutoencoder",
@@ -48,3 +49,5 @@ __all__ = [
     "load",
     "save",
 ]
+
+__getattr__ = lazy_names(__name__, {"TrainingResult": "loop"}, {"Trained": "TrainingResult"})

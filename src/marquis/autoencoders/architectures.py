@@ -1,4 +1,4 @@
-"""Encoders and decoders: the paper's by name, and a pair for data of any shape. All tanh, linear at code and output."""
+"""Build encoders and decoders: the paper's by name, and pairs for data of any shape, all with tanh."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.network import seeded
 from marquis.choices import choose
 from marquis.errors import DataError
@@ -25,6 +26,7 @@ CHANNELS = (32, 32, 64, 64, 64)
 """Channels of the convolutions, from the data inwards (docs/method/autoencoders.md#architectures)."""
 
 
+@checked
 def build(
     name_or_shape: str | Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
 ) -> Pair:
@@ -54,6 +56,7 @@ def build(
         return NAMES[name](latent, width)
 
 
+@checked
 def for_data(
     shape: Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
 ) -> Pair:
@@ -168,10 +171,12 @@ def _perceptron(sizes: Sequence[int]) -> list[nn.Module]:
 
 
 def _scaled(sizes: Sequence[int], width: float) -> tuple[int, ...]:
+    """Return layer sizes multiplied by the width factor, at least 1 each."""
     return tuple(max(1, round(size * width)) for size in sizes)
 
 
 def _check(latent: int, width: float) -> None:
+    """Refuse an empty code and a factor that is not positive."""
     if latent < 1:
         raise DataError(f"latent={latent}: a code has at least one number.")
     if not 0 < width < math.inf:

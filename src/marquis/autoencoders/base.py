@@ -1,4 +1,4 @@
-"""The base class of all autoencoders: the protocol `encode`, `decode`, `reconstruct`, and training."""
+"""Define the base class of all autoencoders: the protocol `encode`, `decode`, `reconstruct`, and training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from marquis.arguments import LARGEST_COUNT, checked
 from marquis.autoencoders.inputs import DataInputs, Missing, inputs_of
 from marquis.autoencoders.network import parts_of
-from marquis.autoencoders.predictions import Average, Draw, Estimate, Moments, Output, Reconstruction
+from marquis.autoencoders.predictions import Average, Draw, Estimate, Output, Reconstruction, SampleMoments
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.checks import naming_shape
@@ -61,6 +61,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
             then ones and zeros.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,
@@ -155,7 +156,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
             keep: Also return the samples themselves.
         """
         inputs = self.inputs(*self._filled(x))
-        moments = Moments(keep, self.mean_code(inputs))
+        moments = SampleMoments(keep, self.mean_code(inputs))
         for draw in self._counted(samples, generator):
             moments.add(draw.encode(inputs))
         return moments.estimate()
@@ -170,7 +171,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
-        moments = Moments(keep, self.mean_output(z))
+        moments = SampleMoments(keep, self.mean_output(z))
         for draw in self._counted(samples, generator):
             output = draw.decode(z)
             moments.add(output.mean, output.noise_variance)
@@ -187,7 +188,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         inputs = self.inputs(x, mask)
         code = self.mean_code(inputs)
         output = None if code is None else self.mean_output(code)
-        latent, moments = Moments(keep, code), Moments(keep, output)
+        latent, moments = SampleMoments(keep, code), SampleMoments(keep, output)
         log_mean = expected = x.new_zeros(len(x))
         for number, draw in enumerate(self._counted(samples, generator)):
             z, output = draw.reconstruct(inputs)
@@ -222,6 +223,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
     def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+        """Yield samples of the model in evaluation mode, after a check of their number."""
         if not 1 <= samples <= LARGEST_COUNT:
             raise DataError(f"samples={samples}: at least one sample, at most {LARGEST_COUNT}.")
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results

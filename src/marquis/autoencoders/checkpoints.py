@@ -1,4 +1,4 @@
-"""What makes an interrupted training go on as if nothing had happened: checkpoints at the end of every epoch."""
+"""Write checkpoints at the end of every epoch, so that an interrupted training resumes to the same result."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class FolderWatch(Callback):
 
 
 class PlateauSteps(Callback):
-    """Steps `ReduceLROnPlateau` before the checkpoint of an epoch is written.
+    """Step `ReduceLROnPlateau` before the checkpoint of an epoch is written.
 
     Lightning steps it afterwards, so that a resumed run would have missed one step.
     """
@@ -193,6 +193,6 @@ class RandomStream(Callback):
         self.seed = seed
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the epoch's stream."""
+        """Seed the random stream of the epoch."""
         sequence = np.random.SeedSequence([self.seed, trainer.current_epoch, trainer.global_rank])
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: a network thinned at random is a sample of the model."""
+"""Sample autoencoders by Monte Carlo dropout: a network thinned at random is a sample of the model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.predictions import Draw, Output
@@ -33,6 +34,7 @@ class UnitDropout(nn.Module):
     seed: int | None = None
     source: torch.Generator | None = None
 
+    @checked
     def __init__(self, p: float = 0.2) -> None:
         super().__init__()
         if not 0 <= p < 1:
@@ -77,6 +79,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,

@@ -1,4 +1,4 @@
-"""An ensemble of plain autoencoders with different initial weights."""
+"""Join plain autoencoders with different initial weights into an ensemble."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
@@ -41,6 +42,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,
@@ -60,6 +62,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         self.others = nn.ModuleList([reinitialised(start, member_seed) for member_seed in seeds])
 
     @classmethod
+    @checked
     def of(
         cls,
         members: Sequence[_Pair],

@@ -1,4 +1,4 @@
-"""The metrics of a training as a table with one row per epoch."""
+"""Write the metrics of a training as a table with one row per epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEW_NAMES = {"temperature": "effective_temperature"}
 
 
 class EpochTable(Callback):
-    """Collect what was logged and writes `metrics.csv` anew after every epoch.
+    """Collect what was logged and write `metrics.csv` anew after every epoch.
 
     The rows are part of the checkpoints, so that a resumed run neither repeats nor loses any; Lightning's own logger
     deletes the file when it resumes.
@@ -120,9 +120,11 @@ def _checksum(names: list[str], values: list[str]) -> str:
 
 
 def _with_new_names(row: Row) -> Row:
+    """Return a row with the present names of its columns."""
     return {NEW_NAMES.get(name, name): value for name, value in row.items()}
 
 
 def _line(row: Row) -> str:
+    """Return one line of text about an epoch."""
     shown = [f"{name} {row[name]:.5g}" for name in ("train_loss", "validation_loss") if name in row]
     return f"epoch {int(row['epoch'])}: {', '.join(shown)} ({row['seconds']:.1f} s)"

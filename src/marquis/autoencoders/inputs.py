@@ -1,4 +1,4 @@
-"""The data of a batch, checked, with zeros at missing entries: what encoders take."""
+"""Check the data of a batch and fill its missing entries with zeros, as encoders take them."""
 
 from __future__ import annotations
 

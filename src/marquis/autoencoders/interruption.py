@@ -1,4 +1,4 @@
-"""Ctrl-C in training: it stops after the batch, not in the middle of whatever is going on."""
+"""Stop a training on Ctrl-C at the end of a batch, not in the middle of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of autoencoders by name, and the description from which a model is built, saved and built again."""
+"""List the kinds of autoencoders by name, and describe how a model is built, saved and built again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from marquis.arguments import checked_methods
 from marquis.autoencoders import architectures
 from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder
@@ -85,6 +86,7 @@ def find_kind(name: str) -> Kind:
     return KINDS[choose("kind of autoencoder", name, KINDS)]
 
 
+@checked_methods
 @dataclass(frozen=True)
 class ModelSpec:
     """Describe a model so that it can be built again; the weights are kept apart.
@@ -136,7 +138,7 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> ModelSpec:
-        """Return what `as_json` described; also what earlier versions wrote."""
+        """Return the description that `as_json` wrote, also in earlier versions."""
         options = dict(held["options"])
         if held["kind"] == "lae":
             options = {NEW_NAMES.get(name, name): value for name, value in options.items()}
@@ -166,6 +168,7 @@ class ModelSpec:
             return sum(p.numel() for network in self._pair(None) for p in network.parameters())
 
     def _pair(self, seed: int | None) -> tuple[nn.Module, nn.Module]:
+        """Build encoder and decoder, the latter with a second network for the noise where it is predicted."""
         encoder, decoder = self._plain_pair(seed)
         if self.likelihood != "heteroscedastic":
             return encoder, decoder
@@ -173,6 +176,7 @@ class ModelSpec:
             return encoder, PredictedNoise(decoder)
 
     def _plain_pair(self, seed: int | None) -> architectures.Pair:
+        """Build encoder and decoder by the architecture's name, or for the shape of the data."""
         kind = match_choice(self.architecture, BUILT)
         if kind is None:
             return architectures.build(self.architecture, self.latent, self.width, seed=seed)

@@ -1,4 +1,4 @@
-"""The Laplacian autoencoder: its weights are a Gaussian that is learnt while it trains."""
+"""Define the Laplacian autoencoder, whose weights are a Gaussian that is learnt while it trains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.learnt_variance import PredictedNoise
@@ -17,11 +18,12 @@ from marquis.errors import DataError
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.online.learner import OnlineLaplace
 from marquis.online.settings import NEW_NAMES, OnlineSettings
-from marquis.options import rename_options, renamed_arguments, takes_options, warn_renamed
+from marquis.options import rename_options, renamed_arguments, renamed_attributes, takes_options
 from marquis.posterior import Posterior
 from marquis.randomness import new_seed
 
 
+@renamed_attributes(temperature="effective_temperature")
 @takes_options(OnlineSettings)
 class LaplacianAutoencoder(BaseAutoencoder):
     """Train the Laplacian autoencoder (Miani et al. 2022, section 3; docs/method/autoencoders.md) with Lightning.
@@ -50,6 +52,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         **options: Fields of `OnlineSettings`; None keeps the preset's value.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,
@@ -71,7 +74,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
         # In a tuple, so that torch does not list the same parameters under a second name.
         self._joined = (EncoderDecoder(encoder, decoder),)
-        self._likelihood_given = likelihood
+        self._likelihood_argument = likelihood
         self._seed = new_seed(generator)
         options = rename_options(options, NEW_NAMES, "LaplacianAutoencoder")
         self._options = {"preset": preset, **options}
@@ -96,9 +99,10 @@ class LaplacianAutoencoder(BaseAutoencoder):
         return made
 
     def _make(self, num_data: int) -> OnlineLaplace:
+        """Return a new online learner of the joined networks."""
         seeded = torch.Generator().manual_seed(self._seed)
         return OnlineLaplace(
-            self._joined[0], self._likelihood_given, num_data=num_data, generator=seeded, **self._options
+            self._joined[0], self._likelihood_argument, num_data=num_data, generator=seeded, **self._options
         )
 
     @property
@@ -133,12 +137,6 @@ class LaplacianAutoencoder(BaseAutoencoder):
         """Return the effective temperature: 1 is the Laplace posterior, less is colder."""
         return self._learner().effective_temperature
 
-    @property
-    def temperature(self) -> float:
-        """Return `effective_temperature`, by its deprecated name."""
-        warn_renamed("LaplacianAutoencoder.temperature", "effective_temperature")
-        return self.effective_temperature
-
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield networks with weights sampled from the posterior learnt so far."""
         if self.online is None and self._trainer is not None and self.trainer.sanity_checking:
@@ -150,6 +148,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
             yield self.draw_at(online.draw(source))
 
     def _learner(self) -> OnlineLaplace:
+        """Return the online learner; raise before training."""
         if self.online is None:
             raise DataError("this Laplacian autoencoder is not trained yet: train it, or pass num_data=.")
         return self.online

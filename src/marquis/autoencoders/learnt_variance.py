@@ -1,4 +1,4 @@
-"""The autoencoder with learnt variance: a second decoder predicts the logarithm of the noise."""
+"""Define the autoencoder with learnt variance, in which a second decoder predicts the logarithm of the noise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import reinitialised
@@ -67,6 +68,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,

@@ -1,4 +1,4 @@
-"""The linearised autoencoder: samples are linear functions of the weights, tangent to the network at their mean."""
+"""Linearise an autoencoder: its samples are linear functions of the weights, tangent to the network at their mean."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
+from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
@@ -62,9 +64,11 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
         )
 
     def _code(self, weights: Weights, x: Tensor) -> Tensor:
+        """Return the code of `x` at these weights."""
         return _call(self.encoder, parts_of(weights, self.encoder, self.decoder)[0], x)
 
     def _decoded(self, weights: Weights, z: Tensor) -> Tensor:
+        """Return the decoder's outputs for codes at these weights."""
         return _call(self.decoder, parts_of(weights, self.encoder, self.decoder)[1], z)
 
     def _code_and_output(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,8 +84,9 @@ def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
 
 
 @renamed_arguments(**NEW_NAMES)
+@checked
 def linearised(
-    model: LaplacianAutoencoder | PosteriorAutoencoder, posterior_temperature: float | Literal["laplace"] | None = None
+    model: BaseAutoencoder, posterior_temperature: float | Literal["laplace"] | None = None
 ) -> LinearisedAutoencoder:
     """Return the model with its predictive linearised at the mean weights (docs/method/autoencoders.md).
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import PLATEAU, BaseAutoencoder
 from marquis.autoencoders.checkpoints import restore_state, state_of
 from marquis.autoencoders.epoch_table import Row
@@ -20,7 +21,7 @@ VALIDATION_BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """Hold the outcome of a training.
 
     Attributes:
@@ -40,6 +41,7 @@ class Trained:
     out: Path | None = None
 
 
+@checked
 def fit_in_memory(
     model: BaseAutoencoder,
     x: Tensor,
@@ -53,7 +55,7 @@ def fit_in_memory(
     mask_fraction: float = 0.0,
     generator: torch.Generator | None = None,
     report: Callable[[str], None] | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Train an autoencoder in place on rows that fit into memory; its best weights are restored at the end.
 
     Loss, optimiser, learning rate schedule, validation loss and stopping rule are those of `fit`, which adds
@@ -109,7 +111,7 @@ def fit_in_memory(
     if best is not None:
         restore_state(model, best)
     loss = None if held_out is None else rule.best_loss
-    return Trained(len(rows), rule.best_epoch, loss, rule.exhausted, rows)
+    return TrainingResult(len(rows), rule.best_epoch, loss, rule.exhausted, rows)
 
 
 def hidden_entries(x: Tensor, fraction: float, generator: torch.Generator | None) -> Tensor:

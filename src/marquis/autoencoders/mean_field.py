@@ -1,4 +1,4 @@
-"""Bayes by Backprop on an autoencoder: the mean-field VI of `marquis.variational`, nothing else."""
+"""Train an autoencoder by Bayes by Backprop, the mean-field VI of `marquis.variational`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.network import EncoderDecoder
@@ -39,6 +40,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         **options: Options of `MeanFieldVI`: `prior_scale`, `tempering`, `multiplier`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,

@@ -1,4 +1,4 @@
-"""Encoder and decoder joined into one network, as curvature and posteriors take it; copies with fresh weights."""
+"""Join encoder and decoder into one network, as curvature and posteriors take it, and copy it with fresh weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.errors import UnsupportedOperationError
 
 
 class EncoderDecoder(nn.Module):
     """Compute `decoder(encoder(x))`, with parameters named `encoder.*` and `decoder.*`."""
 
+    @checked
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
@@ -27,7 +29,7 @@ class EncoderDecoder(nn.Module):
 def parts_of(
     weights: Mapping[str, Tensor], encoder: nn.Module, decoder: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights that are named as in `EncoderDecoder`, for the encoder and for the decoder, as `at_state` takes them.
+    """Split weights named as in `EncoderDecoder` into those of encoder and decoder, as `call_module` takes them.
 
     A parameter that both use has one name in `EncoderDecoder`, its first, and goes to both.
     """

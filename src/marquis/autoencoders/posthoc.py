@@ -1,4 +1,4 @@
-"""A posterior over a trained autoencoder's weights, behind the same protocol as the models that train with one."""
+"""Give a trained autoencoder a posterior over its weights, behind the same protocol as models that train with one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, inputs_of
 from marquis.autoencoders.network import EncoderDecoder
@@ -28,6 +29,7 @@ class PosteriorAutoencoder(BaseAutoencoder):
         laplace: The Laplace approximation it came from, if it came from one.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,
@@ -58,6 +60,7 @@ class PosteriorAutoencoder(BaseAutoencoder):
         )
 
 
+@checked
 def from_posterior(
     encoder: nn.Module,
     decoder: nn.Module,
@@ -85,8 +88,9 @@ def from_posterior(
     return PosteriorAutoencoder(encoder, decoder, gaussian, likelihood, laplace=laplace, missing=missing)
 
 
+@checked
 def fit_posthoc(
-    autoencoder: Autoencoder,
+    autoencoder: BaseAutoencoder,
     loader: Iterable[Any],
     structure: str = "diagonal",
     estimator: str | None = None,
@@ -164,6 +168,7 @@ class _Reconstructing:
 
 
 def _require_fit(network: EncoderDecoder, posterior: Posterior) -> None:
+    """Refuse a posterior over parameters that the networks do not have."""
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     wrong = [name for name, mean in posterior.mean.items() if shapes.get(name) != tuple(mean.shape)]
     if wrong:

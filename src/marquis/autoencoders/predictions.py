@@ -1,4 +1,4 @@
-"""Predictions of an uncertain autoencoder: mean and variance over its samples, computed in constant memory."""
+"""Hold predictions of an uncertain autoencoder: mean and variance over its samples, computed in constant memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Estimate:
 
     @property
     def std(self) -> Tensor:
-        """Square root of `variance`."""
+        """Return the standard deviation, the square root of `variance`."""
         return self.variance.sqrt()
 
 
@@ -108,7 +108,7 @@ class Draw(NamedTuple):
         return z, self.decode(z)
 
 
-class Moments:
+class SampleMoments:
     """Update mean and variance by Welford's rule: stable, one pass, memory of two tensors."""
 
     def __init__(self, keep: bool = False, mean: Tensor | None = None) -> None:

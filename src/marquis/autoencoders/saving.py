@@ -1,4 +1,4 @@
-"""A finished autoencoder as one safetensors file: weights, posterior, noise, how to build it. Loading runs no code."""
+"""Save a finished autoencoder as one safetensors file that loads without running code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.kinds import OWN, ModelSpec, find_kind
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
@@ -19,13 +20,12 @@ from marquis.autoencoders.posthoc import PosteriorAutoencoder, from_posterior
 from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.laplace import Laplace
-from marquis.laplace.file_format import pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
+from marquis.laplace.file_format import State, pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
 
 FILE_KIND = "autoencoder"
-State = tuple[dict[str, Any], dict[str, Tensor]]
-"""What JSON can hold, and tensors."""
 
 
+@checked
 def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) -> None:
     """Write a trained model to a safetensors file, atomically.
 
@@ -50,6 +50,7 @@ def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) 
     save_tensors(Path(path), FILE_KIND, {"spec": described, "extra": extra}, tensors)
 
 
+@checked
 def load(
     path: str | os.PathLike[str], networks: tuple[nn.Module, nn.Module] | None = None
 ) -> tuple[BaseAutoencoder, ModelSpec]:
@@ -68,7 +69,10 @@ def load(
     """
     _, header, tensors = load_tensors(Path(path), (FILE_KIND,))
     try:
-        spec = _unpack_spec(header["spec"], tensors)
+        try:
+            spec = _unpack_spec(header["spec"], tensors)
+        except DataError as error:
+            raise DataError(f"{path} does not describe an autoencoder ({error}): corrupt?") from error
         weights = split_prefix(tensors, "model.")
         if networks is None and spec.architecture != OWN:
             _require_size(spec, weights, path)
@@ -83,6 +87,7 @@ def load(
 
 
 def _pack_spec(spec: ModelSpec) -> State:
+    """Return a model's description as JSON values, and the tensors of a likelihood that is an object."""
     described = spec.as_json()
     if isinstance(spec.likelihood, str):
         return described, {}
@@ -96,6 +101,7 @@ def _pack_spec(spec: ModelSpec) -> State:
 
 
 def _unpack_spec(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelSpec:
+    """Build the description that `_pack_spec` returned."""
     likelihood = described["likelihood"]
     if not isinstance(likelihood, str):
         likelihood = unpack_likelihood(likelihood, split_prefix(tensors, "spec."))
@@ -179,6 +185,7 @@ def _require_size(spec: ModelSpec, weights: Mapping[str, Tensor], path: Any) -> 
 
 
 def _put_weights(model: BaseAutoencoder, weights: Mapping[str, Tensor], path: Any) -> None:
+    """Load weights into a model; refuse those that do not fit, by name."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))

@@ -1,4 +1,4 @@
-"""Training data dealt out to several processes so that together they see the batches that one process would see."""
+"""Split training data among processes, so that their batches together are those of a single process."""
 
 from __future__ import annotations
 

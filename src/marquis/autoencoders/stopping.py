@@ -1,4 +1,4 @@
-"""The stopping rule of a training: which epoch is the best, and when to stop."""
+"""Decide which epoch of a training is the best, and when to stop."""
 
 from __future__ import annotations
 

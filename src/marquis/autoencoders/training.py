@@ -17,6 +17,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
+from marquis.arguments import checked
 from marquis.autoencoders.checkpoints import (
     MONITOR,
     EpochCheckpoints,
@@ -29,17 +30,18 @@ from marquis.autoencoders.checkpoints import (
 )
 from marquis.autoencoders.epoch_table import EpochTable
 from marquis.autoencoders.interruption import Interruption
-from marquis.autoencoders.loop import Trained
+from marquis.autoencoders.loop import TrainingResult
 from marquis.autoencoders.sharding import SharedData
 from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError, StorageError
 from marquis.io.atomic import remove_leftovers, storage_errors
-from marquis.io.lock import exclusive
+from marquis.io.lock import exclusive, is_first_process
 from marquis.io.previous import any_generation, read_newest
 
 CHECKPOINTS, METRICS, TENSORBOARD = "checkpoints", "metrics.csv", "tensorboard"
 
 
+@checked
 def fit(
     model: LightningModule,
     data_module: LightningDataModule,
@@ -57,7 +59,7 @@ def fit(
     tensorboard: bool | None = None,
     callbacks: Sequence[Callback] = (),
     **trainer_options: Any,
-) -> Trained:
+) -> TrainingResult:
     """Train an autoencoder; its best weights are restored at the end (docs/method/autoencoders.md#baselines).
 
     Early stopping on `validation_loss` (ten samples of fixed seed), `metrics.csv`, TensorBoard logs, a checkpoint at
@@ -95,7 +97,7 @@ def fit(
     _check(max_epochs, seed, kept, resume)
     with storage_errors(checkpoints):
         checkpoints.mkdir(parents=True, exist_ok=True)
-    on_terminal = sys.stdout.isatty()
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
     interruption, watch = Interruption(), FolderWatch(checkpoints)
     ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, kept, interruption]
@@ -141,13 +143,13 @@ def fit(
         raise DataError("the validation loss was never finite: training diverged. Lower the learning rate.")
     epoch = restore(model, kept.best)  # that of the rule, unless its file is damaged
     best = table.rows[epoch].get(MONITOR) if 0 <= epoch < len(table.rows) else None
-    return Trained(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
+    return TrainingResult(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
 
 
 @contextlib.contextmanager
 def _only_writer(out: Path) -> Iterator[None]:
     """Let the first process hold the folder's lock, and remove what killed processes left there."""
-    if getattr(rank_zero_only, "rank", 0) != 0:
+    if getattr(rank_zero_only, "rank", 0) != 0 or not is_first_process():
         yield
         return
     with exclusive(out, "a training", again=True):
@@ -157,6 +159,7 @@ def _only_writer(out: Path) -> Iterator[None]:
 
 
 def _check(max_epochs: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
+    """Refuse wrong numbers, and a folder that holds a training which is not to be resumed."""
     for name, value, least in (("max_epochs", max_epochs, 1), ("seed", seed, 0)):
         if value < least:
             raise DataError(f"{name}={value}: at least {least}.")

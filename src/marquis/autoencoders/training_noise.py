@@ -1,4 +1,4 @@
-"""Random numbers for training that are a function of a seed and a count, both of which checkpoints keep."""
+"""Make random numbers for training that are a function of a seed and a count, both of which checkpoints keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variational autoencoder: two encoders, two decoders, and the evidence bound per example."""
+"""Define the variational autoencoder: two encoders, two decoders, and the evidence lower bound of each example."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
@@ -49,6 +50,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: nn.Module,
@@ -83,6 +85,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return self._code(self.inputs(x, mask))
 
     def _code(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return μ and log σ of the code for the encoders' inputs."""
         return self.encoder(inputs), self.sigma_encoder(inputs)
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -93,6 +96,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return (self.kl_weight * kl_to_prior(mu, log_sigma) - fit).mean()
 
     @torch.no_grad()
+    @checked
     def elbo(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
         """Estimate the evidence bound `E_q log p(x|z) - KL <= log p(x)` per example, `[B]`, whatever `kl_weight`.
 
@@ -103,6 +107,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return torch.stack(fit).mean(0) - kl_to_prior(*self.code(x, mask))
 
     @torch.no_grad()
+    @checked
     def log_marginal(self, x: Tensor, samples: int = 1000, *, generator: torch.Generator | None = None) -> Tensor:
         """Estimate `log p(x)` per example, `[B]`, by importance sampling from `q(z|x)` (Burda et al. 2016).
 
@@ -142,6 +147,7 @@ class VariationalAutoencoder(BaseAutoencoder):
             yield Draw(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
 
     @torch.no_grad()
+    @checked
     def encode(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
@@ -149,6 +155,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         estimate = super().encode(x, samples if keep else 1, generator=generator, keep=keep)
         return self._exact(estimate, x, samples)
 
+    @checked
     def decode(
         self, z: Tensor, samples: int = 1, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
@@ -156,6 +163,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return super().decode(z, min(samples, 1), generator=generator, keep=keep)
 
     @torch.no_grad()
+    @checked
     def reconstruct(
         self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
@@ -164,11 +172,13 @@ class VariationalAutoencoder(BaseAutoencoder):
         return replace(estimate, latent=self._exact(estimate.latent, x, samples))
 
     def _exact(self, latent: Estimate, x: Tensor, samples: int) -> Estimate:
+        """Return the estimate of a code with its exact mean and variance."""
         with evaluation_mode(self):
             mu, log_sigma = self.code(*self._filled(x))
         return replace(latent, mean=mu, variance=(2 * log_sigma).exp(), draws=samples)
 
     @torch.no_grad()
+    @checked
     def sample(
         self, n: int, generator: torch.Generator | None = None, *, latent: int | None = None, noise: bool = True
     ) -> Tensor:
@@ -189,6 +199,7 @@ class VariationalAutoencoder(BaseAutoencoder):
         return self.likelihood.sample(f, generator) if noise else self.output(f).mean
 
     def _outputs(self, z: Tensor) -> Tensor:
+        """Return the decoder's outputs for codes, with the log variance where it is learnt."""
         if self.variance_decoder is None:
             return self.decoder(z)
         return mean_and_variance(self.decoder(z), self.variance_decoder(z), self.min_log_sigma)

@@ -1,4 +1,4 @@
-"""The `marquis` command.
+"""Define the `marquis` command.
 
 Nothing heavy is imported until a command runs: `marquis --help` must answer at once.
 """

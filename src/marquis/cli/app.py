@@ -1,4 +1,4 @@
-"""The root command, its options, and how errors become exit codes.
+"""Define the root command and its options, and turn errors into exit codes.
 
 Exit codes: 0 all went well; 1 a `StorageError` (disk full, read-only, in use), printed in one line, or a bug of ours
 (with a traceback, please report it); 2 wrong usage, such as a path that cannot exist, or any other `MarquisError`,
@@ -127,5 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(message: str, code: int) -> None:
+    """Print a message to standard error and exit."""
     print(message, file=sys.stderr)
     sys.exit(code)

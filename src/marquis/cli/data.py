@@ -1,4 +1,4 @@
-"""`marquis data list | fetch | check`."""
+"""Define `marquis data list | fetch | check`."""
 
 from __future__ import annotations
 

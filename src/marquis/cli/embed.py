@@ -1,4 +1,4 @@
-"""`marquis embed RUN FILE`."""
+"""Define `marquis embed RUN FILE`."""
 
 from __future__ import annotations
 

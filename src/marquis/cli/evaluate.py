@@ -1,4 +1,4 @@
-"""`marquis evaluate RUN [--ood NAME|PATH]`."""
+"""Define `marquis evaluate RUN [--ood NAME|PATH]`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ def evaluate(
     seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing results.")] = False,
 ) -> None:
-    """Evaluate a model on held-out rows; with --ood, evaluate how well it detects out-of-distribution data."""
+    """Evaluate a model on held-out rows; with --ood, evaluate how well it detects out-of-distribution data.
+
+    A report.html of the run is written anew, with the results of --ood and what they mean.
+    """
     from marquis.cli.held_out import held_out_metrics
     from marquis.cli.outputs import require_free, write_figure
     from marquis.errors import DataError
     from marquis.io.atomic import write_json
+    from marquis.report.comparison import REPORT
     from marquis.run import Run
     from marquis.run.rows import at_random
 
@@ -75,6 +79,10 @@ def evaluate(
         typer.echo(f"written: {figure}")
     write_json(table, result)
     typer.echo(f"written: {table}")
+    if ood is not None and out is None and (run / REPORT).is_file():
+        from marquis.report import write_report
+
+        typer.echo(f"written: {write_report(run)}")
 
 
 def _ood_figure(result: OodResult, in_distribution: str, out_of_distribution: str) -> Any:
@@ -105,4 +113,5 @@ def _ood_figure(result: OodResult, in_distribution: str, out_of_distribution: st
 
 
 def _title(score: str) -> str:
+    """Return the name of a score for titles."""
     return "negative log-likelihood" if score == "nll" else score.replace("_", " ")

@@ -1,4 +1,4 @@
-"""`marquis explore RUN [RUN2]`."""
+"""Define `marquis explore RUN [RUN2]`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def explore(
         size = export_page(workspace, export).stat().st_size
         typer.echo(f"written: {export} ({size / 1e6:.1f} MB)")
         return
-    from marquis.explorer.serve import Server
+    from marquis.explorer.server import Server
 
     server = Server(workspace, port, host)
     typer.echo(f"{server.url}  (Ctrl-C ends it)")

@@ -1,4 +1,4 @@
-"""Metrics of a model on rows that it was not trained on."""
+"""Compute metrics of a model on rows that it was not trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`marquis impute RUN FILE --out FILE`."""
+"""Define `marquis impute RUN FILE --out FILE`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def impute(
     automatic = method is None and rounds is None
     method = _checked_method(method or "two-stage", **options)
     from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, require_free
-    from marquis.cli.table_estimator import imputed, is_for_estimator
+    from marquis.cli.table_estimator import imputed, is_for_estimator, write_imputed
     from marquis.errors import DataError, MarquisError
     from marquis.run import Run
 
@@ -98,27 +98,33 @@ def impute(
         method = "estimator"
     if method == "estimator" and not is_for_estimator(opened):
         raise DataError("--method estimator is for tables of runs of lae with the gaussian likelihood")
+    if method != "estimator" and opened.categories:
+        raise DataError(f"--method {method} is for numbers; a table with categories is filled by a run of lae")
     require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header, allow_missing=True)
     missing = _missing(rows, hide)
-    if out.suffix.lower() in TABLES:
+    if out.suffix.lower() in TABLES and not opened.categories:
         _check_names(rows, missing)
 
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    found = None
+    by_estimator = None
     if method == "estimator":
         opened.model()  # refuses a run that is not finished or damaged
         try:
-            found = imputed(opened, rows, samples, seed)
+            by_estimator = imputed(opened, rows, samples, seed)
         except MarquisError as problem:
-            if not automatic:
+            if not automatic or opened.categories:
                 raise
             typer.echo(f"marquis: warning: {problem} So --method two-stage is used.", err=True)
             method = "two-stage"
-    if found is not None:
-        parts = (torch.as_tensor(part) for part in (found.mean, found.std, found.samples))
+    if by_estimator is not None and opened.categories:
+        count = write_imputed(out, rows, by_estimator)
+        typer.echo(f"filled {count} of {by_estimator.missing.size} entries; written: {out}")
+        return
+    if by_estimator is not None:
+        parts = (torch.as_tensor(part) for part in (by_estimator.mean, by_estimator.std, by_estimator.samples))
         _write(out, rows, missing, *parts)
         typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
         return
@@ -154,6 +160,7 @@ def _checked_method(method: str, **options: object) -> str:
 def _in_two_stages(
     run: Run, rows: Rows, missing: Tensor, rounds: int, samples: int, generator: Generator
 ) -> Imputation:
+    """Impute by the two-stage method, from what this model's missing entries start with."""
     from marquis.tasks import imputation
 
     fill: str | float = "noise" if run.scaling is None else 0.0  # the columns' means
@@ -231,6 +238,7 @@ def _in_units(
 
 
 def _write(out: Path, rows: Rows, missing: Tensor, mean: Tensor, std: Tensor, samples: Tensor) -> None:
+    """Write an imputation as arrays, as a sheet of images, or as a table."""
     import torch
 
     from marquis.cli.outputs import ARRAYS, IMAGES, column_names, write_columns, write_images

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and options that settings dataclasses declare."""
+"""Declare arguments and options that several commands share, and options from settings dataclasses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from marquis.options import Option, options_of
 
 
 def _checked_seed(seed: int) -> int:
+    """Return the seed, if every random generator accepts it."""
     from marquis.errors import DataError
     from marquis.run.settings import SEEDS
 
@@ -54,9 +55,6 @@ def with_options(panels: Mapping[str, type]) -> Callable[[Callable[..., None]], 
 
     The command receives them by name in its `**options`, None where an option was not used; arguments of the command
     itself take the place of fields of the same name.
-
-    Args:
-        panels: For each heading in the help, the dataclass whose options stand below it.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,6 +101,7 @@ def _types(annotation: Any) -> Iterator[type]:
 
 
 def _number_or_word(text: str) -> Any:
+    """Convert text to a number where it is one."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Results are written in the format of the file's ending, atomically, and never over an existing file."""
+"""Write results in the format of the file's ending, atomically, and never over an existing file."""
 
 from __future__ import annotations
 
@@ -22,35 +22,24 @@ SMALLEST_EDGE = 56
 def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: str | None = None) -> None:
     """Refuse a file that cannot or must not be written, before anything is computed.
 
-    Args:
-        path: The file.
-        force: Whether an existing file may be overwritten.
-        suffixes: The endings it may have; any by default.
-        source: The file that is read; it is never overwritten, as it may be the user's only copy.
-
     Raises:
         DataError: It exists (without `force`), its folder does not or is read-only, its ending is not one of
-            `suffixes`, or it is the `source`.
+            `suffixes`, or it is the `source` that is read, which may be the user's only copy.
     """
     with storage_errors(path):
-        _require_free(path, force, suffixes, source)
-
-
-def _require_free(path: Path, force: bool, suffixes: Sequence[str], source: str | None) -> None:
-    """Check ending, folder and overwriting, for `require_free`."""
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise DataError(f"--out {path}: the folder {path.parent} does not exist; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise DataError(f"--out {path}: the folder {path.parent} is read-only; choose another")
-    if path.is_dir():
-        raise DataError(f"--out {path} is a folder; give the name of a file")
-    read = None if source is None else Path(source).expanduser()
-    if read is not None and path.exists() and read.exists() and path.samefile(read):
-        raise DataError(f"--out {path} is the file that is read; choose another name")
-    if path.exists() and not force:
-        raise DataError(f"{path} exists already; --force overwrites it")
+        if suffixes and path.suffix.lower() not in suffixes:
+            raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
+        if not path.parent.is_dir():
+            raise DataError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+        if not os.access(path.parent, os.W_OK):
+            raise DataError(f"--out {path}: the folder {path.parent} is read-only; choose another")
+        if path.is_dir():
+            raise DataError(f"--out {path} is a folder; give the name of a file")
+        read = None if source is None else Path(source).expanduser()
+        if read is not None and path.exists() and read.exists() and path.samefile(read):
+            raise DataError(f"--out {path} is the file that is read; choose another name")
+        if path.exists() and not force:
+            raise DataError(f"{path} exists already; --force overwrites it")
 
 
 def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""`marquis reconstruct SINOGRAM`: an image from X-ray projections, with a standard deviation for every pixel."""
+"""Define `marquis reconstruct SINOGRAM`: an image from X-ray projections, with a standard deviation for every pixel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def reconstruct(
     high: Annotated[float | None, typer.Option(help="Largest possible value of a pixel.")] = None,
     posterior: Annotated[str, typer.Option(help="auto, exact or iterative.")] = "auto",
     preset: Annotated[str | None, typer.Option(help="paper, for the published variant.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Maximum number of training steps.", show_default="2500")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Maximum number of training steps.", show_default="2500, above 32 pixels 7500")
+    ] = None,
     samples: Samples = 16,
     picture: Annotated[Path | None, typer.Option(help="A .png file for image and standard deviation.")] = None,
     seed: Seed = 0,
@@ -77,7 +79,6 @@ def reconstruct(
     import torch
 
     from marquis.tomography import reconstruct as run
-    from marquis.tomography.training import STEPS
 
     generator = torch.Generator().manual_seed(seed)
     partial = out.with_name(f"{out.name}.partial")
@@ -89,7 +90,7 @@ def reconstruct(
         tv=tv,
         range=None if low is None or high is None else (low, high),
         samples=samples,
-        steps=steps or STEPS,
+        steps=steps,
         checkpoint=partial,
         generator=generator,
         **options,
@@ -126,6 +127,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _read_tiff(path: Path) -> np.ndarray:
+    """Read a TIFF image as an array."""
     import io
 
     import numpy as np
@@ -152,6 +154,7 @@ def _geometry(
     detector: float | None,
     path: Path,
 ) -> ParallelBeam | FanBeam:
+    """Return the X-ray geometry that the options and the sinogram's shape describe."""
     from marquis.choices import choose
     from marquis.tomography import FanBeam, ParallelBeam
 
@@ -178,6 +181,7 @@ def _geometry(
 
 
 def _angles(option: str | None, stored: np.ndarray | None, rows: int) -> int | list[float]:
+    """Return the number of equidistant angles, or angles in radians from a file."""
     if option is None:
         return rows if stored is None else [float(value) for value in stored.reshape(-1)]
     if option.isdigit():
@@ -198,6 +202,7 @@ def _angles(option: str | None, stored: np.ndarray | None, rows: int) -> int | l
 
 
 def _write(result: UncertainImage, samples: int, out: Path, picture: Path | None, generator: Any) -> None:
+    """Write image, standard deviation, samples and report, and the figure if there is to be one."""
     import numpy as np
 
     from marquis.cli.outputs import write_columns, write_figure
@@ -219,6 +224,7 @@ def _write(result: UncertainImage, samples: int, out: Path, picture: Path | None
 
 
 def _draw(result: UncertainImage) -> Any:
+    """Draw image and standard deviation side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The reference set of `marquis impute --method weighted`: complete rows whose codes stand for the prior."""
+"""Choose the reference set of `marquis impute --method weighted`: complete rows whose codes represent the prior."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def reference_rows(run: Run, to_fill: Tensor, source: str | None, most: int, gen
 
 
 def _training_rows(run: Run) -> Tensor:
+    """Return the training rows of a run, scaled."""
     try:
         run.data_module.setup()
     except DataError as problem:

@@ -1,4 +1,4 @@
-"""`marquis reproduce NAME`: run an experiment of the separate distribution `marquis-experiments`."""
+"""Define `marquis reproduce NAME`, which runs an experiment of the separate distribution `marquis-experiments`."""
 
 from __future__ import annotations
 
@@ -64,6 +64,9 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="First folder to look in for data. [env: MARQUIS_DATA]")
     ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="Take rows that are committed in the checkout as computed.")
+    ] = False,
 ) -> None:
     """Run an experiment of the papers and write its tables and pictures; an interrupted run resumes."""
     if quick and full:
@@ -75,5 +78,5 @@ def reproduce(
             typer.echo(f"{each:{width}}  {summary(installed[each])}")
         return
     size = "quick" if quick else "full" if full else "default"
-    page = find(name).load().run(size, out or Path("runs") / name, data_dir, typer.echo)
+    page = find(name).load().run(size, out or Path("runs") / name, data_dir, typer.echo, go_on=go_on)
     typer.echo(f"written: {page}")

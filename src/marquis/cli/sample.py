@@ -1,4 +1,4 @@
-"""`marquis sample RUN -n 64`."""
+"""Define `marquis sample RUN -n 64`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def sample(
     in which everything is missing: from noise most models reach few different results.
     """
     from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, column_names, require_free, write_columns, write_images
+    from marquis.data.categories import collapsed
     from marquis.errors import DataError
     from marquis.run import Run
 
@@ -70,12 +71,12 @@ def sample(
     elif out.suffix.lower() in ARRAYS:
         write_columns(out, {"x": values})
     else:
-        names = column_names(opened.columns, values.shape[1])
-        write_columns(out, {name: values[:, number] for number, name in enumerate(names)})
+        write_columns(out, collapsed(values, column_names(opened.columns, values.shape[1]), opened.categories))
     typer.echo(f"written: {out}")
 
 
 def _samples(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Tensor:
+    """Generate rows with the run's model, by the method or by that of its kind."""
     import torch
 
     from marquis.autoencoders import VariationalAutoencoder

@@ -1,4 +1,4 @@
-"""`marquis score RUN FILE`."""
+"""Define `marquis score RUN FILE`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def score(
     reference: Annotated[int, typer.Option(help="Number of random training and test rows to compare with.")] = 1000,
     explain: Annotated[
         Path | None,
-        typer.Option(help="Tables of lae runs: also write what every column adds to a row's outlier score (.csv)."),
+        typer.Option(
+            help="Also write what every column (tables of lae runs, .csv) or pixel (.png, .npz) adds to a row's score."
+        ),
     ] = None,
     header: shared.Header = None,
     limit: shared.FirstRows = None,
@@ -40,12 +42,14 @@ def score(
     1 / (1 + held-out rows).
 
     --explain writes a line per row and column: value, expected value with its 90 % interval, and contribution to the
-    score of `marquis.sklearn.LaplacianAutoencoder` fitted to the run's training rows, to which they add up.
+    score of `marquis.sklearn.LaplacianAutoencoder` fitted to the run's training rows, to which they add up. For images
+    it writes what every pixel adds to `nll`: a .png of the largest scores, or an .npz of all.
 
     Missing entries are left out of the scores, so a row with more of them gets lower ones; compare only rows with about
     as many, and as many as in the training data.
     """
-    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, write_columns
+    from marquis.cli.image_explanation import write_pixel_maps
+    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, beside_run, path_column, require_free, write_columns
     from marquis.cli.table_estimator import is_for_estimator, write_explanation
     from marquis.errors import DataError
     from marquis.run import Run
@@ -57,14 +61,18 @@ def score(
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
     if explain is not None:
-        if not is_for_estimator(opened):
-            raise DataError("--explain is for tables of runs of lae with the gaussian likelihood")
-        require_free(explain, force, (*TABLES, *ARRAYS), data)
+        is_table = len(opened.spec.shape) == 1
+        if is_table and not is_for_estimator(opened):
+            raise DataError("--explain is for images, and for tables of runs of lae with the gaussian likelihood")
+        require_free(explain, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header)
-    if explain is not None:
-        write_explanation(explain, opened, rows)
-        typer.echo(f"written: {explain}")
     model, known = opened.model(linear=linear), opened.data_module
+    if explain is not None:
+        if len(opened.spec.shape) == 1:
+            write_explanation(explain, opened, rows)
+        else:
+            write_pixel_maps(explain, model, rows.x, samples, seed)
+        typer.echo(f"written: {explain}")
     known.setup()
 
     import torch

@@ -1,13 +1,18 @@
-"""The estimator of a run's table: `marquis.sklearn.LaplacianAutoencoder`, fitted to the run's training rows."""
+"""Fit the estimator of a run's table, `marquis.sklearn.LaplacianAutoencoder`, to the run's training rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marquis.data.categories import collapsed
+from marquis.errors import DataError
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from marquis.run import Rows, Run
     from marquis.sklearn import LaplacianAutoencoder
     from marquis.sklearn.imputed_table import ImputedTable
@@ -28,21 +33,58 @@ def fitted(run: Run) -> LaplacianAutoencoder:
     from marquis.sklearn import LaplacianAutoencoder
 
     _ = run.data_module  # refuses training data that have changed
-    return LaplacianAutoencoder(random_state=run.settings.seed).fit(load_rows(run.settings, "train").x.numpy())
+    return LaplacianAutoencoder(random_state=run.settings.seed).fit(_table(run, load_rows(run.settings, "train").x))
 
 
 def imputed(run: Run, rows: Rows, samples: int, seed: int) -> ImputedTable:
-    """Return rows with their missing entries filled, in their own units."""
-    return fitted(run).impute(rows.original.double().numpy(), samples, random_state=seed)
+    """Return rows with their missing entries filled, in their own units; a pandas table if there are categories."""
+    return fitted(run).impute(_table(run, rows.original), samples, random_state=seed)
+
+
+def write_imputed(out: Path, rows: Rows, filled: ImputedTable) -> int:
+    """Write a table with categories: levels as text, NAME_std their probability of being wrong; returns the count.
+
+    Raises:
+        DataError: The file is to hold arrays, or NAME_std is the name of a column.
+    """
+    from marquis.cli.outputs import TABLES, write_columns
+
+    if out.suffix.lower() not in TABLES:
+        raise DataError(f"--out {out}: a table with categories is written as {' or '.join(TABLES)}")
+    columns = {name: filled.mean[name].to_numpy() for name in filled.mean.columns}
+    columns |= {name: values.numpy() for name, values in rows.aside.items()}
+    for number, name in enumerate(filled.mean.columns):
+        if filled.missing[:, number].any():
+            if f"{name}_std" in columns:
+                raise DataError(
+                    f"{rows.source} has a column {name}_std, the name of the error bars of {name}; rename it"
+                )
+            columns[f"{name}_std"] = filled.std[name].to_numpy()
+    write_columns(out, columns)
+    return int(filled.missing.sum())
 
 
 def write_explanation(out: Path, run: Run, rows: Rows) -> None:
     """Write what every entry adds to the outlier score of its row: a line per row and column."""
     from marquis.cli.outputs import column_names, write_columns
 
-    found = fitted(run).explain(rows.original.double().numpy())
-    count, width = found.values.shape
-    names = np.array(column_names(rows.names, width))
+    table = _table(run, rows.original)
+    explanation = fitted(run).explain(table)
+    count, width = explanation.values.shape
+    names = np.array(list(table.columns) if run.categories else column_names(rows.names, width))
     columns = {"row": np.repeat(np.arange(count), width), "column": np.tile(names, count)}
     parts = {"value": "values", "expected": "expected", "low": "low", "high": "high", "contribution": "contributions"}
-    write_columns(out, columns | {name: getattr(found, part).ravel() for name, part in parts.items()})
+    write_columns(out, columns | {name: getattr(explanation, part).ravel() for name, part in parts.items()})
+
+
+def _table(run: Run, x: Tensor) -> Any:
+    """Return rows as the estimator takes them: an array, or a pandas table with the levels of text columns."""
+    values = x.double().numpy()
+    if not run.categories:
+        return values
+    import pandas as pd
+
+    assert run.columns is not None
+    columns = collapsed(values, run.columns, run.categories)
+    kinds = {name: pd.CategoricalDtype(list(levels)) for name, levels in run.categories.items()}
+    return pd.DataFrame(columns).astype(kinds)

@@ -1,22 +1,26 @@
-"""`marquis train MODEL --data NAME|PATH --out DIR`."""
+"""Define `marquis train MODEL --data NAME|PATH --out DIR`."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marquis.choices import choose
 from marquis.cli.options import Header, with_options
+from marquis.io.lock import is_first_process
 from marquis.online.settings import OnlineSettings
 from marquis.options import options_of
 from marquis.run.settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from marquis.autoencoders import BaseAutoencoder, Trained
+    from marquis.autoencoders import BaseAutoencoder, TrainingResult
     from marquis.run import Run
 
 app = typer.Typer(help="Train an autoencoder.", no_args_is_help=True, add_completion=False)
+DEVICES = ("auto", "cpu", "cuda", "mps")
 TRAINING, CURVATURE = "Training", "Posterior of lae and lae-posthoc"
 
 
@@ -28,6 +32,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
     report: Annotated[bool, typer.Option(help="Draw the figures at the end and write report.html.")] = True,
+    devices: Annotated[int, typer.Option(min=1, help="Processes on each machine, one per device.")] = 1,
+    num_nodes: Annotated[int, typer.Option(min=1, help="Machines, each of which runs this command.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     header: Header = None,
     preset: Annotated[
         str | None,
@@ -53,18 +60,37 @@ def train(
     chosen["data"] = None if chosen["data"] is None else _absolute(chosen["data"])
     chosen["data_dir"] = None if chosen["data_dir"] is None else str(Path(chosen["data_dir"]).absolute())
     chosen["target"] = tuple(chosen["target"]) if chosen["target"] else None
+    where = {"devices": devices, "num_nodes": num_nodes, "accelerator": choose("device", device, DEVICES)}
+    where |= {"strategy": "ddp"} if devices * num_nodes > 1 else {}
+    if not is_first_process():  # Lightning, torchrun or another machine started it, to help with a run
+        _train(_run_of_the_first_process(chosen, out), where, report=False)
+        return
     run = _run(chosen, out, resume, force)
     if renamed:
         typer.echo("marquis: warning: --temperature of lae is now called --posterior-temperature", err=True)
     try:
         with run.held():
-            _train(run, report)
+            _train(run, where, report)
     except KeyboardInterrupt as stopped:
         typer.echo(f"\n{str(stopped) or 'stopped'}; resume with: {_again(run)}", err=True)
         raise
 
 
+def _run_of_the_first_process(chosen: dict[str, Any], out: Path | None) -> Run:
+    """Return the run that the first process has created, or will have within ten minutes: other disks may be slow."""
+    from marquis.run import Run
+    from marquis.run.directory import CONFIG
+
+    path = _path(chosen, out)
+    for _ in range(6000):
+        if (path / CONFIG).exists():
+            break
+        time.sleep(0.1)
+    return Run.open(path)
+
+
 def _again(run: Run) -> str:
+    """Return the command that resumes a run."""
     return f"marquis train {run.settings.model} --out {run.path} --resume"
 
 
@@ -79,18 +105,27 @@ def _absolute(data: str) -> str:
 
 
 def _run(chosen: dict[str, Any], out: Path | None, resume: bool, force: bool) -> Run:
+    """Open the run to resume, or create a new one."""
     from marquis.errors import DataError
     from marquis.run import Run
 
     if out is None and chosen["data"] is None:
         raise DataError("say what to train on (--data NAME or PATH), or which run to resume (--out DIR --resume)")
-    path = out or Path("runs") / f"{chosen['model']}-{Path(chosen['data']).stem}"
+    path = _path(chosen, out)
     if resume:
         return Run.open(path).resumed(chosen)
     return Run.create(path, TrainingSettings.of(chosen), force=force)
 
 
-def _train(run: Run, report: bool) -> None:
+def _path(chosen: dict[str, Any], out: Path | None) -> Path:
+    """Return the directory of a run."""
+    return out or Path("runs") / f"{chosen['model']}-{Path(chosen['data']).stem}"
+
+
+def _train(run: Run, where: dict[str, Any], report: bool) -> None:
+    """Train the run's model; the first process saves it, and writes summary and report."""
+    from torch import distributed as dist
+
     from marquis.autoencoders import fit, save
     from marquis.cli.held_out import untrained_warning
     from marquis.errors import StorageError
@@ -100,13 +135,18 @@ def _train(run: Run, report: bool) -> None:
 
     settings, data = run.settings, run.data_module
     data.setup()
+    echo = typer.echo if is_first_process() else lambda _: None
     if data.validation is None:
-        typer.echo(f"{len(data.train)} rows are too few for validation rows: training stops after --epochs")
-    typer.echo(f"training {settings.model} on {len(data.train)} rows of {settings.data}; the run is in {run.path}")
+        echo(f"{len(data.train)} rows are too few for validation rows: training stops after --epochs")
+    echo(f"training {settings.model} on {len(data.train)} rows of {settings.data}; the run is in {run.path}")
     model = run.new_model
     options: dict[str, Any] = {"max_epochs": settings.epochs, "patience": settings.patience, "seed": settings.seed}
     watch = ConfigWatch(run)
-    trained = fit(model, data, run.path, resume=True, callbacks=[watch], **options)
+    trained = fit(model, data, run.path, resume=True, callbacks=[watch], **options, **where)
+    if dist.is_initialized():  # what follows is the first process's, and no sum over all of them
+        dist.destroy_process_group()
+    if not is_first_process():
+        return
     if watch.removed or not run.check_config():
         raise StorageError(
             f"{run.path / CONFIG} was removed during training. It was written again; the checkpoints are kept, and "
@@ -125,7 +165,7 @@ def _train(run: Run, report: bool) -> None:
         _report(run.path)
 
 
-def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, Any]:
+def _summary(run: Run, model: BaseAutoencoder, trained: TrainingResult) -> dict[str, Any]:
     """Return the training in numbers, and how well held-out rows are reconstructed."""
     from marquis.cli.held_out import ERROR_OF_MEAN, error_of_mean, held_out_metrics
 
@@ -149,6 +189,7 @@ def _summary(run: Run, model: BaseAutoencoder, trained: Trained) -> dict[str, An
 
 
 def _show(summary: dict[str, Any]) -> None:
+    """Print the summary of a training as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The curvature engine: from a network and a batch, or a data set, to a structure.
+"""Compute curvature: from a network and a batch, or a data set, to a structure.
 
 `ggn` is the front door for one batch, `accumulate` for a data set, `operator` for products without a matrix, `plan` for
 what a call will cost before it is made. `hessian`, `fisher` and `empirical_fisher` are the related matrices.

@@ -1,4 +1,4 @@
-"""The curvature of a whole data set: one pass over a loader, within a memory budget, resumable, over processes."""
+"""Accumulate the curvature of a data set in one pass over a loader: bounded in memory, resumable, over processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from marquis.curvature.correct import corrected as second_pass
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, curvature_along, empirical_fisher, fisher, ggn
 from marquis.curvature.hessian import hessian
+from marquis.curvature.in_groups import SPREADABLE, sum_in_groups
 from marquis.curvature.linop.products import KINDS
-from marquis.curvature.over_processes import sum_over_processes
+from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
 from marquis.distributed import fails_together, group_is_up, watched
@@ -97,11 +98,13 @@ def accumulate(
             interruption by the user included. The same call then continues behind the batches that are in it, with the
             same result to the last digit, and deletes the file at the end. For that the loader must yield the same
             batches in the same order (no shuffling, or the same seed); it is checked that it does. Each process of a
-            group has a file of its own.
+            group has a file of its own. With another number of processes the pass continues too, from files that all
+            of them can read: the samples that are in none of the sums are summed, in whatever shares they come now.
         mask_of: gives a batch's mask, 1 where a target entry was observed, one row per sample:
             `lambda batch: batch[2]`. An entry of the batch that is this very tensor is not passed on to the model.
         distributed: if a `torch.distributed` group is up, each process's loader is its share of the data (shares need
-            not be equal), and all return the sum over processes.
+            not be equal), and all return the sum over processes. Of a network sharded by `fully_shard` a diagonal or
+            Kronecker sum stays spread over the processes (`structures.Spread`), for one pass per process.
         observer: receives the outputs and the batch (inputs, labels, mask) of every forward pass, so that a fit of the
             labels needs no pass of its own. A batch may come in several pieces.
 
@@ -132,97 +135,115 @@ def accumulate(
     if checkpoint is not None and estimator == "sketched" and generator is None:
         # A generator of our own, seeded by the global one, can be saved without touching the global one on resuming.
         generator = new_generator(home)
-    options: dict[str, Any] = {
-        "structure": structure,
-        "estimator": estimator,
-        "params": params,
-        "parameters": parameters,
-        "probes": probes,
-        "width_limit": width_limit,
-        "memory_limit": memory_limit,
-    }
     together = distributed and group_is_up()
-    identity = {}
-    if together or checkpoint is not None:
-        identity = {
+    spread = together and is_sharded(model) and structure in SPREADABLE
+
+    def over(names: list[str], first: bool, path: str | Path | None) -> tuple[Structure, Checkpoint | None]:
+        """Return the curvature of some parameters, and the file that holds it too."""
+        observed = first and observer is not None
+        options: dict[str, Any] = {
             "structure": structure,
-            "kind": kind,
-            "estimator": f"{estimator} (probes={probes}, width_limit={width_limit}, weight_sharing={weight_sharing})",
-            "likelihood": _identity_of(known),
-            "dtype": str(dtype),
-            "parameters": str(layout),
-            "values of the parameters": digest_of_network(model, everything),
+            "estimator": estimator,
+            "params": params,
+            "parameters": names,
+            "probes": probes,
+            "width_limit": width_limit,
+            "memory_limit": memory_limit,
         }
+        identity = {}
+        if together or path is not None:
+            how = f"probes={probes}, width_limit={width_limit}, weight_sharing={weight_sharing}"
+            identity = {
+                "structure": structure,
+                "kind": kind,
+                "estimator": f"{estimator} ({how})",
+                "likelihood": _identity_of(known),
+                "dtype": str(dtype),
+                "parameters": str(layout.select(names)),
+                "values of the parameters": digest_of_network(model, everything),
+            }
 
-    def each(batch: Batch) -> Structure:
-        if kind != "ggn":
-            return of_another_kind(batch)
-        return ggn(
-            model,
-            batch.x,
-            known,
-            **options,
+        def each(batch: Batch) -> Structure:
+            if kind != "ggn":
+                return of_another_kind(batch)
+            return ggn(
+                model,
+                batch.x,
+                known,
+                **options,
+                generator=generator,
+                mask=batch.mask,
+                weight_sharing=weight_sharing,
+                observer=functools.partial(_notify, observer, batch) if observer is not None and observed else None,
+            )
+
+        def of_another_kind(batch: Batch) -> Structure:
+            if observed:
+                observe(batch)
+            if batch.y is None and kind != "fisher":
+                raise DataError(f"the batch has no labels, but kind={kind!r} depends on them; yield (x, y).")
+            if kind == "hessian":
+                return hessian(model, batch.x, batch.y, known, structure, params=params, parameters=names)
+            common: dict[str, Any] = {
+                name: options[name] for name in ("structure", "params", "parameters", "memory_limit")
+            }
+            common |= {"mask": batch.mask, "weight_sharing": weight_sharing}
+            if kind == "fisher":
+                return fisher(model, batch.x, known, samples=probes, generator=generator, **common)
+            assert batch.y is not None
+            return empirical_fisher(model, batch.x, batch.y, known, **common)
+
+        @torch.no_grad()
+        def observe(batch: Batch) -> None:
+            assert observer is not None
+            with plain_attention():
+                observer(call(model, everything, copied_buffers(model), batch.x), batch)
+
+        work = DataPass(
+            each=each,
+            skipped=observe if observed else None,
+            budget=Budget(model, known, options, dtype, number_of_batches(loader)),
+            home=home,
+            dtype=dtype,
+            device=device,
             generator=generator,
-            mask=batch.mask,
-            weight_sharing=weight_sharing,
-            observer=None if observer is None else functools.partial(_notify, observer, batch),
+            mask_of=mask_of,
+            file=_file(path, identity, together),
         )
+        with (
+            nullcontext() if work.file is None else work.file.held(),
+            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
+        ):
+            work.resume(loader)
+            work.run(watched(loader) if together else loader, bar)
+        total = work.total()
+        if together:
+            total = sum_over_processes(total, digest_of(identity))
+        if total is None:
+            raise DataError("the loader yields no batches; there is no curvature without data.")
+        if together and (corrected or not spread):
+            decompose_over_processes(total)
+        if not corrected:
+            return total, work.file
 
-    def of_another_kind(batch: Batch) -> Structure:
-        if observer is not None:
-            observe(batch)
-        if batch.y is None and kind != "fisher":
-            raise DataError(f"the batch has no labels, but kind={kind!r} depends on them; yield (x, y).")
-        if kind == "hessian":
-            return hessian(model, batch.x, batch.y, known, structure, params=params, parameters=parameters)
-        common: dict[str, Any] = {name: options[name] for name in ("structure", "params", "parameters", "memory_limit")}
-        common |= {"mask": batch.mask, "weight_sharing": weight_sharing}
-        if kind == "fisher":
-            return fisher(model, batch.x, known, samples=probes, generator=generator, **common)
-        assert batch.y is not None
-        return empirical_fisher(model, batch.x, batch.y, known, **common)
+        def along(bases: Bases, batch: Batch) -> Structure:
+            like = everything[layout.names[0]]
+            there = {name: piece.to(computing_dtype(like.dtype), home) for name, piece in bases.items()}
+            named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
+            return curvature_along(there, model, batch.x, known, **named, generator=generator, mask=batch.mask)
 
-    @torch.no_grad()
-    def observe(batch: Batch) -> None:
-        assert observer is not None
-        with plain_attention():
-            observer(call(model, everything, copied_buffers(model), batch.x), batch)
+        assert isinstance(total, Kronecker)
+        with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
+            return second_pass(total, loader, work, along, bar, together, digest_of(identity)), None
 
-    work = DataPass(
-        each=each,
-        skipped=None if observer is None else observe,
-        budget=Budget(model, known, options, dtype, number_of_batches(loader)),
-        home=home,
-        dtype=dtype,
-        device=device,
-        generator=generator,
-        mask_of=mask_of,
-        file=_file(checkpoint, identity, together),
-    )
-    with (
-        nullcontext() if work.file is None else work.file.held(),
-        ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
-    ):
-        work.run(watched(loader) if together else loader, bar)
-    total = work.total()
-    if together:
-        total = sum_over_processes(total, digest_of(identity))
-    if total is None:
-        raise DataError("the loader yields no batches; there is no curvature without data.")
-    if work.file is not None:
-        work.file.remove()
-    if not corrected:
-        return total
-
-    def along(bases: Bases, batch: Batch) -> Structure:
-        like = everything[layout.names[0]]
-        there = {name: piece.to(computing_dtype(like.dtype), home) for name, piece in bases.items()}
-        named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
-        return curvature_along(there, model, batch.x, known, **named, generator=generator, mask=batch.mask)
-
-    assert isinstance(total, Kronecker)
-    with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
-        return second_pass(total, loader, work, along, bar, together, digest_of(identity))
+    if spread:
+        first = everything[layout.names[0]]
+        like = first.to(dtype=dtype or computing_dtype(first.dtype), device=device)
+        return sum_in_groups(over, model, layout, structure, loader, like, checkpoint)
+    total, file = over(list(layout.names), True, checkpoint)
+    if file is not None:
+        file.remove()
+    return total
 
 
 def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:
@@ -230,6 +251,7 @@ def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:
 
 
 def _identity_of(likelihood: Likelihood) -> str:
+    """Return text that tells one likelihood and its state from another."""
     try:
         return f"{likelihood!r}, state {digest_of(likelihood.state_dict())}"
     except MarquisError:  # somebody's own object, which does not say what it holds
@@ -237,14 +259,13 @@ def _identity_of(likelihood: Likelihood) -> str:
 
 
 def _is_first(together: bool) -> bool:
+    """Return whether this process is the first of those that compute together."""
     return not together or dist.get_rank() == 0
 
 
 def _file(checkpoint: str | Path | None, identity: Mapping[str, str], together: bool) -> Checkpoint | None:
+    """Return the checkpoint of this process's sum; None without one."""
     if checkpoint is None:
         return None
-    path = Path(checkpoint)
-    if not together:
-        return Checkpoint(path, {**identity, "processes": "1"})
-    rank, world = dist.get_rank(), dist.get_world_size()
-    return Checkpoint(path.with_name(f"{path.name}.{rank}"), {**identity, "processes": f"{rank} of {world}"})
+    processes = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    return Checkpoint(Path(checkpoint), identity, *processes)

@@ -1,4 +1,4 @@
-"""A second pass over the data that gives Kronecker eigenvectors their own curvature (EKFAC)."""
+"""Estimate the eigenvalues along Kronecker eigenvectors in a second pass over the data (EKFAC)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,15 @@ def corrected(
 
     With the estimator `exact` that is the diagonal of the exact block in the Kronecker eigenbasis, which no other
     eigenvalues come nearer to in Frobenius norm (docs/method/kronecker.md#eigenvalue-correction).
-
-    Args:
-        plain: The structure of the first pass.
-        loader: The same data again.
-        work: The first pass, for its options.
-        along: Curvature of a batch along eigenvectors, as a `Kronecker` of corrected pieces.
-        bar: Progress.
-        together: Whether all processes of a group take part.
-        identity: As in `sum_over_processes`.
     """
     if is_one_shot(loader):
         raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
     bases: Bases = {n: CorrectedPiece.of(p, n) for n, p in plain.pieces.items() if isinstance(p, KroneckerPiece)}
     if not bases:
         return plain
-    again = replace(work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position())
+    again = replace(
+        work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position(), done=[], skip=None
+    )
     again.run(watched(loader) if together else loader, bar)
     total = again.total()
     if together:

@@ -1,9 +1,12 @@
-"""One pass over the batches of a loader: what is in the sum, and where to go on after an interruption."""
+"""Read the batches of a loader once: what is in the sum, and where to continue after an interruption."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.curvature.planning.budget import Budget
-from marquis.curvature.resume import SECONDS, Checkpoint, Saved, digest_of
+from marquis.curvature.regroup import take_over
+from marquis.curvature.resume import SECONDS, Checkpoint, Saved, digest_of, row_digests
 from marquis.errors import DataError, MarquisError, MemoryBudgetError
 from marquis.functional.checks import batch_size, samples_of
 from marquis.loaders import Batch, MaskOf, read_batches
@@ -29,12 +33,14 @@ class Position:
         batches: how many are in it.
         data: digest of the batches seen.
         drawn: state of the generator after them.
+        listed: how many entries of `DataPass.done` belong to it.
     """
 
     parts: tuple[Structure, ...] = ()
     batches: int = 0
     data: str = ""
     drawn: Tensor | None = None
+    listed: int = 0
 
 
 @dataclass(eq=False)
@@ -52,6 +58,10 @@ class DataPass:
         mask_of: returns a batch's mask.
         file: where the position is written, or None.
         at: where the pass stands.
+        done: digests of the samples in the sum, where there is a file.
+        skip: samples of this process that others of an earlier group have summed already, with their numbers; None
+            where this process continues behind its own batches.
+        moved: as in `Saved`.
     """
 
     each: Callable[[Batch], Structure]
@@ -64,33 +74,81 @@ class DataPass:
     mask_of: MaskOf | None
     file: Checkpoint | None
     at: Position = field(default_factory=Position)
+    done: list[Tensor] = field(default_factory=list)
+    skip: Counter[int] | None = None
+    moved: tuple[int, int] | None = None
+
+    def resume(self, loader: Iterable[Any]) -> None:
+        """Take up the sum of the checkpoint, whoever wrote it; all processes of a group have to call this."""
+        if self.file is None:
+            return
+        taken = take_over(self.file, loader, self.home, self.mask_of)
+        saved, self.skip = (self.file.load(), None) if taken is None else taken
+        if saved is None:
+            return
+        self.moved, self.done = saved.moved, [saved.done]
+        total = saved.total.to(device=self.home if self.device is None else self.device)
+        self.at = Position((total,), 0 if taken else saved.batches, saved.data, saved.generator, 1)
+        self.budget.limit_rows = saved.rows
+        if self.generator is not None and saved.generator is not None:
+            self.generator.set_state(saved.generator)
 
     def run(self, loader: Iterable[Any], bar: ProgressBar) -> None:
         """Sum all batches, from where the checkpoint left off."""
-        saved = self._resume()
+        saved = self.at
         written = time.monotonic()
         index, digest = -1, ""
         try:
             for index, batch in enumerate(read_batches(loader, self.home, self.mask_of)):
-                digest = digest_of((batch.x, batch.mask), digest) if self.file is not None else ""
-                if index >= saved.batches:
-                    parts = self._plus(self._curvature(batch, index))
-                    drawn = None if self.generator is None else self.generator.get_state()
-                    self.at = Position(parts, index + 1, digest, drawn)
-                elif index + 1 == saved.batches and digest != saved.data:
+                rows = self._digests(batch)
+                digest = digest_of(rows, digest) if self.file is not None else ""
+                if index + 1 == saved.batches and digest != saved.data:
                     raise DataError(self._other_data())
-                elif self.skipped is not None:
-                    self.skipped(batch)
+                fresh, parts = [], self.at.parts
+                for start, stop, known in self._runs(rows, index < saved.batches):
+                    piece = batch if stop is None else samples_of(batch, start, stop)
+                    if known and self.skipped is not None:
+                        self.skipped(piece)
+                    if not known:
+                        parts = self._plus(parts, self._curvature(piece, index))
+                        fresh.append(rows[start:stop])
+                if fresh:
+                    del self.done[self.at.listed :]
+                    self.done += fresh if self.file is not None else []
+                    drawn = None if self.generator is None else self.generator.get_state()
+                    self.at = Position(parts, index + 1, digest, drawn, len(self.done))
                 bar.advance()
                 if self.file is not None and time.monotonic() - written >= SECONDS:
                     self._save()
                     written = time.monotonic()
         except BaseException:
-            if self.at.batches > saved.batches:
+            if self.at is not saved:
                 self._save()
             raise
         if index + 1 < saved.batches:
             raise DataError(self._other_data())
+
+    def _digests(self, batch: Batch) -> Tensor:
+        """Return one fingerprint per sample where there is a file; none of a batch that will be refused."""
+        if self.file is not None:
+            with suppress(DataError):
+                return row_digests((batch.x, batch.mask))
+        return torch.zeros(0, dtype=torch.long)
+
+    def _runs(self, rows: Tensor, known: bool) -> Iterator[tuple[int, int | None, bool]]:
+        """Yield the ends of runs of samples that all are in the sum already, or none; up to None is the whole batch."""
+        if self.skip is None:
+            yield 0, None, known
+            return
+        flags = []
+        for row in rows.tolist():
+            flags.append(self.skip[row] > 0)
+            self.skip[row] -= flags[-1]
+        start = 0
+        for flag, group in itertools.groupby(flags):
+            stop = start + len(list(group))
+            yield start, stop, flag
+            start = stop
 
     def total(self) -> Structure | None:
         """Return the sum so far."""
@@ -99,10 +157,10 @@ class DataPass:
             self.at = replace(self.at, parts=(self.at.parts[0].with_tensors([columns]),))
         return self.at.parts[0] if self.at.parts else None
 
-    def _plus(self, part: Structure) -> tuple[Structure, ...]:
-        if part.reduction == "gather" or not self.at.parts:
-            return (*self.at.parts, part)
-        return (self.at.parts[0] + part,)
+    def _plus(self, parts: tuple[Structure, ...], part: Structure) -> tuple[Structure, ...]:
+        if part.reduction == "gather" or not parts:
+            return (*parts, part)
+        return (parts[0] + part,)
 
     def _curvature(self, batch: Batch, index: int) -> Structure:
         """Return the curvature of one batch, computed in as many pieces as the memory asks for."""
@@ -128,22 +186,16 @@ class DataPass:
         except (ValueError, TypeError, IndexError, KeyError) as error:
             raise DataError(f"batch {index} cannot be used ({_shapes(x)}): {type(error).__name__}: {error}") from error
 
-    def _resume(self) -> Position:
-        saved = self.file.load() if self.file is not None else None
-        if saved is not None:
-            total = saved.total.to(device=self.home if self.device is None else self.device)
-            self.at = Position((total,), saved.batches, saved.data, saved.generator)
-            self.budget.limit_rows = saved.rows
-            if self.generator is not None and saved.generator is not None:
-                self.generator.set_state(saved.generator)
-        return self.at
-
     def _save(self) -> None:
+        """Write the sum so far to the checkpoint."""
         total = self.total()
         if self.file is not None and total is not None:
-            self.file.save(Saved(total, self.at.batches, self.budget.limit_rows, self.at.data, self.at.drawn))
+            at, done = self.at, torch.cat(self.done[: self.at.listed])
+            saved = Saved(total, at.batches, self.budget.limit_rows, at.data, at.drawn, done, self.moved)
+            self.file.save(saved)
 
     def _other_data(self) -> str:
+        """Return the message for a loader whose batches are not those of the checkpoint."""
         assert self.file is not None
         return (
             f"the checkpoint {self.file.path} holds the sum over {self.at.batches} batches, but the loader does not "
@@ -153,5 +205,6 @@ class DataPass:
 
 
 def _shapes(x: Any) -> str:
+    """Describe the shapes of inputs for a message."""
     shapes = [f"{list(leaf.shape)}" for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
     return f"inputs of shape {', '.join(shapes)}"

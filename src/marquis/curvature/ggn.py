@@ -1,4 +1,4 @@
-"""The curvature of one batch, as a structure: `ggn`, `fisher`, `empirical_fisher`."""
+"""Compute the curvature of one batch as a structure: `ggn`, `fisher`, `empirical_fisher`."""
 
 from __future__ import annotations
 
@@ -374,6 +374,7 @@ def _widened(values: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def _without_graph(value: Tensor) -> Tensor:
+    """Return a tensor without its graph, in the type that curvature is computed in."""
     value = value.detach() if value.requires_grad else value
     wanted = computing_dtype(value.dtype)
     return value if value.dtype is wanted else value.to(wanted)

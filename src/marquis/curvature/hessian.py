@@ -1,4 +1,4 @@
-"""The true Hessian of the negative log likelihood, for models small enough to afford it."""
+"""Compute the true Hessian of the negative log-likelihood, for models small enough to afford it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The covariance of a linearised network's outputs, `J A^-1 Jᵀ` of each sample, without a Jacobian.
+"""Compute the covariance of a linearised network's outputs, `J A^-1 Jᵀ` of each sample, without a Jacobian.
 
 One backward walk carries the identity at the output, one column per output, to the parameters; there each layer adds
 its quadratic form (`factors/quadratic_forms.py`; docs/method/predictive.md, Without Jacobians). Samples go through in
@@ -45,14 +45,6 @@ def output_covariance(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs `[B, *rest]`, and their covariances `[B, O, O]` or (not `whole`) variances `[B, O]`.
 
-    Args:
-        model: A module in evaluation mode, or a function `(params, x) -> outputs`.
-        params: All of its parameters.
-        x: Inputs.
-        forms: One quadratic form per parameter with a posterior, from `quadratic_forms`.
-        whole: Covariances between the outputs of a sample, not only variances.
-        limit: Bytes for temporaries, or None.
-
     Raises:
         UnsupportedOperationError: The network cannot be captured.
     """
@@ -82,12 +74,14 @@ def output_covariance(
 
 
 def _samples_per_block(shapes: Mapping[int, tuple[int, ...]], columns: int, item: int, limit: int | None) -> int:
+    """Return how many samples are differentiated at a time."""
     widest = max((prod(shape) for shape in shapes.values() if shape and shape[0] == 1), default=1)
     budget = BLOCK_BYTES if limit is None else min(BLOCK_BYTES, limit // 8)
     return max(1, budget // max(1, columns * widest * item))
 
 
 def _chunk_bytes(limit: int | None, whole: bool) -> int:
+    """Return the memory of a chunk of columns."""
     if whole:  # all columns together, whatever they take
         return 2**62
     return BLOCK_BYTES if limit is None else max(2**16, min(BLOCK_BYTES, limit // 8))
@@ -103,7 +97,7 @@ def _identity(f: Tensor, image: tuple[int, ...] | None, whole: bool) -> SquareRo
 
 @dataclass
 class _Columns(Observer):
-    """Remembers which columns each chunk holds."""
+    """Remember which columns each chunk holds."""
 
     chunks: list[Any] = field(default_factory=list)
 
@@ -127,7 +121,7 @@ class _Columns(Observer):
 
 @dataclass(eq=False)
 class _FormSum(Receiver):
-    """Adds up the quadratic forms of all parameters, per chunk of columns."""
+    """Add up the quadratic forms of all parameters, per chunk of columns."""
 
     forms: Forms
     samples: int

@@ -1,23 +1,22 @@
-"""The sum of structures over the processes of a `torch.distributed` group."""
+"""Sum structures over the processes of a `torch.distributed` group, and share work among them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import distributed as dist
 
-from marquis.distributed import concatenate_columns, exchange, sum_tensor
+from marquis.distributed import concatenate_columns, exchange, fails_together, from_process, group_is_up, sum_tensor
 from marquis.errors import DataError, ModelMismatchError
-from marquis.structures import Structure, from_state_dict
+from marquis.structures import Kronecker, Structure, from_state_dict
+from marquis.structures.pieces import KroneckerPiece
 
 
 def sum_over_processes(share: Structure | None, identity: str) -> Structure:
     """Return the sum of all processes' structures, the same in each; one exchange, however many batches each had.
 
     Every process has to call this, also one that had no data.
-
-    Args:
-        share: This process's sum, or None if it had no data.
-        identity: Fingerprint of network and options, which must be the same everywhere.
 
     Raises:
         DataError: A process failed on its share (its message is repeated), or none had any data.
@@ -44,6 +43,44 @@ def sum_over_processes(share: Structure | None, identity: str) -> Structure:
                 "batches of the same kind."
             )
     return share.with_tensors([sum_tensor(tensor) for tensor in share.tensors()])
+
+
+def decompose_over_processes(total: Structure) -> None:
+    """Compute the eigen-decompositions of Kronecker factors once per group, and leave them in all processes.
+
+    Each process decomposes factors of about the same cost in all, n³ each, and sends the result to the others; so all
+    have the same bits. Every process has to call this, with the same factors.
+    """
+    if not isinstance(total, Kronecker) or not group_is_up():
+        return
+    factors = [
+        (name, side, piece, getattr(piece, side))
+        for name, piece in total.pieces.items()
+        if isinstance(piece, KroneckerPiece)
+        for side in ("left", "right")
+    ]
+    owners = balanced([factor.shape[0] * factor.shape[-1] ** 3 for *_, factor in factors], dist.get_world_size())
+
+    @fails_together
+    def own_part() -> None:
+        for (name, side, piece, _), owner in zip(factors, owners, strict=True):
+            if owner == dist.get_rank():
+                piece.decompose(name, side)
+
+    own_part()
+    for (_, side, piece, factor), owner in zip(factors, owners, strict=True):
+        blank = factor.new_zeros(factor.shape[:-1]), torch.zeros_like(factor)
+        parts = piece.decomposed.get(side, blank)  # values, vectors; zeros where another process has them
+        piece.decomposed[side] = (from_process(parts[0], owner), from_process(parts[1], owner))
+
+
+def balanced(costs: Sequence[float], processes: int) -> list[int]:
+    """Return who does which of several jobs: the dearest first, each to the one who has least to do."""
+    load, owners = [0.0] * processes, [0] * len(costs)
+    for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
+        owners[job] = load.index(min(load))
+        load[owners[job]] += costs[job]
+    return owners
 
 
 def _with_empty_shares(share: Structure | None, with_data: list[int], processes: int) -> Structure:

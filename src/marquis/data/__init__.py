@@ -1,4 +1,4 @@
-"""Data sets by name, folders of images and tables: `load` returns tensors, `DataModule` feeds training.
+"""Load data sets by name, folders of images and tables: `load` returns tensors, `DataModule` feeds training.
 
 Importing this package is light: Lightning, scikit-learn, pillow and pyarrow are imported when needed.
 """
@@ -6,13 +6,14 @@ Importing this package is light: Lightning, scikit-learn, pillow and pyarrow are
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.data.limits import allowing
 from marquis.data.registry import SETS, find_set, set_name
@@ -31,6 +32,7 @@ def names() -> list[str]:
     return list(SETS)
 
 
+@checked
 def load(
     name: str | os.PathLike[str],
     split: str | None = None,
@@ -46,6 +48,7 @@ def load(
     header: bool | None = None,
     size: int | None = None,
     dtype: torch.dtype = torch.float32,
+    categories: bool | Mapping[str, Sequence[str]] | None = None,
     max_bytes: int | None = None,
 ) -> Data:
     """Load a data set by name, or from a file or folder.
@@ -74,6 +77,8 @@ def load(
             ambiguous.
         size: For a folder of images: crop to a square and resize to this edge.
         dtype: Floating type of `x` and of floating targets.
+        categories: For `.csv` and `.parquet`: True to read columns of text as indicators of their levels, called
+            `NAME=LEVEL`; or the levels by name, others of which count as missing. By default text is refused.
         max_bytes: Largest size to which files may unpack in memory; half of the free memory by default.
 
     Returns:
@@ -84,7 +89,7 @@ def load(
             apply to this kind of data.
         MemoryBudgetError: The data would unpack to more than `max_bytes`; the headers tell.
     """
-    passed = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size}
+    passed = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size, "categories": categories}
     options = {key: value for key, value in passed.items() if value is not None}
     for option, value in (("limit", limit), ("some", some)):
         if value is not None and value < 1:
@@ -151,7 +156,7 @@ def _load_path(
         _check_options(str(path), options, {"size"})
         return images.load_image_folder(path, split, limit=limit, **chosen, **options)
     if suffix in tables.SUFFIXES:
-        allowed = {".csv": {"target", "header"}, ".parquet": {"target"}}.get(suffix, set())
+        allowed = {".csv": {"target", "header", "categories"}, ".parquet": {"target", "categories"}}.get(suffix, set())
         _check_options(str(path), options, allowed)
         return tables.load_table(path, split, limit=limit, dtype=dtype, **options)
     if not os.path.exists(path):

@@ -1,4 +1,4 @@
-"""CelebA at 64x64: the official folder, or the npz file of 20000 encoded images."""
+"""Load CelebA at 64x64: the official folder, or the npz file of 20000 encoded images."""
 
 from __future__ import annotations
 

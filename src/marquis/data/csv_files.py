@@ -1,11 +1,11 @@
-"""Tables of numbers as text, read strictly: what is doubtful is refused with its line and column."""
+"""Read tables of numbers as text, strictly: what is doubtful is refused with its line and column."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from marquis.data.categories import Levels, codes_of, find_levels
 from marquis.data.header import MISSING, checked_names, has_names, is_number
 from marquis.data.limits import require_fits
 from marquis.errors import DataError
@@ -27,15 +28,12 @@ _SEPARATED = re.compile(
 _SEMICOLON = re.compile(r"[+-]?[0-9]+;[+-]?[0-9]+(;[+-]?[0-9]+)*")
 
 
-def read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def read_csv(
+    content: bytes, path: Path, header: bool | None, categories: bool | Levels = False
+) -> tuple[np.ndarray, tuple[str, ...] | None, Levels]:
     """Read a csv file strictly: the same number of fields in every line, numbers or missing markers only.
 
     Not pandas, which fills up short lines with NaN, so that a damaged file would look like missing values.
-
-    Args:
-        content: Of the file.
-        path: For messages.
-        header: Whether the first line has names; None looks, see `has_names`.
 
     Returns:
         The numbers `[N, D]` in float64, and the names of the columns, if there are any.
@@ -58,14 +56,23 @@ def read_csv(content: bytes, path: Path, header: bool | None) -> tuple[np.ndarra
     if header is None:
         header = has_names(first, below, path)
     names = checked_names(first, path) if header else None
-    rows = [] if header else [_numbers(first, names, path, number)]
+    levels = {} if names is None or categories is False else categories
+    if levels is True:
+        assert names is not None
+        levels = find_levels(below(), names, path)
+    texts: dict[int, list[str]] = {i: [] for i, name in enumerate(names or ()) if name in levels}
+    rows = [] if header else [_numbers(first, names, path, number, texts)]
     for number, fields in lines:
         if len(fields) != len(first):
             raise DataError(f"{path}, line {number}: {len(fields)} fields, but the first line has {len(first)}")
-        rows.append(_numbers(fields, names, path, number))
+        rows.append(_numbers(fields, names, path, number, texts))
     if not rows:
         raise DataError(f"{path} has no rows of data")
-    return np.array(rows), names
+    numbers = np.array(rows)
+    for column, values in texts.items():
+        assert names is not None
+        numbers[:, column] = codes_of(values, names[column], levels[names[column]], path)
+    return numbers, names, {name: tuple(levels[name]) for name in names or () if name in levels}
 
 
 def _lines(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -100,10 +107,16 @@ def _first_widths(text: str, delimiter: str) -> list[int]:
     return widths
 
 
-def _numbers(fields: Sequence[str], names: tuple[str, ...] | None, path: Path, line: int) -> list[float]:
-    """Convert the fields of one line to numbers; the error names the column."""
+def _numbers(
+    fields: Sequence[str], names: tuple[str, ...] | None, path: Path, line: int, texts: Mapping[int, list[str]]
+) -> list[float]:
+    """Convert the fields of one line to numbers; those of text columns are kept in `texts`. Errors name the column."""
     numbers = []
     for column, field in enumerate(fields):
+        if column in texts:
+            texts[column].append(field)
+            numbers.append(float("nan"))
+            continue
         if not is_number(field):
             label = _column_label(column, names)
             raise DataError(f"{path}, line {line}: column {label} is not numeric: it has {field!r}; {_advice(field)}")
@@ -118,6 +131,7 @@ def _numbers(fields: Sequence[str], names: tuple[str, ...] | None, path: Path, l
 
 
 def _column_label(column: int, names: tuple[str, ...] | None) -> str:
+    """Return a column's name for messages, or its number."""
     return repr(names[column]) if names else f"number {column + 1}"
 
 
@@ -130,4 +144,4 @@ def _advice(field: str) -> str:
         )
     if _SEMICOLON.fullmatch(field):
         return "it looks like semicolons between decimal commas: write numbers with a decimal point"
-    return "remove the column or encode it as numbers"
+    return "remove the column or encode it as numbers; a column of text only is read with categories=True"

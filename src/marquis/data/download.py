@@ -1,4 +1,4 @@
-"""Downloading: progress bar, SHA-256, and nothing half-written under a file's real name."""
+"""Download files with a progress bar and a check of their SHA-256; none is left half-written under its real name."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ def find_or_download(
     download: bool = True,
 ) -> list[Path]:
     """Return the paths of all files of a split, after downloading those that are in no place we look.
-
-    Args:
-        named: The data set.
-        split: `"train"`, `"test"`, or `"all"` for every file.
-        data_dir: The first folder to look in, and to download to.
-        download: Whether to download what is missing; `$MARQUIS_OFFLINE=1` forbids it too.
 
     Raises:
         DataError: If a file is nowhere and cannot be downloaded.
@@ -101,7 +95,7 @@ def _copy_from(url: str, part: Path) -> None:
     with (
         urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response,
         part.open("wb") as file,
-        Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress,
+        Progress(*columns, transient=True, disable=sys.stderr is None or not sys.stderr.isatty()) as progress,
     ):
         promised = response.headers.get("Content-Length")
         total = int(promised) if promised and promised.isdigit() else None

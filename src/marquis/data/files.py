@@ -1,4 +1,4 @@
-"""Reading files so that a truncated, corrupt or wrong one is refused by name."""
+"""Read files so that a truncated, corrupt or wrong one is refused by name."""
 
 from __future__ import annotations
 

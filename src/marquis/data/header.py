@@ -1,4 +1,4 @@
-"""Whether the first line of a csv file holds names, and which names will do."""
+"""Decide whether the first line of a csv file holds names, and check them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
     Text makes names, numbers make data, except numbers in equal steps, as `0,1,2` that pandas writes for columns
     without names, or years. These are data if the lines below go on with them; names if they count from 0 or 1 and
     could not be a row of what is below; and else refused.
-
-    Args:
-        first: The fields of the first line.
-        below: A function that yields the fields of the other lines, from the first on.
-        path: For the message.
 
     Raises:
         DataError: It may be either.

@@ -1,4 +1,4 @@
-"""Folders of images, and the decoding that CelebA shares."""
+"""Load folders of images, and decode images as CelebA needs it too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marquis.data.limits import require_fits
-from marquis.data.value import Data, held_out_rows, rows_at_random
+from marquis.data.value import Data, rows_at_random, rows_of_split
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,29 +41,18 @@ def load_image_folder(
     With sub-folders `train` and `test` these are the splits; otherwise `"train"` and `"test"` hold out one
     image in five with seed 42, and `"all"` is everything. Files are taken in the order of their names, which are kept
     in `files`; hidden ones are not data.
-    Images are grey (one channel) if all files are, else RGB; transparency is dropped.
-
-    Args:
-        folder: The folder.
-        split: `"train"`, `"test"` or `"all"`.
-        size: Crop the largest centred square and resize it to this many pixels. Without it, all images must
-            have the same size.
-        limit: Maximum number of images, from the first of the split on.
-        some: Maximum number of these, chosen at random; the others are not decoded.
-        seed: Seed of that choice.
+    Images are grey (one channel) if all files are, else RGB; transparency is dropped. With `size` the largest centred
+    square is cropped and resized; without it all images must have the same size. Of the first `limit` images of the
+    split, `some` random ones are decoded.
     """
     if size is not None and size < 1:
         raise DataError(f"{folder}: size must be at least 1 pixel, not {size}")
     name = str(folder)
-    own_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
-    if own_splits and split == "all":
+    has_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
+    if has_splits and split == "all":
         raise DataError(f"{folder} has sub-folders train and test: ask for one of these splits, or give its path")
-    files, labels, classes = _list_images(folder / split if own_splits else folder)
-    rows = np.arange(len(files))
-    if not own_splits and split != "all":
-        train, test = held_out_rows(len(files), len(files) // 5)
-        rows = train if split == "train" else test
-    rows = rows[:limit]
+    files, labels, classes = _list_images(folder / split if has_splits else folder)
+    rows = rows_of_split(len(files), "all" if has_splits else split)[:limit]
     rows = rows if some is None else rows[rows_at_random(len(rows), some, seed)]
     if len(rows) == 0:
         raise DataError(f"{folder}: split {split!r} of {len(files)} images has none; at least five are needed to split")

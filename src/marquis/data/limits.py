@@ -1,4 +1,4 @@
-"""How much memory a file may unpack to: read from its header and compared with a budget before anything is unpacked."""
+"""Compare the size to which a file unpacks, from its header, with a memory budget before it is unpacked."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def budget() -> int:
 
 def require_fits(needed: int, where: object, what: str) -> None:
     """Refuse data that would take more memory than is allowed.
-
-    Args:
-        needed: Bytes it would take once unpacked.
-        where: The file or folder.
-        what: How large it is, for the message, such as "3 images of 13000 x 13000 pixels".
 
     Raises:
         MemoryBudgetError: It would not fit.

@@ -1,4 +1,4 @@
-"""A Lightning data module over `load`: training, validation and test loaders that repeat exactly."""
+"""Define a Lightning data module over `load`: training, validation and test loaders that repeat exactly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from marquis.arguments import checked
 from marquis.data import load
 from marquis.data.registry import SETS, set_name
 from marquis.data.value import Data, held_out_rows
@@ -70,6 +71,7 @@ class DataModule(LightningDataModule):
         test: Test rows, or None.
     """
 
+    @checked
     def __init__(
         self,
         data: str | os.PathLike[str] | Data,
@@ -140,11 +142,12 @@ class DataModule(LightningDataModule):
         return self._loader(self.validation) if self.validation is not None else []
 
     def test_dataloader(self) -> _Loader | list[_Loader]:
-        """Test batches in order; an empty list if there are none."""
+        """Return test batches in order; an empty list if there are none."""
         self.setup()
         return self._loader(self.test) if self.test is not None else []
 
     def _load(self, split: str) -> Data:
+        """Load a split of the named data."""
         assert not isinstance(self._data, Data)
         return load(self._data, split, self._data_dir, **self._options)
 
@@ -160,6 +163,7 @@ class DataModule(LightningDataModule):
         return rows
 
     def _loader(self, data: Data, sampler: EpochShuffle | None = None) -> _Loader:
+        """Return a loader of these rows."""
         return DataLoader(
             data.tensor_dataset(),
             batch_size=self.batch_size,

@@ -1,4 +1,4 @@
-"""Readers of named sets: scikit-learn's digits, MNIST and its relatives (idx files), UCI regression tables."""
+"""Read named sets: scikit-learn's digits, MNIST and its relatives (idx files), UCI regression tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marquis.choices import choose
 from marquis.data.download import find_or_download
 from marquis.data.files import read_known, read_npz
 from marquis.data.registry import NamedSet
-from marquis.data.value import Data, held_out_rows
+from marquis.data.value import Data, rows_of_split
 from marquis.errors import DataError
 
 _ELEMENT_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -31,8 +31,7 @@ def load_digits(split: str) -> Data:
 
     pixels, labels = from_package(return_X_y=True)
     images = pixels.reshape(-1, 8, 8)
-    train, test = held_out_rows(len(labels), len(labels) // 5)
-    rows = {"train": train, "test": test, "all": slice(None)}[split]
+    rows = rows_of_split(len(labels), split)
     # Levels 0..16 do not fit 0..255 evenly, so these few are kept as floats.
     x = torch.from_numpy(images[rows] / 16).float().unsqueeze(1)
     return Data(x, torch.from_numpy(labels[rows]).long(), "digits", split, source="scikit-learn")
@@ -57,10 +56,6 @@ def load_idx_set(named: NamedSet, split: str, data_dir: str | os.PathLike[str] |
 
 def parse_idx(content: bytes, where: object) -> np.ndarray:
     """Turn the bytes of an (uncompressed) idx file into an array.
-
-    Args:
-        content: The whole file.
-        where: What to call it in an error message.
 
     Raises:
         DataError: If the header is not idx, or the length is not what the header says.

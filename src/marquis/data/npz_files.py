@@ -1,4 +1,4 @@
-"""Which array of an npz file is what: the data, their targets, a mask of what is missing."""
+"""Tell the arrays of an npz file apart: the data, their targets, a mask of what is missing."""
 
 from __future__ import annotations
 

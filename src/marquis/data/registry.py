@@ -1,4 +1,4 @@
-"""The named data sets: their files, SHA-256, public addresses, and other places to look."""
+"""List the named data sets: their files, SHA-256, public addresses, and other places to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files are looked for, and the message when they are nowhere."""
+"""Look for data files, and say how to get those that are nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places and checks of data sets, for `marquis data list` and `marquis data check`."""
+"""Locate and check data sets, for `marquis data list` and `marquis data check`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def _checked(status: Status, data_dir: str | os.PathLike[str] | None) -> Status:
 
 
 def _locate(named: NamedSet, split: str, data_dir: str | os.PathLike[str] | None) -> Status:
+    """Return where a split of a set lies, or how to get it."""
     if named.reader == "digits":
         return Status(named.name, split, "scikit-learn")
     if named.reader == "celeba":

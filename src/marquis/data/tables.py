@@ -1,4 +1,4 @@
-"""Tables and arrays in files: .npy, .npz, .csv and .parquet. Missing values stay NaN."""
+"""Read tables and arrays from .npy, .npz, .csv and .parquet files. Missing values stay NaN."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.data.categories import Levels, codes_of, expanded, find_levels
 from marquis.data.csv_files import read_csv
 from marquis.data.files import read_bytes, read_npy, read_npz
 from marquis.data.header import checked_names
 from marquis.data.limits import require_fits
 from marquis.data.npz_files import sort_arrays
-from marquis.data.value import Data, as_floats, held_out_rows
+from marquis.data.value import Data, as_floats, rows_of_split
 from marquis.errors import DataError
 
 SUFFIXES = frozenset({".npy", ".npz", ".csv", ".parquet"})
@@ -29,6 +30,7 @@ def load_table(
     header: bool | None = None,
     limit: int | None = None,
     dtype: torch.dtype = torch.float32,
+    categories: bool | Levels = False,
 ) -> Data:
     """Read a table or array from a file.
 
@@ -44,19 +46,26 @@ def load_table(
             is `0,1,2,...` above other numbers; a first line in doubt is refused.
         limit: Maximum number of rows, from the first of the split on.
         dtype: Floating type of the result.
+        categories: Whether text columns become indicators of their levels; or these levels, by name.
     """
     if not os.path.isfile(path):  # unlike Path.is_file, False where we may not look
         raise DataError(f"{path} does not exist")
     names: tuple[str, ...] | None = None
     y: np.ndarray | None = None
     missing: np.ndarray | None = None
+    levels: Levels = {}
     content, suffix = read_bytes(path), path.suffix.lower()
     if suffix == ".npy":
         x = read_npy(content, path)
     elif suffix == ".npz":
         x, y, missing = sort_arrays(read_npz(content, path), path)
     else:
-        x, names = read_csv(content, path, header) if suffix == ".csv" else _read_parquet(content, path)
+        read = (
+            read_csv(content, path, header, categories)
+            if suffix == ".csv"
+            else _read_parquet(content, path, categories)
+        )
+        x, names, levels = read
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{path} has no rows: its array has shape {x.shape}")
 
@@ -65,13 +74,13 @@ def load_table(
         if names is None:
             raise DataError(f"{path}: `target` names a column, but a {suffix} file without names has none")
         x, y, names, target_names = _take_targets(x, names, target, path)
+    if levels:
+        assert names is not None
+        levels = {name: levels[name] for name in names if name in levels}
+        x, names = expanded(x, names, levels)
     if y is not None and y.shape[:1] != x.shape[:1]:
         raise DataError(f"{path}: {len(x)} rows but {len(y) if y.ndim else 'a single number instead of'} targets")
-    rows = np.arange(len(x))
-    if split != "all":
-        train, test = held_out_rows(len(x), len(x) // 5)
-        rows = train if split == "train" else test
-    rows = rows[:limit]
+    rows = rows_of_split(len(x), split)[:limit]
     if len(rows) == 0:
         raise DataError(f"{path}: split {split!r} of {len(x)} rows has none; at least five rows are needed to split")
     return Data(
@@ -83,11 +92,14 @@ def load_table(
         target_names=target_names,
         source=str(path),
         dtype=dtype,
+        categories=levels,
     )
 
 
-def _read_parquet(content: bytes, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Read a parquet file of numeric columns; nulls become NaN."""
+def _read_parquet(
+    content: bytes, path: Path, categories: bool | Levels = False
+) -> tuple[np.ndarray, tuple[str, ...], Levels]:
+    """Read a parquet file of numeric columns, and of text columns as the numbers of their levels; nulls become NaN."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -104,9 +116,18 @@ def _read_parquet(content: bytes, path: Path) -> tuple[np.ndarray, tuple[str, ..
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"{path} cannot be read as parquet: it is truncated or corrupt ({problem})") from problem
     names = checked_names(table.column_names, path)
-    columns = []
+    columns, levels = [], dict[str, tuple[str, ...]]()
     for name, column in zip(names, table.columns, strict=True):
         kind = column.type
+        if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            texts = [None if value is None else str(value) for value in column.to_pylist()]
+            known = categories is not False and (
+                find_levels([[text or ""] for text in texts], [name], path) if categories is True else categories
+            )
+            if known and name in known:
+                levels[name] = tuple(known[name])
+                columns.append(codes_of(texts, name, levels[name], path))
+                continue
         numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if not (numeric or pa.types.is_null(kind)):  # null: nothing in it, so that all of it is missing
             raise DataError(
@@ -117,7 +138,7 @@ def _read_parquet(content: bytes, path: Path) -> tuple[np.ndarray, tuple[str, ..
             columns.append(widened.cast(pa.float64()).to_numpy())
         except pa.ArrowInvalid as problem:
             raise DataError(f"{path}: column {name!r} does not fit 64-bit floats: {problem}") from problem
-    return np.stack(columns, axis=1) if columns else np.empty((0, 0)), names
+    return np.stack(columns, axis=1) if columns else np.empty((0, 0)), names, levels
 
 
 def _take_targets(

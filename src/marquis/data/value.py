@@ -1,8 +1,8 @@
-"""The value that `load` returns: rows, targets, and where they came from."""
+"""Define the value that `load` returns: rows, targets, and where they came from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 
 
+@checked_methods
 @dataclass(frozen=True, repr=False, eq=False)
 class Data:
     """Hold the rows of a data set, their targets, and where they came from; never changed after it is made.
@@ -32,6 +34,7 @@ class Data:
         source: The file or folder that was read.
         dtype: The floating type of `x`.
         files: For a folder of images: the file of each row, as a path from the folder (`"cats/1.png"`).
+        categories: Levels of a table's text columns, whose columns of `x` are the indicators `NAME=LEVEL`.
     """
 
     stored: Tensor
@@ -43,6 +46,7 @@ class Data:
     source: str = ""
     dtype: torch.dtype = field(default=torch.float32)
     files: tuple[str, ...] | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse rows and targets of different numbers."""
@@ -96,6 +100,7 @@ class Data:
         return f"Data({self.name!r}, split={self.split!r}, x {self.shape}{targets}, from {self.source})"
 
 
+@checked_methods
 class RowDataset(Dataset[tuple[Tensor, ...]]):
     """Serve `Data` to PyTorch's `DataLoader`, as `TensorDataset` does."""
 
@@ -143,3 +148,9 @@ def held_out_rows(count: int, held_out: int, seed: int = 42) -> tuple[np.ndarray
     """
     order = np.random.RandomState(seed).permutation(count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def rows_of_split(count: int, split: str) -> np.ndarray:
+    """Return the rows of a split of data without an official one: one row in five is the test set."""
+    train, test = held_out_rows(count, count // 5)
+    return {"train": train, "test": test, "all": np.arange(count)}[split]

@@ -1,4 +1,4 @@
-"""The adapted evidence: that of the linearised model, at the linearised model's own optimum.
+"""Tune by the adapted evidence: that of the linearised model, at the linearised model's own optimum.
 
 Networks stopped early, trained by SGD or normalised are not at a mode of their posterior, so `|tilde-theta|^2` in the
 evidence is the wrong number and the tuned error bars come out too wide. The tangent linear model always has a mode.
@@ -22,7 +22,7 @@ from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.mackay import proposal, step_of
-from marquis.evidence.tuning_result import HIGHEST, Step, Tuned, finish
+from marquis.evidence.tuning_result import HIGHEST, Tuned, TuningStep, finish
 from marquis.structures import Full, Structure
 
 POINTS = ("linearisation", "theta_star")
@@ -101,7 +101,7 @@ def adapted(
     moves = hessian_at == "theta_star" and not problem.likelihood.constant_hessian
     shifted = shifted_network(problem.model) if moves else None
     here, theta = problem, problem.mean.detach()
-    history: list[Step] = []
+    history: list[TuningStep] = []
     mixing = Anderson()
     tried: Trial | None = None  # the last point accepted, and the jump from it that is being tried
     accuracy = max(theta_tolerance, 0.1)  # of theta-star, in nats: it tightens as the alternation settles

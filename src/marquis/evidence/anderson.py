@@ -1,4 +1,4 @@
-"""Faster fixed points: Anderson's mixing in the logarithms of the precisions, taken back where it lost ground."""
+"""Accelerate fixed-point iterations by Anderson's mixing in the logarithms of the precisions."""
 
 from __future__ import annotations
 

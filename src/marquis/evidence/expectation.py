@@ -1,4 +1,4 @@
-"""The expectation of `tune("sampled")`: effective numbers of parameters from posterior samples, or exactly."""
+"""Compute the expectation of `tune("sampled")`: effective numbers of parameters from posterior samples, or exactly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.curvature.linop.iterative import Estimate, conjugate_gradients
-from marquis.evidence.linear_model import LinearModel, Rows
+from marquis.curvature.linop.iterative import Matvec, StochasticEstimate, conjugate_gradients
+from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.priors import BoundPrior
 from marquis.randomness import normal
@@ -49,7 +49,7 @@ class Noise:
 
 
 def posterior_samples(
-    product: Rows,
+    product: Matvec,
     precision: Tensor,
     scale: float,
     noise: Noise,
@@ -106,11 +106,7 @@ def effective_by_samples(prior: BoundPrior, samples: Tensor, products: Tensor) -
 
 
 class Exact:
-    """Compute effective parameters `tr_g(H Sigma)` by a factorisation: P products once, then P^3 per call.
-
-    Args:
-        tangent: the linear model.
-    """
+    """Compute effective parameters `tr_g(H Sigma)` by a factorisation: P products once, then P^3 per call."""
 
     def __init__(self, tangent: LinearModel) -> None:
         eye = torch.eye(len(tangent.centre), dtype=tangent.centre.dtype, device=tangent.centre.device)
@@ -135,15 +131,7 @@ class Exact:
 
 
 class Sampled:
-    """Estimate effective parameters from K posterior samples, the same random numbers in every call.
-
-    Args:
-        tangent: the linear model.
-        samples: K.
-        tolerance: relative residual of the samples.
-        max_products: maximum number of products with the curvature per call.
-        generator: source of the random numbers.
-    """
+    """Estimate effective parameters from K posterior samples, the same random numbers in every call."""
 
     def __init__(
         self, tangent: LinearModel, samples: int, tolerance: float, max_products: int, generator: torch.Generator | None
@@ -169,5 +157,5 @@ class Sampled:
             max_products=self._max_products,
         )
         products = scale * self._product(self._solutions)
-        spread = Estimate.from_samples(sum_by_group(prior, self._solutions * products)).standard_error
+        spread = StochasticEstimate.from_samples(sum_by_group(prior, self._solutions * products)).standard_error
         return effective_by_samples(prior, self._solutions, products), spread.nan_to_num(nan=float("inf"))

@@ -1,4 +1,4 @@
-"""The maximum of the evidence at fixed weights: by Adam on the logarithms, or MacKay's fixed points and then Adam."""
+"""Maximise the evidence at fixed weights: by Adam on the logarithms, or MacKay's fixed points and then Adam."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.mackay import mackay, step_of
-from marquis.evidence.tuning_result import HIGHEST, LOWEST, Maximum, Step
+from marquis.evidence.tuning_result import HIGHEST, LOWEST, Maximum, TuningStep
 from marquis.priors import BoundPrior
 
 
@@ -102,19 +102,11 @@ def ascend(
 
     The gradient in `log delta_g` is `1/2 (gamma_g - delta_g |theta_g|^2)`, in `log beta` it is
     `1/2 (N O/T - gamma - beta SSE/T)`. Cost per step: one log-determinant and its derivative.
-
-    Args:
-        problem: with curvature.
-        noise: whether the noise precision is tuned too, where there is one.
-        learning_rate: learning rate of Adam.
-        steps: maximum number of steps.
-        tolerance: ends the ascent once no component of the gradient exceeds it (in nats per e-fold).
-        log_prior: log density of the logarithms of the prior precisions `[G]`, up to a constant; added to the evidence.
     """
     if steps < 1 or not learning_rate > 0:
         raise DataError(f"steps={steps} and learning_rate={learning_rate} have to be positive.")
     logs = LogPrecisions(problem, noise=noise, learning_rate=learning_rate, log_prior=log_prior)
-    history: list[Step] = []
+    history: list[TuningStep] = []
     best, best_value, slope = problem, -math.inf, math.inf
     for count in range(steps + 1):
         value = logs.value_and_gradient(problem)

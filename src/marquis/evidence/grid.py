@@ -1,4 +1,4 @@
-"""A grid of prior precisions, chosen by predictions of validation data."""
+"""Choose among a grid of prior precisions by predictions of validation data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marquis.errors import DataError, NumericalError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.mackay import step_of
-from marquis.evidence.tuning_result import Step, Tuned, finish
+from marquis.evidence.tuning_result import Tuned, TuningStep, finish
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
 
@@ -39,12 +39,6 @@ def grid(
 
     Cost: one call of `score` per value, and one for the present prior.
 
-    Args:
-        problem: whose prior is replaced.
-        score: `(prior, likelihood) -> log predictive density` of validation data.
-        values: candidates; every group gets the same. By default 1e-4 to 1e4, five per decade.
-        relative: multiply the present precisions instead, which keeps the ratios between groups.
-
     Raises:
         NumericalError: all scores are the same, so that they say nothing about the prior, or none is finite.
 
@@ -55,7 +49,7 @@ def grid(
     candidates = sorted(float(v) for v in (DEFAULT_GRID if values is None else values))
     if len(set(candidates)) < 2 or not all(0 < v < math.inf for v in candidates):
         raise DataError("a grid needs at least two different values, positive and finite.")
-    history: list[Step] = [step_of(problem, float(score(prior, problem.likelihood)))]
+    history: list[TuningStep] = [step_of(problem, float(score(prior, problem.likelihood)))]
     problems: list[EvidenceProblem] = []
     for value in candidates:
         precision = prior.precision.detach() * value if relative else torch.full_like(prior.precision.detach(), value)

@@ -1,14 +1,16 @@
-"""The inputs of the evidence: curvature, weights, prior, likelihood, and how well the data are fitted."""
+"""Hold the inputs of the evidence: curvature, weights, prior, likelihood, and how well the data are fitted."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.statistics import Statistics
 from marquis.functional.call import Model
@@ -18,6 +20,7 @@ from marquis.priors import BoundPrior, StructuredPrior
 from marquis.structures import Layout, Structure
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class EvidenceProblem:
     """Hold everything that the evidence and its tuning need; a value.
@@ -99,6 +102,8 @@ class EvidenceProblem:
                 "this problem has no curvature matrix; fit one (Laplace.fit), or use tune(method='sampled')."
             )
         scale = self.scale()
+        if not isinstance(scale, Tensor) and scale == 1:
+            return self.curvature
         return self.curvature * (scale.to(self.curvature.device) if isinstance(scale, Tensor) else scale)
 
     def precision(self) -> Structure:
@@ -112,7 +117,10 @@ class EvidenceProblem:
         if noise is not None:
             assert isinstance(likelihood, Gaussian)
             likelihood = likelihood.with_noise(noise)
-        return replace(self, prior=prior, likelihood=likelihood)
+        made = copy.copy(self)  # not `replace`, which would check the same weights and curvature again
+        object.__setattr__(made, "prior", prior)
+        object.__setattr__(made, "likelihood", likelihood)
+        return made
 
     def require_data(self, method: str) -> tuple[Model, Iterable[Any]]:
         """Return the model and the loader, for a method that runs over the data."""

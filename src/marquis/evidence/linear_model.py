@@ -1,15 +1,15 @@
-"""The linear model tangent to a network, by Jacobian-vector and vector-Jacobian products only."""
+"""Compute with the linear model tangent to a network, by Jacobian-vector and vector-Jacobian products only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from marquis.curvature.linop.iterative import conjugate_gradients
+from marquis.curvature.linop.iterative import Matvec, conjugate_gradients
 from marquis.curvature.linop.products import root_times_transpose
 from marquis.distributed import exchange, sum_of_shares
 from marquis.evidence.inputs import EvidenceProblem
@@ -21,9 +21,6 @@ from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
 from marquis.structures import Layout
-
-Rows = Callable[[Tensor], Tensor]
-"""Rows `[k, P]` to rows `[k, P]`."""
 
 STEP_LENGTHS = tuple(0.5**k for k in range(9))
 """Tried in one pass along a Newton direction."""
@@ -132,6 +129,7 @@ class LinearModel:
             self._stored = kept
 
     def _kept(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor) -> StoredBatch | None:
+        """Return a batch with its Jacobian, if the Jacobians of all data fit."""
         if not f.numel() or not fits(self.network, self.layout, f, self._n, self._limit):
             return None
         jacobian = jacobian_of(self.network, x, f)
@@ -177,7 +175,7 @@ class LinearModel:
         """Return `sum_n J^T L_n J v` for rows `[k, P]`; L at h(theta), or at the network's own outputs."""
         return self.matrix(theta)(rows)
 
-    def matrix(self, theta: Tensor | None = None) -> Rows:
+    def matrix(self, theta: Tensor | None = None) -> Matvec:
         """Return `product` at one theta, for many vectors: where Jacobians are kept, so are the outputs and L there."""
         kept = self._stored
         ready = None if kept is None else [(batch, self._curvature(batch, theta)) for batch in kept]
@@ -191,7 +189,7 @@ class LinearModel:
 
         return lambda rows: sum_of_shares(lambda: share(rows), self._shared)[0]
 
-    def _curvature(self, batch: TangentBatch | StoredBatch, theta: Tensor | None) -> Rows:
+    def _curvature(self, batch: TangentBatch | StoredBatch, theta: Tensor | None) -> Matvec:
         """Return `u -> L u` at h(theta), or at the network's own outputs."""
         at = batch.f if theta is None else self.outputs(batch, theta)
         if isinstance(batch, StoredBatch) and self.likelihood.coupling is not None and at[0].numel() <= FEW_OUTPUTS:
@@ -227,7 +225,7 @@ class LinearModel:
         scale: float,
         start: Tensor,
         *,
-        preconditioner: Rows | None = None,
+        preconditioner: Matvec | None = None,
         tolerance: float = 1e-3,
         max_products: int = 200,
     ) -> Optimum:
@@ -254,7 +252,7 @@ class LinearModel:
             gradient = scale * data + precision * (theta - prior_mean)
             curvature = self.matrix(theta)
 
-            def matrix(rows: Tensor, curvature: Rows = curvature) -> Tensor:
+            def matrix(rows: Tensor, curvature: Matvec = curvature) -> Tensor:
                 return scale * curvature(rows) + precision * rows
 
             # Far from the optimum an accurate Newton direction is wasted; a parabola's is the answer itself.
@@ -275,6 +273,7 @@ class LinearModel:
         return Optimum(theta, self.fit(theta)[0], converged)
 
     def _length(self, theta: Tensor, direction: Tensor, precision: Tensor, mean: Tensor, scale: float) -> float:
+        """Return the step length with the smallest objective along a direction."""
         data = self.losses(theta, direction, (*STEP_LENGTHS, 0.0))
         steps = torch.tensor([*STEP_LENGTHS, 0.0], dtype=theta.dtype, device=theta.device)
         distance = theta - mean + steps[:, None] * direction

@@ -1,4 +1,4 @@
-"""The logarithm of the evidence: how probable the data are under prior and noise, all weights considered."""
+"""Compute the logarithm of the evidence: how probable the data are under prior and noise, all weights considered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.priors import BoundPrior
 
@@ -42,6 +43,7 @@ def evidence_terms(problem: EvidenceProblem) -> EvidenceTerms:
     )
 
 
+@checked
 def log_evidence(problem: EvidenceProblem) -> Tensor:
     """Return the log marginal likelihood of the data, a float64 number with all constants.
 
@@ -55,7 +57,7 @@ def log_evidence(problem: EvidenceProblem) -> Tensor:
 
 
 def log_likelihood(problem: EvidenceProblem) -> Tensor:
-    """Sum of `log p(y|f)` over the data at the present noise."""
+    """Return the sum of `log p(y|f)` over the data at the present noise."""
     seen, noise = problem.statistics, problem.noise
     if noise is None:
         assert seen.log_likelihood is not None
@@ -65,6 +67,7 @@ def log_likelihood(problem: EvidenceProblem) -> Tensor:
     return 0.5 * (seen.observed * torch.log(beta / (2 * math.pi)) - beta * seen.sse.double())
 
 
+@checked
 def effective_parameters(problem: EvidenceProblem) -> Tensor:
     """Return the effective number of parameters per prior group, `gamma_g = P_g - delta_g tr(Sigma_gg)`, `[G]`.
 

@@ -1,4 +1,4 @@
-"""MacKay's fixed points: prior precisions and noise precision at which the evidence is stationary."""
+"""Iterate MacKay's fixed points: prior precisions and noise precision at which the evidence is stationary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
-from marquis.evidence.tuning_result import Maximum, Step, limited
+from marquis.evidence.tuning_result import Maximum, TuningStep, limited
 
 
 def proposal(problem: EvidenceProblem, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -39,17 +39,11 @@ def mackay(
     circles on the Hessian of the log-determinant); the half step contracts by at least 1/2 wherever the full one is
     stable at all. The fixed points are the same. Cost per step: the diagonal of a posterior covariance and a
     log-determinant.
-
-    Args:
-        problem: with curvature and a prior that has precisions.
-        noise: whether the noise precision is tuned too, where there is one.
-        tolerance: on the relative change that the full step would make.
-        max_iterations: maximum number of updates.
     """
     if not tolerance > 0 or max_iterations < 1:
         raise DataError(f"tolerance={tolerance} and max_iterations={max_iterations} have to be positive.")
     best: Maximum | None = None
-    history: list[Step] = []
+    history: list[TuningStep] = []
     with torch.no_grad():
         for iteration in range(max_iterations + 1):
             gamma = effective_parameters(problem)
@@ -73,12 +67,12 @@ def mackay(
     return best
 
 
-def step_of(problem: EvidenceProblem, value: float | None, gamma: Tensor | None = None) -> Step:
+def step_of(problem: EvidenceProblem, value: float | None, gamma: Tensor | None = None) -> TuningStep:
     """Return a line of the history at the problem's present values."""
     prior = problem.prior
     precision = getattr(prior, "precision", None)
     noise = problem.noise
-    return Step(
+    return TuningStep(
         value,
         None if precision is None else precision.detach().clone(),
         None if noise is None else float(noise),

@@ -1,4 +1,4 @@
-"""Tuning without any factorisation: expectation-maximisation with posterior samples found by solving for them."""
+"""Tune without any factorisation: by expectation-maximisation with posterior samples from linear solves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import sum_by_group
 from marquis.evidence.mackay import step_of
-from marquis.evidence.tuning_result import Step, Tuned, TuningWarning, finish, limited
+from marquis.evidence.tuning_result import Tuned, TuningStep, TuningWarning, finish, limited
 from marquis.priors import BoundPrior
 
 JITTER = 1e-6
@@ -103,7 +103,7 @@ def sampled(
     if g_prior:
         weights = expectation.diagonal / problem.statistics.n + JITTER
     here = problem
-    history: list[Step] = []
+    history: list[TuningStep] = []
     change, share = float("inf"), 1.0
     while True:
         delta = here.grouped_prior.vector().to(theta) * weights
@@ -135,9 +135,9 @@ def sampled(
             free = statistics.observed - problem.temperature * gamma.double().sum()
             beta = limited(free / statistics.sse.double())
             change = max(change, abs(float(beta) / float(here.noise) - 1))
-            beta = here.noise.double().to(beta) * stretched(beta / here.noise.double().to(beta), share)
+            beta = here.noise.double().to(beta) * partial_step(beta / here.noise.double().to(beta), share)
         share = max(SMALLEST_STEP, share / 2) if change > last else share
-        here = here.with_hyper(old * stretched(precision / old, share), beta)
+        here = here.with_hyper(old * partial_step(precision / old, share), beta)
     if not change <= UNSETTLED:
         raise NumericalError(
             f"tune('sampled') did not converge: after {iterations} iterations precisions still change by {change:.2g}, "
@@ -178,7 +178,7 @@ def bounded(gamma: Tensor, prior: BoundPrior, observed: float) -> Tensor:
     return gamma * min(1.0, max(observed - 1, 0.5 * observed) / max(float(gamma.sum()), 1e-300))
 
 
-def stretched(ratio: Tensor, share: float) -> Tensor:
+def partial_step(ratio: Tensor, share: float) -> Tensor:
     """Return the ratio of new to old precisions after a share of the step in the logarithm, bounded."""
     return ratio.pow(share).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 

@@ -1,4 +1,4 @@
-"""How well the data are fitted at the weights, in the few numbers that the evidence needs."""
+"""Measure how well the data are fitted at the weights, in the few numbers that the evidence needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.distributed import exchange, group_is_up
 from marquis.errors import DataError
 from marquis.functional.call import Model
@@ -17,6 +18,7 @@ from marquis.likelihoods import Likelihood
 from marquis.loaders import Batch, MaskOf, read_batches
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Statistics:
     """Hold how well the data are fitted.
@@ -67,7 +69,7 @@ class Statistics:
 
 
 class Collector:
-    """Adds up `Statistics` batch by batch from outputs and labels.
+    """Add up `Statistics` batch by batch from outputs and labels.
 
     Attributes:
         labelled: Whether all batches so far had labels.
@@ -119,4 +121,5 @@ class Collector:
         return self._as_statistics(int(n), int(observed), torch.tensor(total, dtype=torch.float64))
 
     def _as_statistics(self, n: int, observed: int, total: Tensor) -> Statistics:
+        """Return sums as `Statistics` of the likelihood's kind."""
         return Statistics(n, observed, **{"sse" if self._squared else "log_likelihood": total})

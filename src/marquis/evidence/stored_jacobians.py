@@ -1,4 +1,4 @@
-"""Jacobians of small problems, kept in memory: every later product is two matrix multiplications, no backward pass."""
+"""Keep the Jacobians of small problems in memory, so that every later product is two matrix multiplications."""
 
 from __future__ import annotations
 
@@ -43,15 +43,7 @@ class StoredBatch:
 
 
 def fits(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
-    """Return whether the Jacobians of all data may be kept.
-
-    Args:
-        network: gives device and type.
-        layout: the P weights.
-        outputs: outputs of one batch.
-        data: number of data in all batches.
-        limit: bytes; None for `STORED_BYTES` or a quarter of what is free.
-    """
+    """Return whether the Jacobians of all `data` examples fit into `limit` bytes; by default see `STORED_BYTES`."""
     if limit is None:
         limit = min(STORED_BYTES, available_bytes(network.device) // 4)
     return data * outputs[0].numel() * layout.total * outputs.element_size() <= limit

@@ -1,4 +1,4 @@
-"""Training with evidence: weight decay and noise are learnt while the network trains, without validation data."""
+"""Train with evidence: weight decay and noise are learnt while the network trains, without validation data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature import accumulate
-from marquis.distributed import exchange, fails_together, group_is_up, own_or_first, sum_tensor
+from marquis.distributed import exchange, fails_together, group_is_up, sum_tensor, this_or_first
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.evidence.gradient import LogPrecisions, maximise
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.statistics import Collector
-from marquis.evidence.tuning_result import Step, finish
+from marquis.evidence.tuning_result import TuningStep, finish
 from marquis.functional.call import run as run_module
 from marquis.functional.checks import batch_size, naming_inputs
 from marquis.functional.replica import refuse_torchscript
@@ -56,7 +56,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class EvidenceTraining:
     """Hold the outcome of `train`.
 
     Attributes:
@@ -117,7 +117,7 @@ def train(
     mask_of: MaskOf | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
-) -> Trained:
+) -> EvidenceTraining:
     """Train to the mode of the posterior while the evidence chooses prior precisions and noise.
 
     See docs/method/evidence.md#training-with-evidence.
@@ -324,7 +324,7 @@ def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) 
         first = x if first is None else first
         n += batch_size(x)
     if group_is_up():
-        n, first = sum(exchange(n)), own_or_first(first)
+        n, first = sum(exchange(n)), this_or_first(first)
     if n == 0:
         raise DataError("the loader yields no batches; there is nothing to train on.")
     return n, first
@@ -332,17 +332,19 @@ def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) 
 
 def _restored(
     run: _Run, best: _Checkpoint | None, prior: BoundPrior, likelihood: Likelihood, history: list[Epoch]
-) -> Trained:
+) -> EvidenceTraining:
     """Return the best checkpoint, or the last state if there was no update."""
     updates = sum(epoch.log_evidence is not None for epoch in history)
     if best is None:
         text = f"none of the {len(history)} epochs was due for an update, so prior and noise are those at the start."
         warnings.warn(text, UserWarning, stacklevel=3)
-        return Trained(run.network.eval(), run.prior, run.likelihood, None, len(history), 0, tuple(history), text)
+        return EvidenceTraining(
+            run.network.eval(), run.prior, run.likelihood, None, len(history), 0, tuple(history), text
+        )
     run.network.load_state_dict(best.state)
     before = best.problem.with_hyper(prior.precision, likelihood.scalar_noise_precision)
-    steps = [Step(None, prior.precision)] + [
-        Step(epoch.log_evidence, epoch.precision, epoch.noise_precision)
+    steps = [TuningStep(None, prior.precision)] + [
+        TuningStep(epoch.log_evidence, epoch.precision, epoch.noise_precision)
         for epoch in history
         if epoch.log_evidence is not None
     ]
@@ -355,7 +357,7 @@ def _restored(
         history=steps,
         notes=[],
     )
-    return Trained(
+    return EvidenceTraining(
         run.network.eval(),
         best.problem.grouped_prior,
         best.problem.likelihood,

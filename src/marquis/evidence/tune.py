@@ -1,4 +1,4 @@
-"""One call for every way of choosing prior and noise."""
+"""Choose prior and noise by one call, whatever the method."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.evidence.adapted import adapted
@@ -22,6 +23,7 @@ from marquis.priors import BoundPrior
 METHODS = ("evidence", "gradient", "adapted", "grid", "sampled")
 
 
+@checked
 def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> Tuned:
     """Choose prior precisions, and the noise precision of a Gaussian, by the evidence or by validation data.
 
@@ -79,6 +81,7 @@ def by_gradient(problem: EvidenceProblem, **options: Any) -> Tuned:
 
 
 def _tuned(problem: EvidenceProblem, maximum: Maximum, value: float, gamma: Tensor | None) -> Tuned:
+    """Return a maximum as the result of tuning, with its table."""
     return finish(
         problem,
         maximum.problem,

@@ -1,8 +1,8 @@
-"""Results of tuning: the new prior and noise, and a table that says what changed."""
+"""Hold the results of tuning: the new prior and noise, and a table of what changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.likelihoods import Likelihood
+from marquis.notebook import ShownAsText
 from marquis.priors import BoundPrior, StructuredPrior
 
 LOWEST, HIGHEST = 1e-8, 1e8
@@ -27,7 +28,7 @@ class TuningWarning(UserWarning):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TuningStep:
     """Hold one iteration of tuning.
 
     Attributes:
@@ -60,14 +61,14 @@ class Maximum:
     problem: EvidenceProblem
     log_evidence: float
     converged: bool
-    history: list[Step]
+    history: list[TuningStep]
     gamma: Tensor | None = None
     by: str = "MacKay"
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class Tuned(ShownAsText):
     """Hold the outcome of `tune`.
 
     Attributes:
@@ -90,7 +91,7 @@ class Tuned:
     likelihood: Likelihood
     log_evidence: float | None
     effective_parameters: Tensor | None
-    history: tuple[Step, ...]
+    history: tuple[TuningStep, ...]
     method: str
     notes: tuple[str, ...] = ()
     theta_star: Tensor | None = None
@@ -130,7 +131,7 @@ def finish(
     method: str,
     log_evidence: float | None,
     gamma: Tensor | None,
-    history: list[Step],
+    history: list[TuningStep],
     notes: list[str],
     converged: bool = True,
     theta_star: Tensor | None = None,
@@ -144,26 +145,15 @@ def finish(
     beta = likelihood.scalar_noise_precision
     if beta is not None and (float(beta) >= 0.99 * HIGHEST or float(beta) <= 1.01 * LOWEST):
         notes = [*notes, f"the noise precision stopped at its limit, {float(beta):.0e}; check the scale of the labels."]
-    report = table(before, prior, likelihood, method, log_evidence, gamma, history, notes, value_name)
-    return Tuned(
-        prior, likelihood, log_evidence, gamma, tuple(history), method, tuple(notes), theta_star, converged, report
-    )
+    steps, remarks = tuple(history), tuple(notes)
+    tuned = Tuned(prior, likelihood, log_evidence, gamma, steps, method, remarks, theta_star, converged)
+    return replace(tuned, report=table(before, tuned, value_name))
 
 
-def table(
-    before: EvidenceProblem,
-    prior: BoundPrior | StructuredPrior,
-    likelihood: Likelihood,
-    method: str,
-    value: float | None,
-    gamma: Tensor | None,
-    history: list[Step],
-    notes: list[str],
-    value_name: str = "log evidence",
-) -> str:
+def table(before: EvidenceProblem, tuned: Tuned, value_name: str) -> str:
     """Return a table of what was tuned, from which to which value, with effective parameters."""
     rows: list[tuple[str, ...]] = []
-    total = prior.layout.total
+    prior, gamma, total = tuned.prior, tuned.effective_parameters, tuned.prior.layout.total
     if isinstance(prior, BoundPrior):
         old = before.grouped_prior.precision.detach()
         if prior.group_names is not None and len(prior.precision) <= SHOWN:
@@ -176,12 +166,12 @@ def table(
             shown = "" if gamma is None else f"{float(gamma.sum()):.1f}"
             label = f"prior precision, {len(prior.precision)} groups"
             rows.append((label, _range(old), _range(prior.precision), f"{total}", shown))
-    old_noise, new_noise = before.likelihood.scalar_noise_precision, likelihood.scalar_noise_precision
+    old_noise, new_noise = before.likelihood.scalar_noise_precision, tuned.likelihood.scalar_noise_precision
     if old_noise is not None and new_noise is not None:
         rows.append(("noise precision", _number(old_noise), _number(new_noise), "", ""))
-    first = history[0].log_evidence if history else None
-    if value is not None:
-        rows.append((value_name, "" if first is None else f"{first:.3f}", f"{value:.3f}", "", ""))
+    first = tuned.history[0].log_evidence if tuned.history else None
+    if tuned.log_evidence is not None:
+        rows.append((value_name, "" if first is None else f"{first:.3f}", f"{tuned.log_evidence:.3f}", "", ""))
     if gamma is not None:
         rows.append(("all weights", "", "", f"{total}", f"{float(gamma.sum()):.1f}"))
     head = ("tuned", "from", "to", "weights", "effective")
@@ -191,16 +181,18 @@ def table(
         cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
         return "  ".join(cells).rstrip()
 
-    steps = max(len(history) - 1, 0)
-    lines = [f"tuned by {method}, {steps} iteration{'' if steps == 1 else 's'}", line(head)]
+    steps = max(len(tuned.history) - 1, 0)
+    lines = [f"tuned by {tuned.method}, {steps} iteration{'' if steps == 1 else 's'}", line(head)]
     lines += [line(tuple("-" * w for w in widths)), *map(line, rows)]
-    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+    return "\n".join([*lines, *(f"note: {note}" for note in tuned.notes)])
 
 
 def _number(value: Tensor | float) -> str:
+    """Format a number for the table."""
     return f"{float(value):.4g}"
 
 
 def _range(values: Tensor) -> str:
+    """Format the smallest and the largest value."""
     low, high = float(values.min()), float(values.max())
     return _number(low) if low == high else f"{_number(low)} .. {_number(high)}"

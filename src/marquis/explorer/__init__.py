@@ -1,4 +1,4 @@
-"""The explorer: a page on which one sees what an autoencoder knows and does not know.
+"""Explore an autoencoder on a page that shows what it knows and does not know.
 
 `explore` opens it for any model; `marquis explore RUN` does so for a run. Nothing is loaded from elsewhere.
 """
@@ -11,9 +11,9 @@ from marquis.lazy import lazy_names
 
 if TYPE_CHECKING:
     from marquis.explorer.export import export_page
-    from marquis.explorer.serve import Server
+    from marquis.explorer.open_page import explore
+    from marquis.explorer.server import Server
     from marquis.explorer.session import Session
-    from marquis.explorer.show import explore
     from marquis.explorer.workspace import Workspace
 
 __all__ = ["Server", "Session", "Workspace", "explore", "export_page"]
@@ -21,10 +21,10 @@ __all__ = ["Server", "Session", "Workspace", "explore", "export_page"]
 __getattr__ = lazy_names(
     __name__,
     {
-        "Server": "serve",
+        "Server": "server",
         "Session": "session",
         "Workspace": "workspace",
-        "explore": "show",
+        "explore": "open_page",
         "export_page": "export",
     },
 )

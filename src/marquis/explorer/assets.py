@@ -1,4 +1,4 @@
-"""The files of the page, which lie in the package."""
+"""Read the files of the page, which are part of the package."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ SCRIPTS = (
     "dom.js",
     "palette.js",
     "state.js",
-    "plane.js",
-    "live.js",
-    "grid.js",
-    "saved.js",
+    "quantities.js",
+    "latent-plane.js",
+    "server-answers.js",
+    "grid-geodesics.js",
+    "export-answers.js",
     "pictures.js",
-    "points.js",
-    "map.js",
-    "here.js",
-    "point.js",
-    "roc.js",
-    "scores.js",
-    "missing.js",
-    "film.js",
-    "selection.js",
+    "column-table.js",
+    "map-points.js",
+    "map-marks.js",
+    "latent-map.js",
+    "point-panel.js",
+    "decode-panel.js",
+    "roc-curve.js",
+    "scores-panel.js",
+    "missing-panel.js",
+    "path-panel.js",
+    "selection-panel.js",
+    "map-colours.js",
+    "save-view.js",
+    "toolbar.js",
     "main.js",
 )
 """The scripts, each after those that it imports: an export joins them in this order."""

@@ -1,4 +1,4 @@
-"""The explorer as one HTML file with precomputed answers, which opens from disk without a server."""
+"""Export the explorer as one HTML file with precomputed results, which opens from disk without a server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.explorer.assets import SCRIPTS, asset
-from marquis.explorer.session import BATCH, SHOWN, Answer, Session, plane_grid
+from marquis.explorer.json_arrays import packed
+from marquis.explorer.session import BATCH, SHOWN, Answer, Session, code_covariances, plane_grid
 from marquis.explorer.thumbnails import SHEET, is_image, sheet_png
-from marquis.explorer.wire import packed
 from marquis.explorer.workspace import Workspace
 from marquis.io.atomic import write_text
 from marquis.tasks import geometry
@@ -28,6 +29,7 @@ MARGIN = 0.2
 """Of the codes' extent, by which the grid goes beyond them."""
 
 
+@checked
 def export_page(workspace: Workspace, path: str | os.PathLike[str]) -> Path:
     """Write the explorer's page with everything it needs into one file.
 
@@ -81,7 +83,7 @@ def joined_scripts() -> str:
     parts = ["const modules = {};"]
     for name in SCRIPTS:
         text = re.sub(
-            r'^import (\{[^}]*\}) from "\./([\w.]+)";$', r'const \1 = modules["\2"];', asset(name), flags=re.MULTILINE
+            r'^import (\{[^}]*\}) from "\./([\w.-]+)";$', r'const \1 = modules["\2"];', asset(name), flags=re.MULTILINE
         )
         exported = re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", text, flags=re.MULTILINE)
         text = re.sub(r"^export (?=(?:async )?(?:function|const|class) )", "", text, flags=re.MULTILINE)
@@ -136,17 +138,19 @@ def _plane(session: Session) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray],
 
 
 def _rows(session: Session) -> tuple[dict[str, np.ndarray], str]:
-    """Return reconstruction and standard deviation of every row; of tables also the contributions to a score."""
-    reconstructions, stds, parts, score = [], [], [], "nll"
+    """Return reconstructions, standard deviations and code covariances; of tables also contributions to a score."""
+    reconstructions, stds, covariances, parts, score = [], [], [], [], "nll"
     table = not is_image(session.points.rows)
     for x in session.x.split(BATCH):
-        result = session.reconstruct(x)
-        reconstructions.append(session.subject.rows(result.mean))
-        stds.append(session.subject.stds(result.std))
+        result = session.reconstruct(x, keep=True)
+        covariances.append(code_covariances(result.latent))
+        reconstructions.append(session.explored.rows(result.mean))
+        stds.append(session.explored.stds(result.std))
         if table:
             score, entries = session.contributions(x, result, "nll")
-            parts.append(session.subject.entries(entries))
+            parts.append(session.explored.entries(entries))
     rows = {"reconstruction": np.concatenate(reconstructions), "std": np.concatenate(stds)}
+    rows["covariance"] = np.concatenate(covariances)
     return ({**rows, "contributions": np.concatenate(parts)} if table else rows), score
 
 
@@ -158,6 +162,7 @@ def _for_json(values: np.ndarray) -> Any:
 
 
 def _sheets(images: np.ndarray, low: float, high: float) -> dict[str, Any]:
+    """Return images as PNG sheets, encoded for the page."""
     edge = max(images.shape[2:])
     sheets = [sheet_png(images[k : k + SHEET], low, high, edge) for k in range(0, len(images), SHEET)]
     encoded = [base64.b64encode(sheet).decode() for sheet in sheets]

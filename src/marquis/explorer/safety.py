@@ -1,4 +1,4 @@
-"""What stands between the network and the explorer: hosts, origins, sizes, and headers of every response."""
+"""Restrict who may use the explorer over the network: hosts, origins, sizes, and headers of every response."""
 
 from __future__ import annotations
 

@@ -1,189 +1,104 @@
-"""The explorer's page and its questions over HTTP: a thin layer over `Workspace`."""
+"""Run the explorer's server: in the foreground until Ctrl-C, or in a thread."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from typing import Any
 
-from fastapi import FastAPI, File, Path, Request, Response, UploadFile
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
-
-from marquis.errors import MarquisError
-from marquis.explorer.assets import ASSETS, asset
-from marquis.explorer.wire import as_json
+from marquis.errors import DataError, StorageError, UnsupportedOperationError
 from marquis.explorer.workspace import Workspace
 
-Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-Code = Annotated[list[Number], Field(min_length=1, max_length=4096)]
-Row = Annotated[int, Field(ge=0, le=2**31)]
-Model = Annotated[int, Field(ge=0, le=1)]
-DataName = Literal["main", "second"]
-PNG_TYPE, JSON_TYPE = "image/png", "application/json"
+INSTALL = "the explorer's server needs FastAPI, uvicorn and python-multipart: pip install 'marquis[explore]'"
+STARTING = 30.0
+"""Seconds after which a server that has not started is given up."""
 
 
-class Problem(BaseModel):
-    """Say in one line what went wrong."""
+class Server:
+    """Serve one workspace; `url` is its address.
 
-    error: str
+    Args:
+        workspace: What to show.
+        port: Port to listen on; 0 takes a free one.
+        host: Address of this machine to bind to, by default reachable from this machine only.
 
+    Raises:
+        UnsupportedOperationError: The packages of `marquis[explore]` are not installed.
+        DataError: The host is no single address of this machine.
+        StorageError: The port is taken.
+    """
 
-class Question(BaseModel):
-    """Hold what every request has: the number of the model. Unknown and misspelt fields are refused."""
+    def __init__(self, workspace: Workspace, port: int = 0, host: str = "127.0.0.1") -> None:
+        try:
+            import python_multipart  # noqa: F401  # FastAPI asks for it only when a form arrives
+            import uvicorn
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    model: Model = 0
+            from marquis.explorer.api import make_app
+            from marquis.explorer.safety import Guard, allowed_hosts
+        except ImportError as problem:
+            raise UnsupportedOperationError(f"{INSTALL} ({problem})") from problem
+        self._socket = _bound(host, port)
+        self.port = self._socket.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self.port}/"
+        app: Any = Guard(make_app(workspace), allowed_hosts(host, self.port))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+        self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, lifespan="off", **options))
+        self._thread: threading.Thread | None = None
 
+    def run(self) -> None:
+        """Serve until Ctrl-C, and then return."""
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it anew once it has closed all connections
+            self._server.run(sockets=[self._socket])
 
-class Decode(Question):
-    """Decode a code."""
+    def start(self) -> Server:
+        """Serve in a thread until `close`; returns when the server is ready, itself."""
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread.start()
+        end = time.monotonic() + STARTING
+        while not self._server.started:
+            if time.monotonic() > end or not self._thread.is_alive():
+                raise StorageError(f"the server at {self.url} did not start")
+            time.sleep(0.01)
+        return self
 
-    code: Code
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(10)
+        self._socket.close()
 
+    def __enter__(self) -> Server:
+        return self if self._thread else self.start()
 
-class Background(Question):
-    """Compute a quantity on a grid of a plane."""
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
-    quantity: Literal["std", "total_std", "density", "volume"]
-    origin: Code
-    u: Code
-    v: Code
-    box: Annotated[list[Number], Field(min_length=4, max_length=4)]
-    size: Annotated[int, Field(ge=2, le=96)] = 32
-
-
-class Explain(Question):
-    """Explain one row."""
-
-    row: Row
-    data: DataName = "main"
-    score: Annotated[str, Field(max_length=40)] = "nll"
-
-
-class Order(Question):
-    """Order the nearest points of a row along geodesics."""
-
-    row: Row
-
-
-class Between(Question):
-    """Interpolate between two codes."""
-
-    start: Code
-    end: Code
-
-
-class Impute(Question):
-    """Take entries of a row for missing."""
-
-    row: Row
-    data: DataName = "main"
-    missing: Annotated[list[Row], Field(max_length=1_000_000)]
-
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
-    for status, text in {
-        400: "The question cannot be answered.",
-        403: "Another host or origin.",
-        413: "The body is too large.",
-        422: "The body is not what was expected.",
-    }.items()
-}
+    def __repr__(self) -> str:
+        return f"Server({self.url})"
 
 
-def make_app(workspace: Workspace) -> FastAPI:
-    """Return the application; its interactive documentation is off, because that loads from elsewhere."""
-    app = FastAPI(title="Marquis explorer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.router.redirect_slashes = False
-    _add_problems(app)
-
-    @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return Response(asset("index.html"), media_type="text/html; charset=utf-8")
-
-    @app.get("/page/{name}", include_in_schema=False)
-    def part(name: str) -> Response:
-        if name not in ASSETS:  # a fixed list: no name of a request reaches the file system
-            raise HTTPException(404)
-        return Response(asset(name), media_type=ASSETS[name])
-
-    def answers(path: str, answer: Callable[[Any], Any], question: type[Question]) -> None:
-        def endpoint(body: Any) -> Response:
-            return Response(as_json(answer(body)), media_type=JSON_TYPE)
-
-        endpoint.__annotations__ = {"body": question, "return": Response}
-        endpoint.__doc__ = question.__doc__
-        app.post(path, responses=PROBLEMS, name=question.__name__)(endpoint)
-
-    session = workspace.session
-    answers("/api/decode", lambda q: session(q.model).decode(q.code), Decode)
-    answers("/api/background", lambda q: _background(workspace, q), Background)
-    answers("/api/explain", lambda q: session(q.model).explain(workspace.row(q.row, q.data), q.score), Explain)
-    answers("/api/order", lambda q: session(q.model).geodesic_order(q.row), Order)
-    answers("/api/path", lambda q: session(q.model).path(q.start, q.end), Between)
-    answers("/api/impute", lambda q: session(q.model).impute(workspace.row(q.row, q.data), q.missing), Impute)
-
-    @app.get("/api/about", responses=PROBLEMS)
-    def about() -> Response:
-        """Return the models, codes, scores and data."""
-        return Response(as_json(workspace.about()), media_type=JSON_TYPE)
-
-    @app.get("/api/second", responses=PROBLEMS)
-    def second() -> Response:
-        """Return the second data set."""
-        return Response(as_json(workspace.about_second()), media_type=JSON_TYPE)
-
-    @app.post("/api/second", responses=PROBLEMS)
-    def upload(file: Annotated[UploadFile, File()]) -> Response:
-        """Take a file as the second data set."""
-        workspace.read_second(file.filename or "", file.file.read())
-        return Response(as_json(workspace.about_second()), media_type=JSON_TYPE)
-
-    @app.get("/api/sheet/{data}/{number}", responses={**PROBLEMS, 200: {"content": {PNG_TYPE: {}}}})
-    def sheet(data: DataName, number: Annotated[int, Path(ge=0, le=2**31)]) -> Response:
-        """Return a sheet of thumbnails."""
-        return Response(workspace.sheet(data, number), media_type=PNG_TYPE)
-
-    return app
-
-
-def _background(workspace: Workspace, question: Background) -> dict[str, Any]:
-    low_u, high_u, low_v, high_v = question.box
-    if not (low_u < high_u and low_v < high_v):
-        raise RequestValidationError([{"loc": ("box",), "msg": "each low end is below its high end"}])
-    vectors = (tuple(vector) for vector in (question.origin, question.u, question.v))
-    values = workspace.session(question.model).background(
-        question.quantity, *vectors, (low_u, high_u, low_v, high_v), question.size
-    )
-    return {"values": values}
-
-
-def _add_problems(app: FastAPI) -> None:
-    """Answer every failure with one clear line."""
-
-    @app.exception_handler(MarquisError)
-    def _refused(request: Request, problem: MarquisError) -> Response:
-        return _problem(400, str(problem))
-
-    @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, problem: RequestValidationError) -> Response:
-        first = problem.errors()[0]
-        place = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
-        return _problem(422, f"{place}: {first['msg']}" if place else str(first["msg"]))
-
-    @app.exception_handler(HTTPException)
-    def _missing(request: Request, problem: HTTPException) -> Response:
-        return _problem(problem.status_code, str(problem.detail), problem.headers)
-
-    @app.exception_handler(Exception)
-    def _unexpected(request: Request, problem: Exception) -> Response:
-        traceback.print_exception(problem)
-        return _problem(500, f"unexpected {type(problem).__name__}; the terminal shows where. Please report it")
-
-
-def _problem(status: int, reason: str, headers: Any = None) -> Response:
-    line = " ".join(reason.split())[:500]
-    return Response(as_json({"error": line}), status, headers=headers, media_type=JSON_TYPE)
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to one address of this machine."""
+    name = "127.0.0.1" if host == "localhost" else host
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        raise DataError(f"host {host!r}: an address of this machine is needed, such as 127.0.0.1") from None
+    if address.is_unspecified or address.is_multicast:
+        raise DataError(f"host {host}: name one address of this machine, so that requests for others can be refused")
+    if not 0 <= port < 2**16:
+        raise DataError(f"port {port}: from 1 to 65535, or 0 for a free one")
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # so named, asyncio sends without delay
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((str(address), port))
+    except OSError as problem:
+        bound.close()
+        raise StorageError(f"{host}, port {port} cannot be opened: {problem.strerror}; choose another --port") from None
+    return bound

@@ -1,4 +1,4 @@
-"""Every question that the explorer's page asks about one model and its data, answered as plain arrays."""
+"""Compute everything that the explorer's page requests about one model and its data, as plain arrays."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.arguments import as_numbers, checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.explorer.subjects import Points, Subject
+from marquis.explorer.explored_models import ExploredModel, Points
 from marquis.tasks import geometry, ood
 from marquis.tasks.batches import SameSeed, batches, naming_shape
 from marquis.tasks.contributions import EXPLAINED, entries_of, nll_contributions
@@ -26,9 +27,11 @@ SAMPLES, GEOMETRY_SAMPLES, SHOWN = 24, 8, 8
 NEIGHBOURS, ORDERED = 8, 50
 CURVE, CURVE_STEPS, ORDER_POINTS, ORDER_STEPS = 33, 40, 5, 6
 BATCH, ROC_POINTS = 512, 200
+SCALE_GRID, SCALE_MARGIN = 8, 0.1
 BACKGROUNDS = ("std", "total_std", "density", "volume")
 
 
+@checked_methods
 class Session:
     """Hold a model and its data: codes and scores are computed once, everything else on request.
 
@@ -36,7 +39,7 @@ class Session:
     they change smoothly with the code and agree with each other.
 
     Args:
-        subject: The model.
+        explored: The model.
         points: Rows to show.
         seed: For networks.
         progress: Show a bar on a terminal.
@@ -49,17 +52,17 @@ class Session:
         scores: Outlier scores `[n]` by name, larger for more likely outliers.
     """
 
-    def __init__(self, subject: Subject, points: Points, *, seed: int = 0, progress: bool = True) -> None:
-        self.subject, self.points, self.progress = subject, points, progress
-        self._same = SameSeed(subject.model, torch.Generator().manual_seed(seed))
-        self.x = subject.inputs(points.rows)
-        reference = subject.reference()
+    def __init__(self, explored: ExploredModel, points: Points, *, seed: int = 0, progress: bool = True) -> None:
+        self.explored, self.points, self.progress = explored, points, progress
+        self._same = SameSeed(explored.model, torch.Generator().manual_seed(seed))
+        self.x = explored.inputs(points.rows)
+        reference = explored.reference()
         self._reference = None if reference is None else self._described(reference, "training rows")[2]
         self.codes, self.code_std, parts = self._described(self.x, "codes and scores")
         self._reference = parts if self._reference is None else self._reference
         self.scores = self._with_combined(parts)
-        self.decoders = geometry.SampledDecoders(subject.model, SAMPLES, generator=self._same.generator())
-        self.few_decoders = geometry.SampledDecoders(subject.model, GEOMETRY_SAMPLES, generator=self._same.generator())
+        self.decoders = geometry.SampledDecoders(explored.model, SAMPLES, generator=self._same.generator())
+        self.few_decoders = geometry.SampledDecoders(explored.model, GEOMETRY_SAMPLES, generator=self._same.generator())
         self.background = lru_cache(64)(self._background)
 
     @property
@@ -75,13 +78,26 @@ class Session:
         signs = np.sign(directions[np.arange(self.latent), np.abs(directions).argmax(1)])
         return center, directions * np.where(signs == 0, 1, signs)[:, None]
 
+    @cached_property
+    def std_scale(self) -> float:
+        """Return a standard deviation that hardly any entry exceeds that is decoded on the map: the end of a scale."""
+        center, directions = self.principal
+        along = (self.codes - center) @ directions[:2].T
+        low, high = along.min(0), along.max(0)
+        pad = SCALE_MARGIN * (high - low)
+        shares = np.linspace(0, 1, SCALE_GRID)
+        ends = [low[k] - pad[k] + shares * (high[k] - low[k] + 2 * pad[k]) for k in range(len(low))]
+        places = np.stack(np.meshgrid(*ends), -1).reshape(-1, len(ends))
+        _, std, total, _ = self.decode_many(self.as_codes(center + places @ directions[: len(ends)]))
+        return float(np.nanquantile(std if self.decoders.count > 1 else total, 0.995))
+
     # --- codes and scores --------------------------------------------------------------------------------
 
     def _described(self, x: Tensor, what: str) -> tuple[np.ndarray, np.ndarray, ood.Scores]:
         """Return codes, their standard deviations, and scores, all by the same networks."""
         means, stds, parts = [], [], []
-        for batch in batches(self.subject.model, x, BATCH, what, self.progress):
-            with naming_shape(self.subject.model, batch, what):
+        for batch in batches(self.explored.model, x, BATCH, what, self.progress):
+            with naming_shape(self.explored.model, batch, what):
                 result = self.reconstruct(batch)
             means.append(result.latent.mean.flatten(1).cpu())
             stds.append(result.latent.std.flatten(1).cpu())
@@ -90,6 +106,7 @@ class Session:
         return torch.cat(means).double().numpy(), torch.cat(stds).double().numpy(), scores
 
     def _with_combined(self, parts: ood.Scores) -> dict[str, np.ndarray]:
+        """Return scores together with the combined one."""
         assert self._reference is not None
         joined = {"combined": ood.combined(parts, self._reference), **parts}
         return {name: score.double().numpy() for name, score in joined.items()}
@@ -100,7 +117,7 @@ class Session:
         Returns:
             `codes`, `code_std`, `scores`, and for each score `auroc` and the points `fpr`, `tpr` of its ROC curve.
         """
-        codes, std, parts = self._described(self.subject.inputs(points.rows), "second data set")
+        codes, std, parts = self._described(self.explored.inputs(points.rows), "second data set")
         scores = self._with_combined(parts)
         curves = {}
         for name, score in scores.items():
@@ -130,7 +147,7 @@ class Session:
         outputs, noise = self.decoders.shaped_outputs(self.decoders.like_codes(z))
         variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
         total = variance if noise is None else variance + noise
-        rows, stds = self.subject.rows, self.subject.stds
+        rows, stds = self.explored.rows, self.explored.stds
         return rows(outputs.mean(0)), stds(variance.sqrt()), stds(total.sqrt()), rows(outputs)
 
     def _background(
@@ -189,25 +206,25 @@ class Session:
         x = self._input(row)
         result = self.reconstruct(x, keep=True)
         score, parts = self.contributions(x, result, score)
-        mean, code = self.subject.rows(result.mean[0]), result.latent.mean[0].flatten().double().numpy()
+        mean, code = self.explored.rows(result.mean[0]), result.latent.mean[0].flatten().double().numpy()
         original = self.points.rows[row] if isinstance(row, int) else np.asarray(row)
         return {
             "original": original,
             "reconstruction": mean,
             "difference": original - mean,
-            "std": self.subject.stds(result.std[0]),
-            "contributions": self.subject.entries(parts[0]),
+            "std": self.explored.stds(result.std[0]),
+            "contributions": self.explored.entries(parts[0]),
             "score": score,
             "score_value": float(parts.double().sum()),
             "code": code,
             "code_std": result.latent.std[0].flatten().double().numpy(),
-            "code_covariance": _covariance(result.latent),
+            "code_covariance": code_covariances(result.latent)[0],
             "neighbours": self.neighbours(code, NEIGHBOURS, row if isinstance(row, int) else None),
         }
 
     def reconstruct(self, x: Tensor, keep: bool = False) -> Any:
         """Return the model's reconstruction of inputs by the session's networks."""
-        return self.subject.model.reconstruct(x, SAMPLES, generator=self._same.generator(), keep=keep)
+        return self.explored.model.reconstruct(x, SAMPLES, generator=self._same.generator(), keep=keep)
 
     def contributions(self, x: Tensor, result: Any, score: str) -> tuple[str, Tensor]:
         """Return the contributions of entries to a score, and which score it is; `result` reconstructs `x`."""
@@ -215,13 +232,13 @@ class Session:
         if score in EXPLAINED and score != "nll":
             return score, entries_of(result, x)[score]
         try:
-            return "nll", nll_contributions(self.subject.model, x, SAMPLES, self._same.generator())
+            return "nll", nll_contributions(self.explored.model, x, SAMPLES, self._same.generator())
         except UnsupportedOperationError:
             return "error", entries_of(result, x)["error"]
 
     def neighbours(self, code: Any, count: int, without: int | None = None) -> np.ndarray:
         """Return the numbers of the nearest points in code space, nearest first."""
-        distance = ((self.codes - np.asarray(code, dtype=float)) ** 2).sum(1)
+        distance = ((self.codes - self._numbers_of(code)) ** 2).sum(1)
         if without is not None:
             distance[without] = math.inf
         count = min(count, len(distance) - (without is not None))
@@ -266,8 +283,8 @@ class Session:
             variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
             answer[name] = {
                 "codes": codes.double().numpy(),
-                "mean": self.subject.rows(outputs.mean(0)),
-                "std": self.subject.stds(variance.sqrt()),
+                "mean": self.explored.rows(outputs.mean(0)),
+                "std": self.explored.stds(variance.sqrt()),
                 "spread": variance.flatten(1).mean(1).sqrt().numpy(),
                 "length": float(length[0]),
             }
@@ -283,8 +300,8 @@ class Session:
         Returns:
             `mean`, `std`, `samples` in the units of the data, and `missing`.
         """
-        original = np.array(self.points.rows[row] if isinstance(row, int) else row, dtype=float)
-        numbers = np.asarray(missing, dtype=int).reshape(-1)
+        original = as_numbers("row", self.points.rows[row] if isinstance(row, int) else row).copy()
+        numbers = as_numbers("missing", missing).astype(int).reshape(-1)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < original.size):
             raise DataError(f"entries are numbered from 0 to {original.size - 1}")
         gaps = original.copy()
@@ -293,7 +310,7 @@ class Session:
         if not where.any():
             return {"mean": original, "std": np.zeros_like(original), "samples": original[None], "missing": where}
         generator = self._same.generator()
-        mean, std, samples = self.subject.impute(self._checked_row(gaps), self._mean_row, generator)
+        mean, std, samples = self.explored.impute(self._checked_row(gaps), self._mean_row, generator)
         filled = np.where(where, samples, original)
         std = np.where(where, std, 0)
         return {"mean": np.where(where, mean, original), "std": std, "samples": filled[:SHOWN], "missing": where}
@@ -313,20 +330,25 @@ class Session:
         return self.x[row : row + 1]
 
     def _checked_row(self, row: Any) -> Tensor:
+        """Return a row of the page as the model takes it, checked."""
         values = np.asarray(row, dtype=self.points.rows.dtype)
         if values.shape != self.points.rows.shape[1:]:
             raise DataError(f"a row has shape {list(self.points.rows.shape[1:])}, not {list(values.shape)}")
-        return self.subject.inputs(values[None])
+        return self.explored.inputs(values[None])
 
     def _code(self, code: Any) -> Tensor:
-        values = np.asarray(code, dtype=float).reshape(-1)
+        """Return a code of the page as a tensor, checked."""
+        return self.as_codes(self._numbers_of(code))
+
+    def _numbers_of(self, code: Any) -> np.ndarray:
+        values = as_numbers("a code", code).reshape(-1)
         if values.shape != (self.latent,) or not np.isfinite(values).all() or (np.abs(values) > 1e6).any():
             raise DataError(f"a code has {self.latent} finite numbers of at most a million, got {len(values)}")
-        return self.as_codes(values)
+        return values
 
     def as_codes(self, codes: np.ndarray) -> Tensor:
         """Return codes in the precision of the model."""
-        return self.decoders.like_codes(torch.from_numpy(np.ascontiguousarray(codes)))
+        return self.decoders.like_codes(torch.from_numpy(np.ascontiguousarray(as_numbers("codes", codes))))
 
 
 def plane_grid(origin: Tensor, directions: Tensor, box: tuple[float, float, float, float], size: int) -> Tensor:
@@ -337,17 +359,20 @@ def plane_grid(origin: Tensor, directions: Tensor, box: tuple[float, float, floa
     return (origin + a[None, :, None] * directions[0] + b[:, None, None] * directions[1]).flatten(0, 1)
 
 
-def _covariance(latent: Any) -> np.ndarray:
-    """Return the covariance of a single code over the networks, with the variances that the model states."""
-    std = latent.std[0].flatten().double().numpy()
-    samples = latent.samples
-    if samples is None or len(samples) < 2:
-        return np.diag(std**2)
-    covariance = np.cov(samples[:, 0].flatten(1).double().numpy().T).reshape(len(std), len(std))
-    scale = np.sqrt(np.diag(covariance))
-    correlation = covariance / np.where(scale > 0, scale, 1) / np.where(scale > 0, scale, 1)[:, None]
-    np.fill_diagonal(correlation, 1.0)
-    return correlation * std * std[:, None]
+def code_covariances(latent: Any) -> np.ndarray:
+    """Return the covariances `[n, K, K]` of codes over the networks, with the variances that the model states."""
+    std = latent.std.flatten(1).double()
+    eye = torch.eye(std.shape[1], dtype=torch.float64)
+    correlation = eye.expand(len(std), -1, -1)
+    if latent.samples is not None and len(latent.samples) > 1:
+        samples = latent.samples.flatten(2).double()
+        centred = samples - samples.mean(0)
+        covariance = torch.einsum("snk,snl->nkl", centred, centred)
+        scale = covariance.diagonal(dim1=1, dim2=2).sqrt()
+        scale = torch.where(scale > 0, scale, 1.0)
+        correlation = covariance / scale[:, :, None] / scale[:, None]
+        correlation = correlation * (1 - eye) + eye
+    return (correlation * std[:, :, None] * std[:, None]).numpy()
 
 
 def _density(points: np.ndarray, box: tuple[float, float, float, float], size: int) -> np.ndarray:

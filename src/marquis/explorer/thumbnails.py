@@ -1,4 +1,4 @@
-"""Sheets of small images as PNG."""
+"""Write sheets of small images as PNG."""
 
 from __future__ import annotations
 

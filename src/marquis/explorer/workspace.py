@@ -1,4 +1,4 @@
-"""One or two models with the same data, and a second data set beside them: what a page shows."""
+"""Hold what a page shows: one or two models with the same data, and a second data set beside them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from marquis.arguments import checked_methods
 from marquis.data.limits import allowing
 from marquis.errors import DataError
+from marquis.explorer.explored_models import UNNAMED, ExploredModel, ExploredRun, Points, column_names, explored_model
 from marquis.explorer.session import BACKGROUNDS, Answer, Session
-from marquis.explorer.subjects import Points, RunSubject, Subject, column_names, subject_of
 from marquis.explorer.thumbnails import SHEET, is_image, sheet_png
 from marquis.tasks.contributions import EXPLAINED
 
 UPLOADS = (".csv", ".npy", ".npz", ".parquet")
 MOST_UNPACKED = 2**30
 """Bytes to which an uploaded file may unpack."""
+SECOND = "second data set"
 MOST_ROWS = 10_000
 """Rows that are shown unless another number is given."""
 
 
+@checked_methods
 class Workspace:
     """Hold sessions of one or two models over the same rows, and a second data set.
 
     Args:
-        models: One or two subjects, run folders, estimators or models of the protocol.
+        models: One or two run folders, estimators or models of the protocol.
         data: Rows; by default those that the first run held out.
         labels: Of the rows.
         second: A second data set: rows, or for a run the name or path of data.
@@ -51,15 +54,16 @@ class Workspace:
     ) -> None:
         if not 1 <= len(models) <= 2:
             raise DataError(f"the explorer shows one model or two side by side, not {len(models)}")
-        subjects = [subject_of(model) for model in models]
-        if len(subjects) == 2 and subjects[0].name == subjects[1].name:
-            subjects[0].name, subjects[1].name = f"{subjects[0].name} 1", f"{subjects[1].name} 2"
-        self.points = _rows(subjects[0], data, labels, split).some(most)
-        self.sessions = [Session(subject, self.points, progress=progress) for subject in subjects]
+        explored = [explored_model(model) for model in models]
+        if len(explored) == 2 and explored[0].name == explored[1].name:
+            explored[0].name, explored[1].name = f"{explored[0].name} 1", f"{explored[1].name} 2"
+        self.points = _rows(explored[0], data, labels, split).some(most)
+        self.sessions = [Session(each, self.points, progress=progress) for each in explored]
         self.most, self._lock = most, threading.Lock()
         self.second: tuple[Points, list[Answer]] | None = None
         if second is not None:
-            self.set_second(_rows(subjects[0], second, None, None))
+            other = _rows(explored[0], second, None, None)
+            self.set_second(replace(other, source=SECOND) if other.source == UNNAMED else other)
 
     def set_second(self, points: Points) -> None:
         """Compare with another data set, in the place of the one before."""
@@ -89,7 +93,7 @@ class Workspace:
             path.write_bytes(content)
             try:
                 with allowing(MOST_UNPACKED):
-                    points = self.sessions[0].subject.read(path)
+                    points = self.sessions[0].explored.read(path)
             except DataError as problem:
                 raise DataError(str(problem).replace(str(path), _shown(name))) from problem
         self.set_second(replace(points, source=_shown(name)))
@@ -156,14 +160,16 @@ class Workspace:
 
     @staticmethod
     def _model(session: Session) -> Answer:
+        """Return what the page shows of one model."""
         center, directions = session.principal
         return {
-            "name": session.subject.name,
+            "name": session.explored.name,
             "latent": session.latent,
             "codes": session.codes,
             "code_std": session.code_std,
             "scores": session.scores,
             "networks": session.decoders.count,
+            "std_scale": session.std_scale,
             "center": center,
             "directions": directions,
         }
@@ -180,17 +186,19 @@ class Workspace:
         return {**shared, "values": values, "models": second[1]}
 
 
-def _rows(subject: Subject, data: Any, labels: Any, split: str | None) -> Points:
+def _rows(explored: ExploredModel, data: Any, labels: Any, split: str | None) -> Points:
+    """Return the points to show: those that were passed, or those of the run."""
     if isinstance(data, Points):
         return data
-    if isinstance(subject, RunSubject) and (data is None or isinstance(data, (str, Path))):
-        return subject.own_points(split or "test", None) if data is None else subject.named(str(data))
+    if isinstance(explored, ExploredRun) and (data is None or isinstance(data, (str, Path))):
+        return explored.own_points(split or "test", None) if data is None else explored.named(str(data))
     if data is None:
         raise DataError("data= is needed: only a run's folder knows its own data")
-    return subject.read(Path(data)) if isinstance(data, (str, Path)) else subject.points(data, labels)
+    return explored.read(Path(data)) if isinstance(data, (str, Path)) else explored.points(data, labels)
 
 
 def _flat(points: Points) -> Points:
+    """Return points with flat rows."""
     return points if points.rows.ndim == 2 else Points(points.rows.reshape(len(points.rows), -1), None, points.source)
 
 

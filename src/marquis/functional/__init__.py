@@ -1,1 +1,1 @@
-"""How any network is called, checked, turned into a function, differentiated and linearised."""
+"""Call any network, check it, turn it into a function, differentiate it and linearise it."""

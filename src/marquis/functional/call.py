@@ -134,6 +134,7 @@ class _SharedSwitch:
 
 @contextlib.contextmanager
 def _without_fast_path() -> Iterator[None]:
+    """Switch off the fused kernels of attention, which have no derivatives, within the context."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -129,11 +129,6 @@ def naming_inputs(model: Any, x: Any, run: Callable[[], Any], what: str = "x") -
 def naming_shape(model: Any, x: Tensor, what: str) -> Iterator[None]:
     """Add the data's shape and the network's first layer to what torch raises when they do not fit.
 
-    Args:
-        model: The model that is called within the context.
-        x: Its input.
-        what: For the error.
-
     Raises:
         DataError: Torch refused the batch.
     """

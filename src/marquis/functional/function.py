@@ -1,4 +1,4 @@
-"""A network as a function of some of its parameters, all others held fixed."""
+"""Treat a network as a function of some of its parameters, all others held fixed."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ class NetworkFunction:
         return self._one_tensor(seen[0])
 
     def _one_tensor(self, output: Any) -> Tensor:
+        """Return the output in the type that is computed in, if it is a single tensor."""
         if not isinstance(output, Tensor):
             raise UnsupportedOperationError(
                 f"{self.where} returns a {type(output).__name__}{entries(output)}; one tensor of outputs "

@@ -1,4 +1,4 @@
-"""Rows of the Jacobian of the outputs with respect to the parameters, one sample at a time under `vmap`.
+"""Compute rows of the Jacobian of the outputs with respect to the parameters, one sample at a time under `vmap`.
 
 Letters: B samples, R rows (outputs), P weights.
 """
@@ -79,15 +79,7 @@ def _by_backward_passes(
 def jacobian_chunks(
     function: NetworkFunction, x: Any, outputs: int, whole_rows: bool, limit: int | None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield the Jacobian in pieces that fit the memory limit: samples, outputs, and `J` of these.
-
-    Args:
-        function: The network.
-        x: Inputs.
-        outputs: O, flattened outputs per sample.
-        whole_rows: Keep all outputs of one sample together, as a covariance needs.
-        limit: Bytes, or None.
-    """
+    """Yield samples, outputs and their J in pieces that fit the limit; `whole_rows` does not split a sample."""
     row = max(1, COPIES * sum(t.numel() * t.element_size() for t in function.point.values()))
     fitting = max(1, (BUDGET if limit is None else limit) // row)
     rows = outputs if whole_rows else min(outputs, fitting)

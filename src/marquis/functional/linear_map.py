@@ -1,4 +1,4 @@
-"""A linear operator that is known by its products, as a layer of a network.
+"""Turn a linear operator that is known by its products into a layer of a network.
 
 Sparse matrices and foreign operators cannot be traced, nor differentiated by `torch.func`. Here the operator is
 one opaque operation whose derivative is itself and whose transpose is its adjoint, so that curvature goes through it:
@@ -43,6 +43,7 @@ _OPERATORS: weakref.WeakValueDictionary[int, _Operator] = weakref.WeakValueDicti
 
 @torch.library.custom_op("marquis::linear_map", mutates_args=())
 def _linear_map(x: Tensor, handle: int, transposed: bool) -> Tensor:
+    """Apply a registered operator, or its transpose."""
     output = _OPERATORS[handle].products[transposed](x)
     # An operation must not return its input's memory, as an identity would.
     return output.clone() if output.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else output
@@ -56,10 +57,12 @@ def _(x: Tensor, handle: int, transposed: bool) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the backward pass needs: which operator, and which direction."""
     ctx.handle, ctx.transposed = inputs[1], inputs[2]
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    """Return the gradient in the input: the transposed product."""
     return _linear_map(gradient, ctx.handle, not ctx.transposed), None, None
 
 

@@ -1,4 +1,4 @@
-"""The linearised network `f(mu) + J (theta - mu)`: products with J and its transpose, and steps along the tangent."""
+"""Linearise a network, `f(mu) + J (theta - mu)`: products with J and its transpose, and steps along the tangent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def jacobian_vector_product(function: Callable[[Weights], Any], point: Weights, 
 
 
 class BatchJacobian:
-    """Products with the Jacobian J of one batch, and with its transpose.
+    """Multiply with the Jacobian J of one batch, and with its transpose.
 
     J v is taken in forward mode, at the cost of two forward passes; where an operation has no forward-mode derivative,
     as the derivative of `J^T u` in u, which whatever autograd differentiates twice allows.
@@ -122,12 +122,7 @@ def vector_jacobian_products(
 
 
 class Linearisation:
-    """Linearise functions of weights and input around a point, for many steps from it.
-
-    Args:
-        point: The weights μ.
-        steps: Expected number of steps for the same input.
-    """
+    """Linearise functions of weights and input around a point, for many steps from it."""
 
     def __init__(self, point: Weights, steps: int) -> None:
         self.point, self._tracing = point, steps >= WORTH_TRACING
@@ -179,6 +174,7 @@ class Linearisation:
     def _by_differentiation(
         self, function: Callable[[Weights, Tensor], Any], x: Tensor, step: Weights
     ) -> tuple[Any, Any]:
+        """Return value and Jacobian-vector product by forward-mode differentiation."""
         try:
             return jacobian_vector_product(lambda weights: function(weights, x), self.point, step)
         except torch.OutOfMemoryError:

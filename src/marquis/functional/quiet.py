@@ -40,7 +40,7 @@ def quiet(loggers: Sequence[str] = ()) -> Iterator[None]:
 
 
 class _ThisThread(logging.Filter):
-    """Tell messages of the thread that made it, as a pattern of `warnings` and as a filter of `logging`."""
+    """Match messages of the thread that made it, as a pattern of `warnings` and as a filter of `logging`."""
 
     def __init__(self) -> None:
         super().__init__()

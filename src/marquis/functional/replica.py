@@ -99,6 +99,7 @@ class _Replicas:
         return replica
 
     def _tensors(self, tensors: Mapping[str, Tensor | None], path: str) -> dict[str, Tensor | None]:
+        """Return a module's tensors, replaced by those of the state."""
         replaced: dict[str, Tensor | None] = {}
         for name, tensor in tensors.items():
             if tensor is not None:
@@ -140,6 +141,7 @@ class _Replicas:
         return replaced
 
     def _replaced(self, value: Any, depth: int) -> Any:
+        """Return an attribute with every reference to a part of the model replaced."""
         if isinstance(value, types.MethodType):
             owner = self.value(value.__self__, depth)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
@@ -163,6 +165,7 @@ class _Replicas:
         return twin
 
     def _container(self, value: Any, depth: int) -> Any:
+        """Return a container with its items replaced; the same one if none changes."""
         if len(value) > LARGE:
             return value
         items = list(value.values()) if isinstance(value, dict) else list(value)
@@ -194,6 +197,7 @@ class _Replicas:
         return twin
 
     def _cell(self, cell: types.CellType, depth: int) -> types.CellType:
+        """Return a closure's cell with its content replaced."""
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet

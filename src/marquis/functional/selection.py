@@ -114,6 +114,7 @@ def _names(parameters: Any) -> list[str]:
 
 
 def _with_matches(names: list[str], known: Iterable[str]) -> str:
+    """List unknown names, each with the known ones that are close to it."""
     known = list(known)
     parts = []
     for name in names:

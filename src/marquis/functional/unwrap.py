@@ -101,6 +101,7 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _named(model: nn.Module, tensors_of: Callable[[nn.Module], Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
+    """Return the tensors of all modules by their path, each tensor once."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for path, module in named_modules(model):
@@ -136,6 +137,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def _is_dtensor(tensor: Tensor) -> bool:
+    """Return whether a tensor is spread over processes."""
     return type(tensor) is not Tensor and type(tensor) is not nn.Parameter and hasattr(tensor, "full_tensor")
 
 

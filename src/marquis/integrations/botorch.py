@@ -1,4 +1,4 @@
-"""A Laplace approximation as a model of BoTorch, for Bayesian optimisation with a neural network (`marquis[botorch]`).
+"""Use a Laplace approximation as a model of BoTorch, for Bayesian optimisation with a network (`marquis[botorch]`).
 
 The posterior over outputs is the Gaussian of the linearised network, with gradients to the inputs, so every acquisition
 function of BoTorch works with it: `LogExpectedImprovement(LaplaceModel(la), best_f)`.
@@ -15,12 +15,14 @@ from botorch.posteriors import GPyTorchPosterior, Posterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.jacobian import values_and_jacobian
 from marquis.laplace import Laplace
 from marquis.predictive.function import PosteriorFunction
 
 
+@checked_methods
 class LaplaceModel(Model):
     """Serve a fitted `Laplace` of a regression network to BoTorch, with `posterior(X)`.
 

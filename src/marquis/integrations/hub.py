@@ -1,4 +1,4 @@
-"""A Laplace approximation as a folder that can be shared: tensors, configuration and a model card (`marquis[hub]`)."""
+"""Share a Laplace approximation as a folder: tensors, configuration and a model card (`marquis[hub]`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis import __version__
+from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
 from marquis.io.atomic import write_text
@@ -16,6 +17,7 @@ from marquis.likelihoods import Likelihood
 TENSORS, CONFIG, CARD = "posterior.safetensors", "marquis.json", "README.md"
 
 
+@checked
 def save_pretrained(laplace: Laplace, folder: str | Path) -> Path:
     """Write a fitted Laplace approximation to a folder, and return its path.
 
@@ -41,6 +43,7 @@ def save_pretrained(laplace: Laplace, folder: str | Path) -> Path:
     return path
 
 
+@checked
 def from_pretrained(folder: str | Path, model: Model, likelihood: str | Likelihood | Any = None) -> Laplace:
     """Read what `save_pretrained` wrote, for the network it belongs to; runs no code from the folder.
 
@@ -57,6 +60,7 @@ def from_pretrained(folder: str | Path, model: Model, likelihood: str | Likeliho
     return loaded
 
 
+@checked
 def push_to_hub(laplace: Laplace, repository: str, folder: str | Path, **options: Any) -> str:
     """Save to a folder and upload it with `huggingface_hub`, which asks for its own login; return the address.
 
@@ -74,6 +78,7 @@ def push_to_hub(laplace: Laplace, repository: str, folder: str | Path, **options
 
 
 def _card(config: dict[str, Any]) -> str:
+    """Return the text of the model card."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
     return (
         f"---\nlibrary_name: marquis\ntags: [laplace, uncertainty]\n---\n\n# Posterior of {config['model']}\n\n"

@@ -1,4 +1,4 @@
-"""A Lightning callback that gives a trained module its posterior at the end of `fit`."""
+"""Give a trained Lightning module its posterior at the end of `fit`, by a callback."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.functional.replica import replicate
 from marquis.laplace import Laplace
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
+from marquis.online import OnlineLaplace
 from marquis.tasks.calibration import expected_calibration_error
 
 
+@checked_methods
 class LaplaceCallback(Callback):
     """Fit and tune a `Laplace` on the training data when training ends, log evidence and calibration, and save it.
 
@@ -46,7 +49,7 @@ class LaplaceCallback(Callback):
         self.laplace: Laplace | None = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fit, tune, log and save."""
+        """Fit and tune the posterior, log its evidence and calibration, and save it."""
         network = pl_module if self._module is None else self._module(pl_module)
         loader = trainer.train_dataloader
         if loader is None:
@@ -65,6 +68,7 @@ class LaplaceCallback(Callback):
             laplace.save(path)
 
     def _where(self, trainer: Trainer) -> Path | None:
+        """Return the file for the posterior: the user's, or beside the best checkpoint."""
         if self._path is not None:
             return Path(self._path)
         checkpoint = trainer.checkpoint_callback
@@ -73,6 +77,7 @@ class LaplaceCallback(Callback):
 
     @staticmethod
     def _validation(trainer: Trainer, laplace: Laplace) -> dict[str, float]:
+        """Return the metrics of the validation data."""
         loaders = trainer.val_dataloaders
         if loaders is None or isinstance(loaders, (list, dict)):
             return {}
@@ -82,3 +87,38 @@ class LaplaceCallback(Callback):
         if prediction.probs is not None and prediction.probs.dim() == 2 and labels.dim() == 1:
             metrics["laplace/val_ece"] = expected_calibration_error(prediction.probs, labels)
         return metrics
+
+
+class OnlineLaplaceCheckpoint(Callback):
+    """Save and restore every `OnlineLaplace` that is an attribute of the LightningModule.
+
+    The network's weights are in a checkpoint anyway; curvature, noise, prior and random states are not.
+    """
+
+    KEY = "marquis_online_laplace"
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the states, by the name of the attribute."""
+        checkpoint[self.KEY] = {name: learner.state_dict() for name, learner in self._learners(pl_module).items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the states.
+
+        Raises:
+            DataError: The checkpoint lacks one.
+        """
+        states = checkpoint.get(self.KEY, {})
+        for name, learner in self._learners(pl_module).items():
+            if name not in states:
+                raise DataError(
+                    f"the checkpoint has no curvature of {name}: it was written without OnlineLaplaceCheckpoint, and "
+                    "training would go on with none; train anew with this callback."
+                )
+            learner.load_state_dict(states[name])
+
+    @staticmethod
+    def _learners(module: LightningModule) -> dict[str, OnlineLaplace]:
+        learners = {name: value for name, value in vars(module).items() if isinstance(value, OnlineLaplace)}
+        if not learners:
+            raise DataError(f"{type(module).__name__} has no attribute that is an OnlineLaplace to save.")
+        return learners

@@ -1,9 +1,11 @@
-"""A detector for PyOD (`pip install marquis[pyod]`): the outlier scores of `marquis.sklearn.LaplacianAutoencoder`."""
+"""Offer the outlier scores of `marquis.sklearn.LaplacianAutoencoder` as a detector of PyOD (`marquis[pyod]`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from marquis.arguments import describe_value
+from marquis.errors import DataError
 from marquis.sklearn import LaplacianAutoencoder
 
 try:
@@ -43,7 +45,11 @@ class LaplacianDetector(BaseDetector):
 
     def fit(self, X: Any, y: Any = None) -> Any:
         """Learn from rows `[N, columns]`; `y` is ignored, as unsupervised detectors of PyOD do."""
-        self._set_n_classes(y)
+        if not isinstance(self.contamination, (int, float)) and not hasattr(self.contamination, "fit"):
+            raise DataError(
+                f"contamination is {describe_value(self.contamination)}; a share, or a threshold of PyThresh."
+            )
+        self._set_n_classes(y.detach() if hasattr(y, "detach") else y)
         share = {"contamination": float(self.contamination)} if isinstance(self.contamination, (int, float)) else {}
         self.estimator_ = LaplacianAutoencoder(**{**self.options, **share}).fit(X)
         self.decision_scores_ = -self.estimator_.score_samples(X)

@@ -1,1 +1,1 @@
-"""Files: atomic writes and safetensors; loading never runs code."""
+"""Read and write files: atomic writes and safetensors; loading never runs code."""

@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all, whatever happens while they are written."""
+"""Write files so that they are there completely or not at all, whatever happens meanwhile."""
 
 from __future__ import annotations
 

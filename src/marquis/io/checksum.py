@@ -1,4 +1,4 @@
-"""Checksums inside the files they protect, so that a damaged file is noticed before its contents are used.
+"""Store checksums inside the files they protect, so that a damaged file is noticed before its contents are used.
 
 Safetensors files carry theirs in the header (`io.tensors`). JSON files carry it as an entry, torch's checkpoints as the
 comment of their zip archive: both stay readable by every other program.

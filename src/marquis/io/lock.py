@@ -1,4 +1,4 @@
-"""An exclusive lock on a folder or file that the operating system releases when its process dies."""
+"""Lock a folder or file exclusively; the operating system releases the lock when its process dies."""
 
 from __future__ import annotations
 
@@ -89,3 +89,8 @@ def _try_lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def is_first_process() -> bool:
+    """Return whether this process is the one that writes, by what Lightning and torchrun tell those they start."""
+    return not any(int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"))

@@ -1,4 +1,4 @@
-"""Two generations of a file: the newest, and the one before it in case the newest turns out to be damaged."""
+"""Keep two generations of a file: the newest, and the one before it in case the newest is damaged."""
 
 from __future__ import annotations
 
@@ -52,10 +52,6 @@ def read_newest(path: str | os.PathLike[str], read: Callable[[Path], Contents]) 
     """Read the newest generation, or the previous one with a warning where the newest is damaged or gone.
 
     The previous one then also gets the newest one's name, lest the next write keeps the damaged one as the previous.
-
-    Args:
-        path: The file.
-        read: Reads and verifies one file; raises `DataError` where it is damaged.
 
     Raises:
         DataError: Both are damaged, or the only one is.

@@ -1,4 +1,4 @@
-"""Saving and loading: one safetensors file with a small JSON header; loading runs no code.
+"""Save and load one safetensors file with a small JSON header; loading runs no code.
 
 A file is written next to its destination and then renamed, so that a crash leaves the old file or the new one, never
 half of one.

@@ -1,4 +1,4 @@
-"""The after-training front door: `Laplace`, `load`, and what they return."""
+"""Give a trained network a posterior: `Laplace`, `load`, and what they return."""
 
 from __future__ import annotations
 

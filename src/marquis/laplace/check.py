@@ -1,4 +1,4 @@
-"""Is this posterior to be trusted? Four questions, each with a number, a verdict and advice."""
+"""Check whether a posterior can be trusted: four questions, each with a number, a verdict and advice."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.distributed import own_or_first, sum_of_shares
+from marquis.distributed import sum_of_shares, this_or_first
 from marquis.errors import DataError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, samples_of
 from marquis.loaders import read_batches
+from marquis.notebook import ShownAsText
 from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.sampling import WeightSamples
@@ -45,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(ShownAsText):
     """Hold the answers; `print` it for a table.
 
     Attributes:
@@ -117,16 +118,7 @@ def check(
     noise_is_tuned: bool | None,
     generator: torch.Generator | None = None,
 ) -> CheckReport:
-    """Check the four questions. Cost: one gradient over the data, ten weight samples on one batch.
-
-    Args:
-        model: the network.
-        posterior: its posterior.
-        problem: curvature, prior and likelihood behind it.
-        loader: the training data with labels.
-        noise_is_tuned: whether the noise was tuned; None where there is none.
-        generator: for the weight samples.
-    """
+    """Check the four questions. Cost: one gradient over the data, ten weight samples on one batch."""
     function = PosteriorFunction(model, posterior)
     data, first = _gradient(function, problem, loader)
     prior = problem.prior.gradient(problem.mean)
@@ -199,7 +191,7 @@ def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Ite
         return [total]
 
     (total,) = sum_of_shares(share, problem.shared)
-    first = own_or_first(first) if problem.shared else first
+    first = this_or_first(first) if problem.shared else first
     if first is None:
         raise DataError("the loader yields no batches; there is nothing to check with.")
     return posterior.restrict(total) / problem.temperature, first

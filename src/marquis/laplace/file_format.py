@@ -1,4 +1,4 @@
-"""A fitted Laplace approximation as one safetensors file, and back."""
+"""Convert a fitted Laplace approximation to the contents of one safetensors file, and back."""
 
 from __future__ import annotations
 
@@ -95,11 +95,13 @@ def unpack_fitted(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> F
 
 
 def _require(condition: bool, what: str) -> None:
+    """Refuse a file that has what no saved file has."""
     if not condition:
         raise DataError(f"the file is no Laplace approximation that was saved here; it has {what}: corrupt or made up?")
 
 
 def _require_floats(tensor: Tensor, name: str, shape: Sequence[int]) -> None:
+    """Refuse a tensor of another shape, of integers, or with entries that are not finite."""
     actual = tuple(tensor.shape)
     _require(actual == tuple(shape), f"{name!r} of shape {actual} instead of {tuple(shape)}")
     _require(tensor.is_floating_point(), f"{name!r} in {tensor.dtype}")
@@ -107,6 +109,7 @@ def _require_floats(tensor: Tensor, name: str, shape: Sequence[int]) -> None:
 
 
 def _require_known(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that nothing reads."""
     single = ("index", "sse", "log_likelihood", "prior.mean", "prior.precision", "prior.index")
     groups = ("mean.", "curvature.", "prior.structure.", "likelihood.")
     unknown = [name for name in tensors if name not in single and not name.startswith(groups)]
@@ -114,10 +117,12 @@ def _require_known(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _is_count(value: Any, least: int = 0) -> bool:
+    """Return whether a value is a whole number, at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _layout(items: Any) -> Layout:
+    """Build the layout of the parameters from the header."""
     _require(isinstance(items, list) and len(items) > 0, "no list of parameters")
     for item in items:
         good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], list)
@@ -128,13 +133,7 @@ def _layout(items: Any) -> Layout:
 
 
 def require_index(index: Tensor, layout: Layout, inside: Layout | None) -> None:
-    """Refuse positions of single weights that are not ascending whole numbers inside the layout.
-
-    Args:
-        index: the positions.
-        layout: whose flat vector they point into.
-        inside: the layout of the chosen weights, parameter by parameter; None if it is not known.
-    """
+    """Refuse positions of single weights that are not ascending whole numbers inside the layout."""
     _require(index.dtype == torch.int64 and index.dim() == 1 and len(index) > 0, "an index that is no list of numbers")
     _require(bool((index.diff() > 0).all()), "an index that is not ascending")
     _require(int(index[0]) >= 0 and int(index[-1]) < layout.total, "an index that points outside of the weights")
@@ -145,6 +144,7 @@ def require_index(index: Tensor, layout: Layout, inside: Layout | None) -> None:
 
 
 def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Layout) -> BoundPrior | StructuredPrior:
+    """Build the prior, by groups or with an earlier posterior's precision."""
     mean = tensors["prior.mean"]
     _require_floats(mean, "prior.mean", (inside.total,))
     structured = split_prefix(tensors, "prior.structure.")
@@ -169,6 +169,7 @@ def _prior(header: Mapping[str, Any], tensors: Mapping[str, Tensor], inside: Lay
 
 
 def _statistics(header: Any, tensors: Mapping[str, Tensor]) -> Statistics | None:
+    """Build the fit of the data; None if they had no labels."""
     values = {name: tensors[name] for name in ("sse", "log_likelihood") if name in tensors}
     if header is None:
         _require(not values, "a fit of data without their number")
@@ -243,6 +244,7 @@ def require_model(model: Model, saved: Mapping[str, Any], mean: Mapping[str, Ten
 
 
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, shapes and values of tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         value = tensor.detach().cpu()

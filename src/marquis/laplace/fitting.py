@@ -1,14 +1,16 @@
-"""One pass over the data: which weights, their curvature, their prior, and how well the data are fitted."""
+"""Fit in one pass over the data: which weights, their curvature, their prior, and how well the data are fitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.planning.plan import plan
@@ -34,6 +36,7 @@ FEW_OUTPUTS = 64
 """Up to this many columns at the output the curvature is exact by default; beyond, sketched."""
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """Hold what one pass over the data leaves; prior, noise and temperature are combined with it later.
@@ -58,9 +61,9 @@ class Fitted:
     structure: str
     estimator: str
 
-    @property
+    @cached_property
     def vector(self) -> Tensor:
-        """Return the random weights as one vector `[K]`."""
+        """Return the random weights as one vector `[K]`, made once; do not write to it."""
         flat = self.layout.flatten(self.mean)
         return flat if self.index is None else flat[self.index]
 
@@ -118,12 +121,14 @@ def fit(
         options: Passed to `curvature.accumulate`.
     """
     refuse_training_mode(model)
-    if options.get("corrected") and is_one_shot(loader):
-        raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
+    together = options.get("distributed", True) and group_is_up()
+    sharded = is_sharded(model)
+    if (options.get("corrected") or (sharded and together)) and is_one_shot(loader):
+        what = "corrected=True" if options.get("corrected") else "the fit of a sharded network"
+        raise DataError(f"{what} passes over the data more than once; pass a list, not a one-shot iterator.")
     everything = parameters_of(model, params)
     select(everything, list(everything))  # refuses a model without any
-    params = everything if is_sharded(model) else params  # gathered once
-    together = options.get("distributed", True) and group_is_up()
+    params = everything if sharded else params  # gathered once
     opened = OpenedLoader(loader, shared=together)
     x = read_batch(opened.first, next(iter(everything.values())).device, mask_of).x
     if options.get("kind") == "empirical-fisher" and likelihood.scalar_noise_precision is not None:
@@ -231,6 +236,7 @@ def _is_last_layer(parameters: Any) -> bool:
 def _as_prior(
     prior: Prior | Posterior, layout: Layout, model: Model, x: Any, params: Mapping[str, Tensor] | None
 ) -> BoundPrior | StructuredPrior:
+    """Return the prior over these parameters, also from an earlier posterior."""
     if isinstance(prior, Prior):
         return prior.bind(layout, model, x, params=params)
     if prior.index is not None:
@@ -271,7 +277,7 @@ def same_tensors(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def require_positive_definite(precision: Structure) -> None:
-    """Raise unless a precision made of a true Hessian is one (docs/method/curvature.md#hessian-and-fisher)."""
+    """Refuse a precision from a true Hessian that is not positive definite (docs/method/curvature.md)."""
     is_diagonal = precision.kind == "diagonal"
     values = precision.diagonal() if is_diagonal else torch.linalg.eigvalsh(precision.to_dense())
     if float(values.min()) <= 0:

@@ -1,4 +1,4 @@
-"""The posterior temperature by data that the posterior has not seen, and how well they are predicted."""
+"""Choose the posterior temperature by held-out data, and measure how well they are predicted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
+from marquis.notebook import ShownAsText
 from marquis.posterior import Posterior
 from marquis.predictive import predict
 from marquis.predictive.links import linked, point
@@ -29,7 +30,7 @@ UNCHECKED = (
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOut(ShownAsText):
     """Hold the mean log predictive density of unseen examples, in nats.
 
     Attributes:
@@ -59,13 +60,13 @@ class HeldOut:
         )
 
 
-Batch = tuple[Tensor, Tensor, "Tensor | None", Tensor]
+PredictedBatch = tuple[Tensor, Tensor, "Tensor | None", Tensor]
 """Mean, variance, covariance (if known) and labels of some examples."""
 
 
 def predictions(
     posterior: Posterior, model: Model, likelihood: Likelihood, loader: Iterable[Any], device: torch.device
-) -> Iterator[Batch]:
+) -> Iterator[PredictedBatch]:
     """Yield linearised predictions of labelled batches."""
     for x, y, _ in read_batches(loader, device, labels_for="the held-out density"):
         prediction = predict(posterior, model, x, likelihood, generator=torch.Generator().manual_seed(0))
@@ -73,15 +74,11 @@ def predictions(
 
 
 def densities(
-    likelihood: Likelihood, batches: Iterable[Batch], temperatures: Sequence[float], shared: bool = False
+    likelihood: Likelihood, batches: Iterable[PredictedBatch], temperatures: Sequence[float], shared: bool = False
 ) -> dict[float, float]:
     """Return the mean log predictive density at every factor of the covariance; 0 is the network alone.
 
-    Args:
-        likelihood: With its noise.
-        batches: Predictions and labels.
-        temperatures: Factors.
-        shared: Whether the batches are one process's share, and the mean is over all processes.
+    With `shared`, the batches are one process's share and the mean is over all processes.
 
     Raises:
         DataError: there are no examples.
@@ -94,8 +91,7 @@ def densities(
             for i, t in enumerate(temperatures):
                 tempered = None if covariance is None else (t * covariance).to(mean.dtype)
                 predictive = linked(likelihood, mean, t * variance, tempered, None) if t else point(likelihood, mean)
-                parts = (predictive.mean, predictive.variance, predictive.noise_variance, predictive.probs)
-                sums[i] += float(Prediction(*parts, likelihood=likelihood).log_prob(y).double().sum())
+                sums[i] += float(Prediction(*predictive, likelihood=likelihood).log_prob(y).double().sum())
         return [sums]
 
     *totals, count = sum_of_shares(share, shared)[0].tolist()
@@ -105,17 +101,9 @@ def densities(
 
 
 def choose_temperature(
-    likelihood: Likelihood, batches: Iterable[Batch], by: str, before: float | None, shared: bool = False
+    likelihood: Likelihood, batches: Iterable[PredictedBatch], by: str, before: float | None, shared: bool = False
 ) -> HeldOut:
-    """Return the density of unseen examples at every temperature.
-
-    Args:
-        likelihood: With the tuned noise.
-        batches: Predictions at temperature 1.
-        by: Which examples.
-        before: Density before tuning; None for that at temperature 1.
-        shared: As in `densities`.
-    """
+    """Return the density of unseen examples at every temperature; `before` is that before tuning, if it is known."""
     scores = densities(likelihood, batches, (0.0, *TEMPERATURES), shared)
     network = scores.pop(0.0)
     return HeldOut(network, scores[1.0] if before is None else before, max(scores.values()), scores, by)

@@ -1,4 +1,4 @@
-"""Prior, noise and posterior temperature of a `Laplace`: its evidence, and how they are tuned."""
+"""Tune prior, noise and posterior temperature of a `Laplace`, and compute its evidence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_methods
 from marquis.choices import choose
 from marquis.distributed import fails_together, group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
@@ -17,6 +18,7 @@ from marquis.evidence.grid import Score
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.tuning_result import Tuned
 from marquis.functional.call import Model
+from marquis.functional.checks import check_finite
 from marquis.laplace.check import mean_shift
 from marquis.laplace.fitting import Fitted
 from marquis.laplace.held_out import UNCHECKED, HeldOut, choose_temperature, densities, predictions
@@ -33,10 +35,10 @@ DECREMENT = 0.1
 """Newton decrement `g' A^-1 g / 2`, in nats, above which the weights are not the mode of the tuned prior."""
 
 
-Own = TypeVar("Own", bound="Hyperparameters")
 Result = TypeVar("Result")
 
 
+@checked_methods
 class Hyperparameters:
     """Offer what `Laplace` does with its evidence; the state is that of `Laplace`."""
 
@@ -284,10 +286,16 @@ class Hyperparameters:
         from marquis.evidence import log_evidence
 
         problem = self.problem()
+        check_finite((prior_precision, sigma_noise), "(prior_precision, sigma_noise)")
         if prior_precision is not None:
             present = problem.grouped_prior.precision
-            prior_precision = torch.as_tensor(prior_precision).to(present).expand_as(present)
-        noise = None if sigma_noise is None else torch.as_tensor(sigma_noise) ** -2
+            prior_precision = torch.as_tensor(prior_precision).to(present)
+            if prior_precision.shape not in ((), present.shape):
+                raise DataError(
+                    f"prior_precision has shape {list(prior_precision.shape)}; one number, or {present.shape}."
+                )
+            prior_precision = prior_precision.expand_as(present)
+        noise = None if sigma_noise is None else torch.as_tensor(sigma_noise).to(problem.mean) ** -2
         return log_evidence(problem.with_hyper(prior_precision, noise))
 
     def optimize_prior_precision(self, method: str = "marglik", val_loader: Iterable[Any] | None = None) -> Tuned:
@@ -301,9 +309,7 @@ class Hyperparameters:
             return self.tune("grid", val_loader)
         return self.tune("evidence", noise=False)
 
-    def update(
-        self: Own, prior: BoundPrior | StructuredPrior | None = None, likelihood: Likelihood | None = None
-    ) -> Own:
+    def update(self, prior: BoundPrior | StructuredPrior | None = None, likelihood: Likelihood | None = None) -> Self:
         """Replace prior or noise without another pass over the data, and return this object.
 
         Raises:

@@ -1,4 +1,4 @@
-"""`Laplace`: a posterior for any trained network, in five lines."""
+"""Define `Laplace`, a posterior for any trained network in five lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_methods
 from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.linop.products import KINDS
 from marquis.curvature.planning.choices import ESTIMATORS
-from marquis.distributed import fails_together, group_is_up
+from marquis.distributed import fails_together, group_is_up, own_part
 from marquis.errors import DataError, MarquisError
 from marquis.evidence.statistics import Statistics
 from marquis.evidence.tuning_result import TuningWarning
@@ -31,10 +31,11 @@ from marquis.loaders import MaskOf, is_one_shot
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict, predict_loader
 from marquis.priors import BoundPrior, Prior, StructuredPrior
-from marquis.structures import STRUCTURES, Structure
+from marquis.structures import STRUCTURES, Spread, Structure
 from marquis.subnetwork import Subnetwork
 
 
+@checked_methods
 class Laplace(Hyperparameters):
     """Fit a Gaussian posterior over the weights of a trained network (MacKay 1992).
 
@@ -217,6 +218,7 @@ class Laplace(Hyperparameters):
     def _posterior_with(
         self, prior: BoundPrior | StructuredPrior, likelihood: Likelihood, temperature: float | None = None
     ) -> Posterior:
+        """Return the posterior under another prior, likelihood or temperature."""
         fitted, noise = self.fitted, likelihood.scalar_noise_precision
         scale = (1.0 if noise is None else float(noise)) / self.temperature
         precision = prior.add_to(fitted.curvature * scale)
@@ -260,21 +262,8 @@ class Laplace(Hyperparameters):
 
         Errors are those of `predictive.predict`.
         """
-        return predict(
-            self.posterior,
-            self.model,
-            x,
-            self.likelihood,
-            method,
-            samples,
-            link,
-            at,
-            joint,
-            diagonal,
-            generator,
-            memory_limit,
-            differentiable,
-        )
+        options = {name: value for name, value in locals().items() if name not in ("self", "x")}
+        return predict(self.posterior, self.model, x, self.likelihood, **options)
 
     @checked
     def predict_loader(
@@ -295,38 +284,13 @@ class Laplace(Hyperparameters):
     ) -> Prediction:
         """Predict for a data set, batch by batch, with the same weight samples for every batch.
 
-        Args:
-            loader: Batches of inputs, or of `(x, y)`, whose labels are ignored.
-            method: As in `predict`.
-            samples: As in `predict`.
-            link: As in `predict`.
-            at: As in `predict`.
-            diagonal: As in `predict`.
-            generator: As in `predict`.
-            memory_limit: As in `predict`.
-            keep_inputs: Keep the batches, so that `sample` works on the result.
-            device: Where the batches are moved to before they are used.
-            progress: Show a bar.
-            distributed: If a process group is up, each process's loader is its share of the data, and all return the
-                predictions of all shares, in the order of the ranks; False returns those of its own.
+        Batches are inputs, or `(x, y)`, whose labels are ignored; with `keep_inputs` they are kept, so that `sample`
+        works on the result, and with `device` they are moved there first. `progress` shows a bar. If a process group is
+        up, each process's loader is its share of the data, and all return the predictions of all shares, in the order
+        of the ranks; `distributed=False` returns those of its own. The other arguments are those of `predict`.
         """
-        return predict_loader(
-            self.posterior,
-            self.model,
-            loader,
-            self.likelihood,
-            method=method,
-            samples=samples,
-            link=link,
-            at=at,
-            diagonal=diagonal,
-            generator=generator,
-            memory_limit=memory_limit,
-            keep_inputs=keep_inputs,
-            device=device,
-            progress=progress,
-            distributed=distributed,
-        )
+        options = {name: value for name, value in locals().items() if name not in ("self", "loader")}
+        return predict_loader(self.posterior, self.model, loader, self.likelihood, **options)
 
     @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -343,6 +307,7 @@ class Laplace(Hyperparameters):
         return self._in_shares(lambda: mean_shift(self.model, self.posterior, self.problem(), data), loader)
 
     def _data(self, loader: Iterable[Any] | None, what: str) -> Iterable[Any]:
+        """Return the loader that was passed, or that of `fit`."""
         data = self._loader if loader is None else loader
         if data is None:
             raise DataError(f"{what} passes over the training data; pass {what}(loader).")
@@ -392,7 +357,10 @@ class Laplace(Hyperparameters):
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write to a safetensors file, atomically; `marquis.load(path, model)` reads it."""
+        """Write to a safetensors file, atomically; `marquis.load(path, model)` reads it.
+
+        A posterior that is spread over processes is written in parts, `path.0`, `path.1`, ..., and read by as many.
+        """
         header, tensors = pack_fitted(self.fitted)
         likelihood, more = pack_likelihood(self.likelihood)
         header |= {
@@ -403,7 +371,8 @@ class Laplace(Hyperparameters):
             "kind": self.kind,
             "model": describe_model(self.model, self.fitted.mean),
         }
-        save_tensors(path, "laplace", header, {**tensors, **more})
+        place = own_part(path) if isinstance(self.curvature, Spread) else path
+        save_tensors(place, "laplace", header, {**tensors, **more})
 
     def __repr__(self) -> str:
         """Show model, likelihood, structure, estimator, and how many weights once fitted."""

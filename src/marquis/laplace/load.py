@@ -1,4 +1,4 @@
-"""`load`: a saved posterior and the network it belongs to."""
+"""Load a saved posterior together with the network it belongs to."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.linop.products import KINDS
+from marquis.distributed import group_is_up, own_part
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import named_parameters
@@ -43,6 +44,8 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
         ModelMismatchError: the model's parameters differ in name or shape, or its other weights in value.
         NumericalError: the precision is not positive definite.
     """
+    if group_is_up() and own_part(path).exists():
+        path = own_part(path)
     kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
     try:
         loaded = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)
@@ -57,6 +60,7 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
 
 
 def _posterior(tensors: Mapping[str, Tensor], model: Model) -> Posterior:
+    """Build a saved posterior, and check that it fits the model."""
     posterior = Posterior.from_state_dict(tensors)
     require_fit(posterior, model)
     _require_same_dtypes(posterior.mean, model)
@@ -78,6 +82,7 @@ def _require_same_dtypes(mean: Mapping[str, Tensor], model: Model) -> None:
 
 
 def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Model, likelihood: Any) -> Laplace:
+    """Build a saved Laplace approximation, and check that it fits the model."""
     fitted = unpack_fitted(header, tensors)
     require_model(model, header["model"], fitted.mean)
     _require_same_dtypes(fitted.mean, model)

@@ -1,4 +1,4 @@
-"""Likelihoods p(y|f): loss, gradient, output-Hessian square root, label sampling, predictive.
+"""Define likelihoods p(y|f): loss, gradient, output-Hessian square root, label sampling, predictive.
 
 `as_likelihood` turns whatever a user may pass, a name or an object, into one of them.
 """

@@ -1,4 +1,4 @@
-"""Averages of the sigmoid and of the softmax over Gaussian logits (docs/method/predictive.md#classification-links)."""
+"""Average the sigmoid and the softmax over Gaussian logits (docs/method/predictive.md#classification-links)."""
 
 from __future__ import annotations
 

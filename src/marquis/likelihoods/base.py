@@ -1,4 +1,4 @@
-"""What every likelihood p(y|f) offers to the rest of Marquis.
+"""Define what every likelihood p(y|f) offers to the rest of Marquis.
 
 Letters: `B` samples in the batch, `O` outputs per sample (flattened), `C` columns of a square root, `k` probes.
 `f` has shape `[B, *rest]`; `l = -log p(y|f)` is a sum over the outputs of one sample, never a mean.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ from marquis.functional.checks import all_finite
 from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
 
 
-@dataclass(frozen=True)
-class Predictive:
+class Predictive(NamedTuple):
     """Hold the prediction for new data; what does not apply is None.
 
     Attributes:
@@ -293,6 +291,7 @@ class Likelihood:
         return self.coupling is not None and writes_columns and cls.apply_sqrt is Likelihood.apply_sqrt
 
     def _missing(self, method: str) -> UnsupportedOperationError:
+        """Return the error for a method that a subclass has not written."""
         return UnsupportedOperationError(
             f"{type(self).__name__} has no {method}. A subclass has to write log_prob, sample, predictive and "
             "hessian_sqrt (or apply_sqrt)."

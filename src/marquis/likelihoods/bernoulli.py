@@ -1,4 +1,4 @@
-"""Bernoulli labels with one logit each: binary and multi-label classification, black-and-white images."""
+"""Define Bernoulli labels with one logit each: binary and multi-label classification, black-and-white images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Categorical labels: one class out of C, with the classes along any dimension of the outputs."""
+"""Define categorical labels: one class out of C, with the classes along any dimension of the outputs."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ class Categorical(PointwiseLikelihood):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         probs = f.detach().movedim(self._class_dim(f), -1).softmax(-1)
+        if bool(probs.isnan().any()):
+            raise DataError("f holds NaN or infinite outputs, from which no label can be drawn.")
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.reshape(probs.shape[:-1])
 
@@ -81,6 +83,8 @@ class Categorical(PointwiseLikelihood):
             covariance: Of the flattened outputs of each sample, `[B, O, O]`, or of all of them, `[B O, B O]`.
         """
         self._check_moments(mean, variance)
+        if mean.device.type != "meta" and bool(mean.isinf().any()):
+            raise DataError("mean holds infinite logits, of which no probabilities can be computed.")
         dim = self._class_dim(mean)
         blocks = None if covariance is None else self._class_blocks(covariance, mean, dim)
         probs = softmax_average(mean.movedim(dim, -1), variance.movedim(dim, -1), blocks)

@@ -1,4 +1,4 @@
-"""Counts with one log rate each: Poisson, and negative binomial where counts scatter more than that."""
+"""Define counts with one log rate each: Poisson, and negative binomial for overdispersed counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marquis.likelihoods.pointwise import PointwiseLikelihood
 
 
 class _Counts(PointwiseLikelihood):
-    """Labels 0, 1, 2, ... with mean `exp(f)`, independently per output."""
+    """Model labels 0, 1, 2, ... with mean `exp(f)`, independently per output."""
 
     coupling = None
 

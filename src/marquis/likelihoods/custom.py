@@ -1,4 +1,4 @@
-"""Lets an object that merely looks like a likelihood be used as one."""
+"""Use an object that has the methods of a likelihood as one."""
 
 from __future__ import annotations
 
@@ -132,6 +132,7 @@ class CustomLikelihood(Likelihood):
         return getattr(self.user, name)
 
     def _call(self, name: str, f: Tensor, *others: Any, mask: Tensor | None) -> Any:
+        """Call a method of the user's object, with the mask where there is one."""
         method = self._method(name)
         if mask is None:
             return method(f, *others)
@@ -143,6 +144,7 @@ class CustomLikelihood(Likelihood):
         return method(f, *others, mask=as_mask(mask, self.target_shape(f)))
 
     def _shaped(self, name: str, value: Tensor, shape: tuple[int, ...], meaning: str) -> Tensor:
+        """Return a value of the user's object, if it has the right shape."""
         if value.shape != torch.Size(shape):
             raise DataError(
                 f"{type(self.user).__name__}.{name} returned shape {list(value.shape)}, "
@@ -152,5 +154,6 @@ class CustomLikelihood(Likelihood):
 
 
 def _takes(method: Callable[..., Any], parameter: str) -> bool:
+    """Return whether a method has this parameter."""
     parameters = inspect.signature(method).parameters.values()
     return any(p.name == parameter or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

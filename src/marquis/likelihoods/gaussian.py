@@ -1,4 +1,4 @@
-"""Gaussian noise around the outputs: one precision, one per output, or a full precision matrix."""
+"""Define Gaussian noise around the outputs: one precision, one per output, or a full precision matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaussian whose mean and log variance are both predicted by the network."""
+"""Define the Gaussian whose mean and log variance are both predicted by the network."""
 
 from __future__ import annotations
 
@@ -102,11 +102,13 @@ class Heteroscedastic(PointwiseLikelihood):
         return torch.cat([seen, seen], self._dim)
 
     def _split(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and clamped log variance."""
         self._check_outputs(f)
         mean, log_variance = f.chunk(2, self._dim)
         return mean, log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT)
 
     def _join(self, f: Tensor, mean_part: Tensor, log_variance_part: Tensor) -> Tensor:
+        """Return derivatives in mean and log variance side by side; 0 where the log variance is clamped."""
         clamped = f.chunk(2, self._dim)[1].abs() > LOG_VARIANCE_LIMIT
         return torch.cat([mean_part, log_variance_part.masked_fill(clamped, 0)], self._dim)
 

@@ -1,4 +1,4 @@
-"""Likelihoods that are a product over their labels."""
+"""Define what likelihoods share that are a product over their labels."""
 
 from __future__ import annotations
 
@@ -45,13 +45,15 @@ class PointwiseLikelihood(Likelihood):
         return self._masked(self._hessian_diagonal(f), f, mask)
 
     def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
-        """Log density of every label, shaped like `y`."""
+        """Return the log density of every label, shaped like `y`."""
         raise NotImplementedError
 
     def _gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return the derivative of `-log p(y|f)` in f, per entry."""
         raise NotImplementedError
 
     def _hessian_diagonal(self, f: Tensor) -> Tensor:
+        """Return the diagonal of the output Hessian L."""
         raise NotImplementedError
 
     def _apply_sqrt(self, f: Tensor, v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Preferences between two alternatives (Bradley and Terry 1952), as reward models are trained on."""
+"""Define preferences between two alternatives (Bradley and Terry 1952), as reward models are trained on."""
 
 from __future__ import annotations
 

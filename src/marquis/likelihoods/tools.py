@@ -1,4 +1,4 @@
-"""Small tensor helpers that the likelihoods share: masks and sums per sample."""
+"""Share small tensor helpers among the likelihoods: masks and sums per sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laplace while training: the mean moves by your optimiser, the curvature is a running average."""
+"""Learn a Laplace posterior while training: the mean moves by your optimiser, the curvature is a running average."""
 
 from __future__ import annotations
 

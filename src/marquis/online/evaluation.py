@@ -1,4 +1,4 @@
-"""One batch of the online learner: loss, curvature and squared errors at sampled weights."""
+"""Evaluate one batch of the online learner: loss, curvature and squared errors at sampled weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mq.OnlineLaplace`: a Gaussian over the weights that is learnt while the network trains."""
+"""Define `mq.OnlineLaplace`, a Gaussian over the weights that is learnt while the network trains."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.curvature.backward.accumulators import Running
-from marquis.curvature.over_processes import sum_over_processes
+from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, sum_tensor
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe
+from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Gaussian, Likelihood
+from marquis.online.batch_statistics import at_running_statistics
 from marquis.online.evaluation import Evaluated, evaluate
 from marquis.online.learnt_noise import likelihood_and_noise, start_value
 from marquis.online.reparameterised import Reparameterised
@@ -26,13 +28,14 @@ from marquis.online.saving import pack, unpack
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.online.state import OnlineState, rates, weighted
 from marquis.online.weights import require_finite_weights, sample_weights
-from marquis.options import renamed_arguments, takes_options, warn_renamed
+from marquis.options import renamed_arguments, renamed_attributes, takes_options
 from marquis.posterior import Posterior
 from marquis.predictive import Prediction, predict
 from marquis.randomness import new_seeds
 from marquis.structures import Diagonal, Layout, Structure
 
 
+@renamed_attributes(temperature="effective_temperature")
 @takes_options(OnlineSettings)
 class OnlineLaplace:
     """Learn a Laplace posterior while training: loss at a sampled network, curvature remembered (LAE 3).
@@ -52,8 +55,8 @@ class OnlineLaplace:
     Cost of a step with the sketched diagonal: about 2.5 plain steps; memory of three more copies of the weights.
 
     Args:
-        model: A module in evaluation mode as far as that matters (no batch statistics, no dropout), or a function
-            `(params, x) -> outputs` with `params`.
+        model: A module, or a function `(params, x) -> outputs` with `params`. Batch normalisations in training mode
+            update their running statistics by a plain pass, and dropout is off (`online.batch_statistics`).
         likelihood: Name or object. A Gaussian object keeps its noise precision, unless that is "learnt".
         structure: Structure of the curvature: "diagonal", "kronecker", "block" or "full".
         estimator: Estimator of the curvature, as in `mq.curvature.ggn`; "approximate", "mixed" for a diagonal only.
@@ -129,6 +132,7 @@ class OnlineLaplace:
 
     @functools.partial(fails_together, confirm=False)
     @checked
+    @at_running_statistics
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
         """Return the loss of one batch per sample, at sampled weights; `backward` fills the gradients of the means.
 
@@ -176,11 +180,16 @@ class OnlineLaplace:
         return by_sample and self.estimator in SHARING_ESTIMATORS and not mixed
 
     def _scale(self, size: int) -> float:
+        """Return the factor of a batch's curvature: 1, or to the size of the data set."""
         return self.num_data / size if self.settings.scale == "dataset" else 1.0
 
+    @checked
     def outputs(self, theta: Mapping[str, Tensor], x: Any) -> Tensor:
         """Return the network's outputs at these weights; those that are not named keep their value."""
-        return call(self.model, {**parameters_of(self.model, self._params), **theta}, buffers_of(self.model), x)
+        weights = {**parameters_of(self.model, self._params), **theta}
+        check_inputs(x)
+        with naming_inputs(self.model, x, lambda: call(self.model, weights, buffers_of(self.model), x)):
+            return call(self.model, weights, buffers_of(self.model), x)
 
     @torch.no_grad()
     def _learn(
@@ -222,6 +231,8 @@ class OnlineLaplace:
         if settings.prior_precision == "learnt" and after.seen // self.num_data > state.seen // self.num_data:
             squared = sum(float(mean.detach().double().square().sum()) for mean in self.means().values())
             after = after.with_prior(squared, settings.factor)
+        if curvature is not None and after.curvature is not None:
+            decompose_over_processes(after.curvature)
         self._state = after
         self._state_is_shared = self._state_is_shared and curvature is None
         return share
@@ -271,6 +282,7 @@ class OnlineLaplace:
         return theta, penalty
 
     def _empty(self) -> Tensor:
+        """Return memory for one sample of the weights."""
         like = self.means()[self.names[0]]
         return torch.empty(self.layout.total, dtype=like.dtype, device=like.device)
 
@@ -323,13 +335,8 @@ class OnlineLaplace:
         settings, data = self.settings, self._state.data
         return settings.posterior_temperature * self.num_data / (settings.factor * data) if data else math.inf
 
-    @property
-    def temperature(self) -> float:
-        """Return `effective_temperature`, by its deprecated name."""
-        warn_renamed("OnlineLaplace.temperature", "effective_temperature")
-        return self.effective_temperature
-
     def _alpha(self, size: int, learning_rate: float | None) -> float:
+        """Return the forgetting rate of a step."""
         forgetting = self.settings.forgetting
         if forgetting == "learning-rate":
             if learning_rate is None:
@@ -362,6 +369,7 @@ class OnlineLaplace:
         """Return everything but the mean, which is in the model: curvature, noise, prior, counts, random states."""
         return pack(self.state, {"weights": self._weights_stream, "probes": self._probes_stream}, self.layout)
 
+    @checked
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, so that training continues exactly where `state_dict` was called.
 

@@ -1,4 +1,4 @@
-"""The noise precision of a Gaussian likelihood: fixed, or learnt as one number or in groups of outputs."""
+"""Hold the noise precision of a Gaussian likelihood: fixed, or learnt as one number or in groups of outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ Number = float | Literal["learnt"] | None
 
 
 def likelihood_and_noise(likelihood: str | Likelihood, noise_precision: Number) -> tuple[Likelihood, Number]:
-    """Return the likelihood object, and its noise precision: the user's, or that of a Gaussian object.
-
-    Args:
-        likelihood: Name or object.
-        noise_precision: What the user passed.
-    """
+    """Return the likelihood object, and its noise precision: the user's, or that of a Gaussian object."""
     known = as_likelihood(likelihood)
     scalar = known.scalar_noise_precision
     if scalar is None:

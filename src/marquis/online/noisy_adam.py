@@ -1,15 +1,18 @@
-"""The optimiser that belongs to the rule "noisy-adam": the mean moves in the metric of the running curvature."""
+"""Define the optimiser of the rule "noisy-adam": the mean moves in the metric of the running curvature."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from marquis.arguments import checked_methods
 from marquis.errors import UnsupportedOperationError
 from marquis.online.learner import OnlineLaplace
 
 
+@checked_methods
 class NoisyAdam(torch.optim.Optimizer):
     """Move the mean by `μ <- μ - lr m̂ / (f + δ/N + damping)` with `f = β H / N` of the learner (Zhang et al. 2018).
 
@@ -32,7 +35,7 @@ class NoisyAdam(torch.optim.Optimizer):
         self.online = online
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:

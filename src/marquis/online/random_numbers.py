@@ -1,4 +1,4 @@
-"""Standard normal random numbers for millions of weights, cheap enough for every training step.
+"""Sample standard normal numbers for millions of weights, cheap enough for every training step.
 
 32 consecutive weights take one random row of a table (docs/method/online.md, Random numbers). Every column of a table
 holds the quantiles of the normal distribution, its rows are whitened and come in pairs of opposite sign: mean 0 and
@@ -79,14 +79,6 @@ def fill_with_samples(
     """Overwrite each flat tensor of `outs` with a sample of `N(mean, 1 / (weight * curvature + constant))`.
 
     Cost: that of the noise and one pass over the memory, chunk by chunk.
-
-    Args:
-        outs: Where to write, one flat tensor per parameter.
-        means: Flat means.
-        curvatures: Flat diagonals, or None for zeros.
-        weight: Weight of the curvature in the precision.
-        constant: The rest of the precision.
-        generator: Source of randomness.
     """
     on_cpu = outs[0].device.type == "cpu"
     blocks = sum(-(-size // WIDTH) for out in outs for size in _chunk_sizes(out.numel()))
@@ -105,4 +97,5 @@ def fill_with_samples(
 
 
 def _chunk_sizes(count: int) -> list[int]:
+    """Return the sizes of the chunks in which weights are sampled."""
     return [min(CHUNK, count - start) for start in range(0, count, CHUNK)] or [0]

@@ -1,4 +1,4 @@
-"""Reparameterised weights: a sample that is differentiable in the mean, with the prior's term of the loss."""
+"""Reparameterise sampled weights, so that they are differentiable in the mean, with the prior's term of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's state as plain numbers and tensors, so that checkpoints can be loaded without running code."""
+"""Convert the learner's state to plain numbers and tensors, so that checkpoints load without running code."""
 
 from __future__ import annotations
 

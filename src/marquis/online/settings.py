@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from marquis.arguments import checked_fields
+from marquis.arguments import checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.options import option, rename_options
@@ -35,17 +35,17 @@ NEW_NAMES = {"temperature": "posterior_temperature"}
 _OBJECT = "pass noise that is known as mq.Gaussian(tensor)."
 
 
-def _number_or(name: str, value: Any, words: tuple[str, ...], zero: bool) -> Any:
+def _number_or(name: str, value: Any, names: tuple[str, ...], zero: bool) -> Any:
     """Return a positive number as it is, or the word that a string stands for."""
-    if isinstance(value, str) and words:
-        return choose(name, value, words, error=DataError, hint="Or pass a number.")
+    if isinstance(value, str) and names:
+        return choose(name, value, names, error=DataError, hint="Or pass a number.")
     if isinstance(value, str) or not (0 < value < float("inf") or (zero and value == 0)):
         number = "number from 0 on" if zero else "positive number"
-        raise DataError(f"{name}={value!r}: a {number}{f' or {words[0]!r}' if words else ''}.")
+        raise DataError(f"{name}={value!r}: a {number}{f' or {names[0]!r}' if names else ''}.")
     return value
 
 
-@checked_fields
+@checked_methods
 @dataclass(frozen=True)
 class OnlineSettings:
     """Hold all options of the online learner; immutable.
@@ -106,8 +106,8 @@ class OnlineSettings:
         names = {"structure": choose("structure", self.structure, STRUCTURES)}
         for name, allowed in WORDS.items():
             names[name] = choose(name, getattr(self, name), allowed, error=DataError)
-        for name, (words, zero) in NUMBERS.items():
-            names[name] = _number_or(name, getattr(self, name), words, zero)
+        for name, (allowed, zero) in NUMBERS.items():
+            names[name] = _number_or(name, getattr(self, name), allowed, zero)
         for name, value in names.items():
             object.__setattr__(self, name, value)
         if not isinstance(self.forgetting, str) and self.forgetting > 1:

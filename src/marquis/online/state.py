@@ -1,4 +1,4 @@
-"""The running curvature, noise and prior of the online learner: a frozen value with an `update`."""
+"""Update the running curvature, noise and prior of the online learner, a frozen value."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ class OnlineState:
         return self._after(size)
 
     def _after(self, size: int, **changes: object) -> OnlineState:
+        """Return the state after one more batch, with some fields changed."""
         return replace(self, steps=self.steps + 1, seen=self.seen + size, **changes)  # type: ignore[arg-type]
 
     def with_error(self, error: float | Tensor, entries: float | Tensor) -> OnlineState:

@@ -1,4 +1,4 @@
-"""Weights sampled from the running posterior, written into memory that is kept between steps."""
+"""Sample weights from the running posterior into memory that is kept between steps."""
 
 from __future__ import annotations
 
@@ -24,16 +24,7 @@ def sample_weights(
     generator: torch.Generator,
     out: Tensor,
 ) -> dict[str, Tensor]:
-    """Return one sample of `N(mean, precision^-1)` by name, each as its mean is laid out in memory.
-
-    Args:
-        layout: Names and shapes of the weights.
-        means: Their means.
-        state: Holds the curvature, the noise and the prior.
-        settings: Hold the factor and the temperature.
-        generator: Source of randomness.
-        out: Flat memory `[P]` to write to.
-    """
+    """Return one sample of `N(mean, precision^-1)` by name, each as its mean is laid out in memory."""
     samples, temperature = layout.unflatten(out), settings.posterior_temperature
     flat_means = [means[name].detach().reshape(-1) for name in samples]
     if state.curvature is None or isinstance(state.curvature, Diagonal):

@@ -1,4 +1,4 @@
-"""From a posterior over weights to predictions: closed form, JVP samples, sampled networks.
+"""Predict from a posterior over weights: in closed form, by JVP samples, or by sampled networks.
 
 `predict` is the front door for a batch, `predict_loader` for a data set; both return a `Prediction`. They need a
 `Posterior` and a network only, whoever made the posterior.

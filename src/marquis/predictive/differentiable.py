@@ -1,4 +1,4 @@
-"""Linearised predictions with gradients to the inputs, for those who optimise over inputs."""
+"""Compute linearised predictions with gradients to the inputs, for optimisation over inputs."""
 
 from __future__ import annotations
 

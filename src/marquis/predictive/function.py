@@ -1,4 +1,4 @@
-"""The network as a function of the parameters that have a posterior."""
+"""Treat the network as a function of the parameters that have a posterior."""
 
 from __future__ import annotations
 

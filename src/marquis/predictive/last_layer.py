@@ -1,4 +1,4 @@
-"""The last linear layer: its Jacobian is `I (x) phi`, so thousands of classes need no Jacobian at all.
+"""Predict from the last linear layer, whose Jacobian is `I (x) phi`, so that thousands of classes need no Jacobian.
 
 With Kronecker factors `A = G (x) R + d I`, G = Q diag(g) Q^T and R = U diag(r) U^T, the logits of one input have
 covariance `Q diag(c) Q^T` with `c_i = sum_j (U^T phi)_j^2 / (g_i r_j + d)`
@@ -130,6 +130,7 @@ _MADE: weakref.WeakKeyDictionary[Any, LastLayerFactors | None] = weakref.WeakKey
 
 
 def _factors(function: PosteriorFunction, owner: str) -> LastLayerFactors | None:
+    """Return the layer's posterior in factored form, made once per posterior."""
     posterior = function.posterior
     if posterior not in _MADE:
         _MADE[posterior] = _make_factors(function, f"{owner}.weight" if owner else "weight")
@@ -137,6 +138,7 @@ def _factors(function: PosteriorFunction, owner: str) -> LastLayerFactors | None
 
 
 def _make_factors(function: PosteriorFunction, weight: str) -> LastLayerFactors | None:
+    """Return the layer's posterior in factored form; None for structures that have none."""
     precision = function.posterior.precision
     others = [name for name in precision.layout.names if name != weight]
     if isinstance(precision, Diagonal):

@@ -1,4 +1,4 @@
-"""Predictions of every example by a posterior without it, in closed form (docs/method/predictive.md#leave-one-out)."""
+"""Predict every example by a posterior without it, in closed form (docs/method/predictive.md#leave-one-out)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linearised network in closed form: `f_lin(x) ~ N(f(x; theta*), J A^-1 J^T)` (docs/method/predictive.md)."""
+"""Predict with the linearised network in closed form: `f_lin(x) ~ N(f(x; theta*), J A^-1 J^T)`."""
 
 from __future__ import annotations
 
@@ -94,15 +94,7 @@ def average_probabilities(
 def closed_form(
     function: PosteriorFunction, x: Any, *, joint: bool, diagonal: bool | None, limit: int | None
 ) -> OutputMoments | None:
-    """Return the moments of the outputs, or None where they are too many for a backward pass each.
-
-    Args:
-        function: the network.
-        x: inputs.
-        joint: covariance over all inputs together.
-        diagonal: True for variances only, False for covariances whatever their size, None to decide by size.
-        limit: bytes for temporaries, or None.
-    """
+    """Return the moments of the outputs, or None where they are too many for a backward pass each."""
     last_layer = None if joint else find_last_layer(function, x)
     if last_layer is not None:
         outputs = last_layer.outputs
@@ -126,8 +118,8 @@ def closed_form(
     if forms is not None:
         with suppress(UnsupportedOperationError):  # a network that cannot be captured still has Jacobians
             params = {**function.fixed, **function.point}
-            _, moments = output_covariance(function.model, params, x, forms, whole=whole, limit=limit)
-            return _moments(mean, moments, whole)
+            compute = lambda: output_covariance(function.model, params, x, forms, whole=whole, limit=limit)[1]  # noqa: E731
+            return _moments(mean, function.posterior.precision.over_processes(compute), whole)
     posterior = function.posterior
     like = posterior.precision._like
     moments = torch.zeros(len(mean), outputs, *((outputs,) if whole else ()), dtype=like.dtype, device=like.device)
@@ -140,6 +132,7 @@ def closed_form(
 
 
 def _moments(mean: Tensor, moments: Tensor, whole: bool) -> OutputMoments:
+    """Return mean, variance and, where they are whole, covariances."""
     variance = moments.diagonal(dim1=-2, dim2=-1) if whole else moments
     return OutputMoments(mean, variance.reshape(mean.shape).to(mean.dtype), moments if whole else None)
 
@@ -158,6 +151,7 @@ def _forms(function: PosteriorFunction) -> Forms | None:
 
 
 def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None) -> OutputMoments:
+    """Return the moments with the covariance over all inputs together."""
     check_covariance_fits(mean, mean.numel(), limit, function, True)
     outputs = mean[0].numel()
     pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
@@ -172,6 +166,7 @@ def _bytes(mean: Tensor, rows: int, function: PosteriorFunction, with_jacobian: 
 
 
 def _allowed(mean: Tensor, limit: int | None) -> int:
+    """Return the bytes that may be used."""
     return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
 
 

@@ -1,4 +1,4 @@
-"""From Gaussian logits to class probabilities (docs/method/predictive.md#classification-links)."""
+"""Turn Gaussian logits into class probabilities (docs/method/predictive.md#classification-links)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`predict`: from a posterior, a network and inputs to a `Prediction`, by whichever way fits."""
+"""Predict from a posterior, a network and inputs by the method that fits: `predict`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.choices import choose
-from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, watched
+from marquis.curvature.resume import digest_of
+from marquis.distributed import (
+    all_shares,
+    exchange,
+    fails_together,
+    from_first_process,
+    group_is_up,
+    require_same,
+    watched,
+)
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.unwrap import plain_inputs
-from marquis.likelihoods import Likelihood, Predictive, as_likelihood
+from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
 from marquis.predictive.differentiable import differentiable_moments
@@ -26,11 +35,13 @@ from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
 from marquis.progress import ProgressBar
 from marquis.randomness import new_generator
+from marquis.structures import Spread
 
 METHODS = ("linearised", "linearised-samples", "sampled")
 """How the posterior over weights becomes one over outputs."""
 
 
+@checked
 def predict(
     posterior: Posterior,
     model: Model,
@@ -83,6 +94,8 @@ def predict(
         raise DataError(f"samples={samples}: at least one is needed.")
     x = plain_inputs(x)
     check_inputs(x)
+    if isinstance(posterior.precision, Spread):
+        require_same("inputs", digest_of(x))
     function = PosteriorFunction(model, posterior, at)
     known = None if likelihood is None or at is not None else as_likelihood(likelihood)
     link = check_link(link, known)
@@ -94,8 +107,7 @@ def predict(
                 )
             moments, draw = differentiable_moments(function, x, joint=joint, limit=memory_limit)
             predictive = linked(known, moments.mean, moments.variance, moments.covariance, link)
-            fields = (predictive.mean, predictive.variance, predictive.noise_variance, predictive.probs)
-            return Prediction(*fields, moments.covariance, "linearised (differentiable)", known, draw)
+            return Prediction(*predictive, moments.covariance, "linearised (differentiable)", known, draw)
         if method == "sampled":
             if joint or diagonal is False or link not in (None, "mc"):
                 raise UnsupportedOperationError(
@@ -104,8 +116,8 @@ def predict(
                 )
             runner = WeightSamples(function, x, False, memory_limit)
             summary = summarise_networks(runner, known, samples, generator)
-            predictive = Predictive(summary.mean, summary.variance, summary.noise_variance, summary.probs)
-            return _finish(predictive, None, f"sampled ({samples} networks)", known, runner, summary.expected_entropy)
+            how = f"sampled ({samples} networks)"
+            return Prediction(*summary[:4], None, how, known, runner.collect, summary.expected_entropy)
         runner = WeightSamples(function, x, True, memory_limit)
         if method == "linearised":
             moments = closed_form(function, x, joint=joint, diagonal=diagonal, limit=memory_limit)
@@ -133,9 +145,10 @@ def _from_moments(
         else:
             summary = summarise_linearised(runner, likelihood, samples, generator, probs=True)
             probs, entropy = summary.probs, summary.expected_entropy
-        predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, probs)
-    prediction = _finish(predictive, moments.covariance, "linearised (closed form)", likelihood, runner, entropy)
-    return replace(prediction, _draw_apart=moments.draw if moments.can_draw else None)
+        predictive = predictive._replace(probs=probs)
+    draw_apart = moments.draw if moments.can_draw else None
+    how = "linearised (closed form)"
+    return Prediction(*predictive, moments.covariance, how, likelihood, runner.collect, entropy, draw_apart)
 
 
 def _from_samples(
@@ -145,37 +158,18 @@ def _from_samples(
     runner: WeightSamples,
     generator: torch.Generator | None,
 ) -> Prediction:
+    """Return the prediction for moments, and probabilities where there are classes, from linearised samples."""
     average = likelihood is not None and link in (None, "mc")
     summary: SampleSummary = summarise_linearised(runner, likelihood, samples, generator, probs=average)
     predictive = linked(likelihood, summary.mean, summary.variance, None, link)
     if average:
-        predictive = Predictive(predictive.mean, predictive.variance, predictive.noise_variance, summary.probs)
-    name = f"linearised ({samples} samples)"
-    return _finish(predictive, None, name, likelihood, runner, summary.expected_entropy)
-
-
-def _finish(
-    predictive: Predictive,
-    covariance: Tensor | None,
-    method: str,
-    likelihood: Likelihood | None,
-    runner: WeightSamples,
-    expected_entropy: Tensor | None,
-) -> Prediction:
-    return Prediction(
-        predictive.mean,
-        predictive.variance,
-        predictive.noise_variance,
-        predictive.probs,
-        covariance,
-        method,
-        likelihood,
-        runner.collect,
-        expected_entropy,
-    )
+        predictive = predictive._replace(probs=summary.probs)
+    how = f"linearised ({samples} samples)"
+    return Prediction(*predictive, None, how, likelihood, runner.collect, summary.expected_entropy)
 
 
 @fails_together
+@checked
 def predict_loader(
     posterior: Posterior,
     model: Model,
@@ -191,20 +185,12 @@ def predict_loader(
 ) -> Prediction:
     """Predict for a loader, batch by batch, and return one `Prediction` for all of it.
 
-    Weight samples are the same for every batch.
-
-    Args:
-        posterior: as in `predict`.
-        model: as in `predict`.
-        loader: batches of inputs, or of `(x, y)`, whose labels are ignored.
-        likelihood: as in `predict`.
-        generator: source of randomness.
-        keep_inputs: keep the batches, so that `sample` works on the result.
-        progress: show a bar.
-        device: where the batches are moved to before they are used.
-        distributed: if a process group is up, each process's loader is its share, and all return the predictions of
-            all shares, in the order of the ranks; the first process's random numbers count.
-        options: everything else that `predict` takes; `joint` is refused.
+    Weight samples are the same for every batch. Batches are inputs, or `(x, y)`, whose labels are ignored; with
+    `keep_inputs` they are kept, so that `sample` works on the result, and with `device` they are moved there first.
+    `progress` shows a bar. If a process group is up, each process's loader is its share, and with `distributed` all
+    return the predictions of all shares, in the order of the ranks; the first process's random numbers count (where the
+    posterior is spread over the processes, each of them predicts for all shares). The other arguments and options
+    are those of `predict`; `joint` is refused.
     """
     if options.get("joint"):
         raise UnsupportedOperationError("joint=True is over the inputs of one batch; call predict on that batch.")
@@ -216,6 +202,8 @@ def predict_loader(
     if generator is None:
         generator = new_generator()
     state = from_first_process(generator.get_state()) if together else generator.get_state()
+    if together and isinstance(posterior.precision, Spread):  # every prediction is one of all processes
+        loader, together = all_shares(loader), False
     parts: list[Prediction] = []
     with ProgressBar("predicting", number_of_batches(loader), progress) as bar:
         for x, _, _ in read_batches(watched(loader) if together else loader, device):
@@ -224,8 +212,8 @@ def predict_loader(
             parts.append(part if keep_inputs else replace(part, _draw=None))
             bar.advance()
     if together:
-        own = Prediction.join(parts) if parts else None
-        everyone = exchange(None if own is None else replace(own, _draw_apart=None))
+        joined = Prediction.join(parts) if parts else None
+        everyone = exchange(None if joined is None else replace(joined, _draw_apart=None))
         parts = [part for part in everyone if part is not None]
     if not parts:
         raise DataError("the loader is empty: there is nothing to predict.")

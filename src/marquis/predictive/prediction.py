@@ -1,4 +1,4 @@
-"""The result of a prediction: one object for regression, classification and intermediate tensors."""
+"""Hold the result of a prediction: one object for regression, classification and intermediate tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.arguments import LARGEST_COUNT, checked
+from marquis import notebook
+from marquis.arguments import LARGEST_COUNT, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, PointwiseLikelihood
@@ -24,6 +25,7 @@ INFORMATION_SAMPLES = 200
 """Draws from which the mutual information of a closed-form prediction is computed."""
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """Hold the prediction for new data; what does not apply is None.
@@ -207,6 +209,20 @@ class Prediction:
         """Show shape, method and what there is."""
         there = [n for n in ("noise_variance", "probs", "covariance") if getattr(self, n) is not None]
         return f"Prediction({list(self.mean.shape)}, {self.method}{', with ' + ', '.join(there) if there else ''})"
+
+    def _repr_html_(self) -> str:
+        """Show the first inputs: probabilities, or mean and standard deviations, of their first outputs."""
+        count = len(self.mean)
+        parts = {"mean": self.mean, "std": self.std} if self.probs is None else {"probability": self.probs}
+        if self.probs is None and self.noise_variance is not None:
+            parts["std without noise"] = self.variance.sqrt()
+        columns = {
+            f"{name}{'' if part[:1].numel() == 1 else f' {j}'}": part.detach().reshape(count, -1)[: notebook.ROWS, j]
+            for name, part in parts.items()
+            for j in range(min(part[:1].numel(), notebook.ROWS))
+        }
+        rows = torch.stack(list(columns.values()), 1).tolist() if count else []
+        return notebook.html_table(repr(self), list(columns), rows, count)
 
 
 def _averaged_over_outputs(likelihood: PointwiseLikelihood, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Predictions from weight samples: networks at sampled weights, or the linearised network by JVP alone.
+"""Predict from weight samples: by networks at sampled weights, or by the linearised network with JVPs alone.
 
 Samples are the outer loop and inputs the inner one, so the same weights serve all inputs and never more of them exist
 than fit. Letters: S samples, B inputs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,7 @@ Deviations = dict[str, Tensor]
 
 @dataclass(eq=False)
 class WeightSamples:
-    """Compute outputs of the network, or of its linearisation, for weights sampled from the posterior.
-
-    Args:
-        function: the network.
-        x: inputs.
-        linearised: give `J (theta_s - theta*)` instead of `f(theta_s)`.
-        limit: bytes for temporaries, or None.
-    """
+    """Compute outputs of the network at weights sampled from the posterior; linearised, `J (theta_s - theta*)`."""
 
     function: PosteriorFunction
     x: Any
@@ -90,10 +83,12 @@ class WeightSamples:
         return any(mean.dim() > 2 for mean in self.function.posterior.mean.values())
 
     def _network(self, x: Any) -> Callable[[Deviations], Tensor]:
+        """Return the function from `theta - mean` to the network's outputs."""
         mean = self.function.posterior.mean
         return lambda d: self.function({name: mean[name] + d[name] for name in mean}, x)
 
     def _tangent(self, x: Any) -> Callable[[Deviations], Tensor]:
+        """Return the function from `theta - mean` to `J (theta - mean)`."""
         mean = self.function.posterior.mean
         return lambda d: jacobian_vector_product(lambda params: self.function(params, x), mean, d)[1]
 
@@ -109,7 +104,7 @@ class WeightSamples:
 
 
 @dataclass
-class Moments:
+class RunningMoments:
     """Merge means and sums of squared deviations chunk by chunk (Welford; Chan et al. 1983)."""
 
     count: int = 0
@@ -130,8 +125,7 @@ class Moments:
         self.count = total
 
 
-@dataclass(frozen=True, eq=False)
-class SampleSummary:
+class SampleSummary(NamedTuple):
     """Hold a summary of the samples; memory does not grow with their number.
 
     Attributes:
@@ -172,6 +166,7 @@ class Averages:
 
 
 def _plus(total: Tensor | None, values: Tensor | None, lead: torch.Size) -> Tensor | None:
+    """Add the sum over samples to a total; None where there are no values."""
     if values is None:
         return total
     summed = values.unflatten(0, lead).sum(0)
@@ -188,14 +183,14 @@ def summarise_networks(
     runner: WeightSamples, likelihood: Likelihood | None, count: int, generator: torch.Generator | None
 ) -> SampleSummary:
     """Return the moments over networks at sampled weights."""
-    parts: dict[int, tuple[Moments, Averages]] = {}
+    parts: dict[int, tuple[RunningMoments, Averages]] = {}
     for _, inputs, values in runner.chunks(count, generator):
         if not bool(torch.isfinite(values).all()):
             raise NumericalError(
                 "a network with sampled weights gives NaN or infinite outputs: the posterior is too wide for "
                 "method='sampled'. Use method='linearised', or tune the prior precision."
             )
-        moments, sums = parts.setdefault(inputs.start, (Moments(), Averages()))
+        moments, sums = parts.setdefault(inputs.start, (RunningMoments(), Averages()))
         predictive = point(likelihood, values.flatten(0, 1))
         moments.add(predictive.mean.unflatten(0, values.shape[:2]))
         sums.add(predictive, likelihood, values.shape[:2])

@@ -1,4 +1,4 @@
-"""How well a posterior predicts data that were held back: the objective of a grid over priors."""
+"""Score how well a posterior predicts held-out data: the objective of a grid over priors."""
 
 from __future__ import annotations
 
@@ -38,26 +38,12 @@ class ValidationScore:
     """Compute the mean log predictive density of labelled data under a posterior, linearised.
 
     The Jacobians do not depend on prior and noise, so they are computed once and kept while they fit.
-
-    Args:
-        model: the network.
-        posterior: any posterior over the same weights with the same mean.
-        loader: labelled batches.
-        memory_limit: bytes of Jacobians to keep; default 512 MB.
-        shared: whether the loader holds one process's share, and all processes of the group compute the mean.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        posterior: Posterior,
-        loader: Iterable[Any],
-        memory_limit: int | None = None,
-        shared: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, posterior: Posterior, loader: Iterable[Any], shared: bool = False) -> None:
         self._model, self._shared = model, shared
         function = PosteriorFunction(model, posterior)
-        left = KEPT if memory_limit is None else memory_limit
+        left = KEPT
         device = next(iter(posterior.mean.values())).device
         self._batches: list[_Batch] = []
         for x, y, _ in read_batches(loader, device, labels_for="the validation score"):
@@ -85,16 +71,11 @@ class ValidationScore:
         return total / count
 
     def _prediction(self, batch: _Batch, posterior: Posterior, likelihood: Likelihood) -> Prediction:
+        """Return the prediction of a batch, from its Jacobian where that was kept."""
         if batch.jacobian is None or batch.mean is None:
             same = torch.Generator().manual_seed(0)  # the same samples for every prior, if there are any
             return predict(posterior, self._model, batch.x, likelihood, diagonal=None, generator=same)
         covariance = posterior.precision.quadratic(batch.jacobian)
         variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(batch.mean.shape).to(batch.mean.dtype)
         predictive = linked(likelihood, batch.mean, variance, covariance, None)
-        return Prediction(
-            predictive.mean,
-            predictive.variance,
-            predictive.noise_variance,
-            predictive.probs,
-            likelihood=likelihood,
-        )
+        return Prediction(*predictive, likelihood=likelihood)

@@ -1,4 +1,4 @@
-"""Gaussian priors over the weights, one precision per group of them."""
+"""Define Gaussian priors over the weights, one precision per group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights feed a normalisation layer, so that their scale does not matter.
+"""Find the weights that feed a normalisation layer, so that their scale does not matter.
 
 See docs/method/evidence.md#normalised-groups.
 
@@ -37,13 +37,7 @@ LAYERS = {"linear", "convolution"} | {f"conv{kind}{d}d" for kind in ("", "_trans
 
 
 def normalised_groups(model: Model, params: Mapping[str, Tensor], x: Any) -> dict[str, list[str]]:
-    """Return the parameters of every layer that is normalised right after it, by module path.
-
-    Args:
-        model: a module or a function `(params, x) -> outputs`.
-        params: all of its parameters by name.
-        x: a batch of inputs, with which the network is traced.
-    """
+    """Return the parameters of every layer that is normalised right after it, by module path."""
     network = network_of(model, {name: p.detach() for name, p in params.items()}, x)
     owner = {number: name for name, number in network.parameters.items()}
     groups: dict[str, list[str]] = {}

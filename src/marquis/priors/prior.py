@@ -1,4 +1,4 @@
-"""Gaussian priors over weights: which weights share a precision, and how large it is.
+"""Define Gaussian priors over weights: which weights share a precision, and how large it is.
 
 `Prior` is what a user writes; `bind` ties it to a network's parameters and gives a `BoundPrior`, which has numbers.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_fields
+from marquis.arguments import checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
@@ -33,7 +33,7 @@ Weights = Tensor | Mapping[str, Tensor]
 """Weights as one flat vector `[P]` or by name."""
 
 
-@checked_fields
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Prior:
     """Describe `theta ~ N(mean, diag(precision)^-1)` with one precision per group of weights.
@@ -122,6 +122,7 @@ class Prior:
         return {**({"other": rest} if rest else {}), **{name: members for name, members in groups.items() if members}}
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class BoundPrior:
     """Hold a prior with numbers: `G` groups over `P` weights.
@@ -158,7 +159,10 @@ class BoundPrior:
         if values.dim() > 1 or (values.dim() == 1 and len(values) != len(self.precision)):
             raise DataError(f"prior precision has shape {tuple(values.shape)}; there are {len(self.precision)} groups.")
         _require_positive(values)
-        return replace(self, precision=values.expand(len(self.precision)))
+        made = replace(self, precision=values.expand(len(self.precision)))
+        # What depends on the groups alone is asked for at every step of tuning.
+        made.__dict__.update(sizes=self.sizes, _constant=self._constant, _scatters=self._scatters)
+        return made
 
     def vector(self) -> Tensor:
         """Return the precision of every weight, `[P]`."""
@@ -166,11 +170,13 @@ class BoundPrior:
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the precision by parameter name, without axes where it is constant within a parameter."""
-        spread = {}
-        for name in self.layout.names:
-            group = self._constant.get(name)
-            spread[name] = self.vector()[self.layout.slice(name)] if group is None else self.precision[group]
-        return spread
+        ends = [self._constant.get(name) for name in self.layout.names]
+        by_group = {group: self.precision[group] for group in set(ends) if group is not None}
+        vector = self.vector() if None in ends else self.precision
+        return {
+            name: vector[self.layout.slice(name)] if group is None else by_group[group]
+            for name, group in zip(self.layout.names, ends, strict=True)
+        }
 
     @cached_property
     def _constant(self) -> dict[str, int]:
@@ -189,9 +195,29 @@ class BoundPrior:
         return flat.to(self.mean) - self.mean
 
     def scatter(self, theta: Weights) -> Tensor:
-        """Sum of (theta - mean)^2 per group, `[G]`."""
+        """Return the sum of (theta - mean)^2 per group, `[G]`, remembered for the last `theta`: it is tuned at one."""
+        fixed = isinstance(theta, Tensor) and not theta.requires_grad and not theta.is_inference()
+        version = theta._version if fixed and isinstance(theta, Tensor) else 0
+        last = self._scatters[0] if fixed and self._scatters else None  # one tuple, read once: threads may share this
+        if last is not None and last[0] is theta and last[1] == version:
+            return last[2]
         squares = self.deviation(theta).square()
-        return squares.new_zeros(len(self.precision)).index_add(0, self.index, squares)
+        groups = self._constant
+        if len(groups) == len(self.layout.names):  # a sum per parameter: faster and more accurate than weight by weight
+            parts = [squares[self.layout.slice(name)].sum() for name in self.layout.names]
+            index = torch.tensor([groups[name] for name in self.layout.names], device=self.index.device).long()
+            squares = torch.stack(parts) if parts else squares
+        else:
+            index = self.index
+        total = squares.new_zeros(len(self.precision)).index_add(0, index, squares)
+        if fixed and not total.is_inference():
+            self._scatters[:] = [(theta, version, total)]
+        return total
+
+    @cached_property
+    def _scatters(self) -> list[Any]:
+        """Return the last `theta` of `scatter` with its version, and the result; shared by `with_precision`."""
+        return []
 
     def quadratic(self, theta: Weights) -> Tensor:
         """Return (theta - mean)^T diag(precision) (theta - mean)."""
@@ -227,6 +253,7 @@ class BoundPrior:
         return f"BoundPrior({shown}{more})"
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class StructuredPrior:
     """Hold an earlier posterior as the next prior: its whole precision matrix, not only a diagonal.
@@ -250,6 +277,7 @@ class StructuredPrior:
     def deviation(self, theta: Weights) -> Tensor:
         """Return the difference theta - mean, `[..., P]`; gradients flow to theta."""
         flat = theta if isinstance(theta, Tensor) else self.layout.flatten(theta)
+        self.layout.check_length(flat, "weights")
         return flat.to(self.mean) - self.mean
 
     def quadratic(self, theta: Weights) -> Tensor:
@@ -275,6 +303,7 @@ class StructuredPrior:
 
 
 def _by_pattern(groups: Mapping[str, str | Sequence[str]], layout: Layout) -> dict[str, list[str]]:
+    """Assign every parameter to the first group whose pattern matches its name."""
     members: dict[str, list[str]] = {name: [] for name in groups}
     for parameter in layout.names:
         for group, patterns in groups.items():
@@ -295,6 +324,7 @@ def _by_pattern(groups: Mapping[str, str | Sequence[str]], layout: Layout) -> di
 
 
 def _precision(precision: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
+    """Return the precision of every group as a vector."""
     if not isinstance(precision, Mapping):
         return torch.as_tensor(precision, dtype=like.dtype, device=like.device)
     missing = [name for name in bound.names if name not in precision]

@@ -1,4 +1,4 @@
-"""Reports on trained autoencoders: one HTML page that needs no other file, and its figures as PNGs."""
+"""Report on trained autoencoders: one HTML page that needs no other file, and its figures as PNGs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures without a display and without pyplot's global state, and labels that matplotlib shows literally."""
+"""Make figures without a display and without pyplot's global state; matplotlib shows their labels literally."""
 
 from __future__ import annotations
 
@@ -99,4 +99,5 @@ def add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], tit
 
 
 def _legend_columns(names: Sequence[str]) -> int:
+    """Return the number of columns of a legend."""
     return 1 if len(names) <= 12 else 2

@@ -1,4 +1,4 @@
-"""`write_comparison`: several models side by side on the same data, as one page."""
+"""Compare several models on the same data, side by side on one page: `write_comparison`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.options import renamed_arguments
 from marquis.report import sections
@@ -34,6 +35,7 @@ class Comparison:
 
 
 @renamed_arguments(outside="out_of_distribution")
+@checked
 def write_comparison(
     models: Mapping[str, Any],
     data: Tensor,
@@ -59,7 +61,7 @@ def write_comparison(
         data: Held-out data `[n, ...]`.
         labels: Classes `[n]` (integers) or targets (floats), for colours; None for none.
         out: Folder; created if it does not exist.
-        history: Rows of the training by model, as in `metrics.csv` or `Trained.rows`.
+        history: Rows of the training by model, as in `metrics.csv` or `TrainingResult.rows`.
         title: Title of the page.
         text: First paragraph.
         classes: Names of the classes.

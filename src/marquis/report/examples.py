@@ -1,4 +1,4 @@
-"""Examples: originals, mean reconstructions and standard deviations (LAE Figures 8 and 13)."""
+"""Show examples: originals, mean reconstructions and standard deviations (LAE Figures 8 and 13)."""
 
 from __future__ import annotations
 
@@ -161,6 +161,7 @@ def _worst(x: Tensor, means: Sequence[Tensor]) -> list[int]:
 
 
 def _constant(values: Tensor) -> bool:
+    """Return whether all values are equal up to rounding."""
     return float(values.max() - values.min()) <= 1e-6 * max(float(values.max()), 1e-30)
 
 

@@ -1,4 +1,4 @@
-"""Figures of the report: functions from numbers to matplotlib figures, without global state.
+"""Draw the figures of the report: functions from numbers to matplotlib figures, without global state.
 
 Training curves, histograms of variances and the posterior's standard deviations are here; latent maps and
 reconstructions have files of their own.
@@ -109,6 +109,7 @@ def series(rows: History, key: str) -> tuple[list[float], list[float]]:
 
 
 def _curve(axis: Axes, rows: History, key: str, legend: str, colour: str) -> None:
+    """Plot a column of the history against epochs."""
     epochs, values = series(rows, key)
     if values:
         marker = "o" if len(values) < 3 else None
@@ -140,6 +141,7 @@ def variance_figure(models: Mapping[str, Spread]) -> Figure:
 
 
 def _histogram(axis: Axes, sets: Mapping[str, Tensor], kind: str) -> None:
+    """Plot histograms of several sets over common bins, logarithmic where values span decades."""
     from matplotlib.ticker import MaxNLocator
 
     values = {name: tensor.double().numpy() for name, tensor in sets.items()}

@@ -1,4 +1,4 @@
-"""A report in one HTML file: headings, text, tables and figures, all in the file itself."""
+"""Write a report as one HTML file: headings, text, tables and figures, all in the file itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.io.atomic import replacing, write_text
-from marquis.options import warn_renamed
+from marquis.options import renamed_attributes
 from marquis.report.canvas import png
 
 if TYPE_CHECKING:
@@ -40,8 +41,10 @@ figcaption, .small { color: #5a5f68; font-size: .9rem; }
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+@renamed_attributes(picture="figure")
+@checked_methods
 class Page:
-    """Collects the parts of a report; `write` puts them into one file that needs no other.
+    """Collect the parts of a report; `write` puts them into one file that needs no other.
 
     All texts are plain: HTML in them is shown literally.
 
@@ -80,17 +83,16 @@ class Page:
             figure: The figure, which is not changed.
             caption: What it shows.
         """
+        self.image(name, png(figure), caption)
+
+    def image(self, name: str, content: bytes, caption: str) -> None:
+        """Add a PNG that is there already; arguments as in `figure`."""
         if not re.fullmatch(r"[a-z0-9-]+", name) or name in self.figures:
             raise DataError(f"{name!r}: figures have different names of small letters, digits and hyphens.")
-        self.figures[name] = png(figure)
+        self.figures[name] = content
         data = base64.b64encode(self.figures[name]).decode("ascii")
         image = f'<img alt="{_escaped(caption)}" src="data:image/png;base64,{data}">'
         self.parts.append(f"<figure>{image}<figcaption>{_escaped(caption)}</figcaption></figure>")
-
-    def picture(self, name: str, figure: Figure, caption: str) -> None:
-        """Call `figure`, by its deprecated name."""
-        warn_renamed("Page.picture", "Page.figure")
-        self.figure(name, figure, caption)
 
     def html(self) -> str:
         """Return the whole page."""

@@ -1,4 +1,4 @@
-"""Latent maps: codes in two dimensions over the decoder's standard deviation (LAE Figure 1)."""
+"""Draw latent maps: codes in two dimensions over the decoder's standard deviation (LAE Figure 1)."""
 
 from __future__ import annotations
 
@@ -148,6 +148,7 @@ def latent_figure(
 
 
 def _class_name(value: int, classes: Sequence[str] | None) -> str:
+    """Return the name of a class, or its number."""
     return classes[value] if classes is not None and 0 <= value < len(classes) else str(value)
 
 
@@ -177,6 +178,7 @@ def _draw_map(figure: Figure, axis: Axes, shown: LatentMap) -> None:
 
 
 def _draw_points(axis: Axes, points: Tensor, labels: Tensor | None) -> Any:
+    """Plot codes, coloured by class or by value."""
     style: dict[str, Any] = {"s": 12, "edgecolors": "white", "linewidths": 0.3, "alpha": 0.9}
     across, up = points[:, 0].numpy(), points[:, 1].numpy()
     if labels is None:

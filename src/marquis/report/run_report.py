@@ -1,4 +1,4 @@
-"""`write_report`: the page of a finished run."""
+"""Write the page of a finished run: `write_report`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.data import Data
 from marquis.errors import DataError, StorageError
 from marquis.io.checksum import read_json
@@ -17,16 +18,18 @@ from marquis.report import sections
 from marquis.report.comparison import REPORT
 from marquis.report.examples import Examples
 from marquis.report.html import Page, settings_rows
+from marquis.report.ood_section import add_ood
 from marquis.report.study import Effort, Study, study
 from marquis.run import Run, Scaling
 from marquis.run.directory import SUMMARY
 
 
+@checked
 def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = None, seed: int = 0) -> Path:
     """Write the report of a run of `marquis train`: `report.html`, which needs no other file, and PNGs in `report/`.
 
     Held-out data are the test rows, else the validation rows, else the training rows (and the page says so). Tables are
-    shown in the units of the data.
+    shown in the units of the data. What `marquis evaluate --ood` wrote into the folder is shown and explained.
 
     Args:
         run_dir: The run's folder, with a finished model.
@@ -67,6 +70,7 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
     sections.add_examples(page, {name: result}, originals, data.feature_names or run.columns, units)
     sections.add_variances(page, {name: result})
     sections.add_widths(page, {name: result})
+    add_ood(page, run.path)
     sections.add_training(page, {name: run.rows_of_training()})
     page.heading("Settings")
     settings = {
@@ -77,6 +81,7 @@ def write_report(run_dir: str | os.PathLike[str], *, effort: Effort | None = Non
 
 
 def _held_out(run: Run) -> tuple[Data, str]:
+    """Return the rows that a report is about, and what to call them."""
     module = run.data_module
     module.setup()
     for data, name in ((module.test, "test"), (module.validation, "validation")):

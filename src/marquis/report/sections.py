@@ -1,4 +1,4 @@
-"""Sections that the report on one model and the comparison of several have in common."""
+"""Write the sections that the report on one model and the comparison of several have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics, codes, examples and variances of a model for a report, in one pass over held-out data."""
+"""Collect metrics, codes, examples and variances of a model for a report, in one pass over held-out data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.autoencoders.predictions import Reconstruction
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli
@@ -25,6 +26,7 @@ HELD_OUT = "held-out data"
 OUTPUT, CODE = "output variance", "code variance"
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Effort:
     """Set the size of what is computed for a report.
@@ -46,6 +48,8 @@ class Effort:
     @classmethod
     def sensible(cls, shape: Sequence[int]) -> Effort:
         """Choose the effort for data of this shape: less for large ones, so that a report takes seconds."""
+        if not all(isinstance(size, int) for size in shape):
+            raise DataError(f"shape is {shape!r}; whole numbers are needed.")
         return cls() if math.prod(shape) <= 1024 else cls(400, 20, 24, 10, 64)
 
 
@@ -81,16 +85,7 @@ def study(
     effort: Effort | None = None,
     seed: int = 0,
 ) -> Study:
-    """Reconstruct held-out and OOD data, map the codes, and summarise the posterior.
-
-    Args:
-        model: Anything with `encode`, `decode` and `reconstruct`.
-        x: Held-out data `[n, ...]`.
-        shown: Which of them are shown as examples.
-        out_of_distribution: OOD data, by name.
-        effort: Size of what is computed; by default what is sensible for the data's size.
-        seed: Random seed.
-    """
+    """Reconstruct held-out and OOD data, map the codes, and summarise the posterior."""
     require(model, "reconstruct")
     require(model, "decode")
     effort = effort or Effort.sensible(x.shape[1:])
@@ -145,7 +140,7 @@ def _examples(model: Any, x: Tensor, effort: Effort, same: SameSeed) -> Examples
 
 
 class _Pass:
-    """Sums over batches; images themselves are not kept."""
+    """Sum over batches; images themselves are not kept."""
 
     def __init__(self, model: Any) -> None:
         likelihood = getattr(model, "likelihood", None)
@@ -167,6 +162,7 @@ class _Pass:
         return sums
 
     def add(self, x: Tensor, result: Reconstruction) -> None:
+        """Add one batch: its errors, variances, codes and examples."""
         if result.mean.shape != x.shape:
             raise DataError(f"the model reconstructs {list(x.shape)} as {list(result.mean.shape)}.")
         error = (result.mean - x).square()
@@ -182,6 +178,7 @@ class _Pass:
         self.samples = result.draws
 
     def variances(self) -> dict[str, Tensor]:
+        """Return the variances of outputs and codes of all data."""
         return {OUTPUT: torch.cat(self.output), CODE: torch.cat(self.latent)}
 
     def numbers(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A training and all that belongs to it in one folder: configuration, logs, checkpoints, the finished model."""
+"""Keep a training in one folder: configuration, logs, checkpoints, the finished model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: made, opened, and what is in it."""
+"""Create, open and read the folder of a run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from marquis.arguments import checked_methods
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.epoch_table import Row, read_rows
 from marquis.autoencoders.kinds import ModelSpec
@@ -32,7 +33,7 @@ from marquis.options import renamed_arguments
 from marquis.run.rows import Rows, rows_of
 from marquis.run.scaling import Scaling
 from marquis.run.settings import TrainingSettings, rows_per_batch
-from marquis.run.training_data import fingerprint, largest_of, load_rows, missing_in
+from marquis.run.training_data import fingerprint, has_text, largest_of, load_rows, missing_in
 
 VERSION = 2
 UNSEALED = (1,)
@@ -45,6 +46,7 @@ OTHER_UNITS = 10
 training images were brighter than this."""
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Run:
     """Hold a run's folder and configuration.
@@ -59,6 +61,7 @@ class Run:
         brightest: Largest value of the training images; None for tables, and in runs of before it was kept.
         trained_on: `fingerprint` of the training data, if they are the user's own; None in runs of before it was kept.
         loaded: Training rows as they were read, of a run that has just been created.
+        categories: Levels of a table's text columns; `columns` names their indicators.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class Run:
     brightest: float | None = None
     trained_on: str | None = None
     loaded: Data | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     # Making and opening
 
@@ -95,6 +99,7 @@ class Run:
 
     @classmethod
     def _described(cls, path: Path, settings: TrainingSettings) -> Run:
+        """Look at the training data, and return the run that they and the settings describe."""
         train = load_rows(settings, "train")
         if settings.batch_size is None:
             settings = replace(settings, batch_size=rows_per_batch(len(train)))
@@ -116,7 +121,9 @@ class Run:
             options=settings.model_options(len(train)),
         )
         brightest = None if len(shape) == 1 else largest_of(train)
-        return cls(path, settings, spec, scaling, train.feature_names, brightest, fingerprint(settings.data), train)
+        trained_on = fingerprint(settings.data)
+        names, categories = train.feature_names, train.categories
+        return cls(path, settings, spec, scaling, names, brightest, trained_on, train, categories)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -143,11 +150,14 @@ class Run:
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
             brightest = None if held.get("brightest") is None else float(held["brightest"])
             trained_on = None if held.get("trained_on") is None else str(held["trained_on"])
+            categories = {str(name): tuple(map(str, levels)) for name, levels in held.get("categories", {}).items()}
+            if not {f"{name}={level}" for name, levels in categories.items() for level in levels} <= set(columns or ()):
+                raise ValueError("categories that are not among the columns")
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path / CONFIG} is damaged ({error})") from error
-        return cls(path, settings, spec, scaling, columns, brightest, trained_on)
+        return cls(path, settings, spec, scaling, columns, brightest, trained_on, categories=categories)
 
     def resumed(self, options: dict[str, Any]) -> Run:
         """Return the same run, if these options do not contradict its settings."""
@@ -185,6 +195,7 @@ class Run:
             yield
 
     def _config(self) -> dict[str, Any]:
+        """Return the contents of `config.json`."""
         return {
             "version": VERSION,
             "settings": self.settings.as_json(),
@@ -193,6 +204,11 @@ class Run:
             "columns": None if self.columns is None else list(self.columns),
             "brightest": self.brightest,
             "trained_on": self.trained_on,
+            **(
+                {"categories": {name: list(levels) for name, levels in self.categories.items()}}
+                if self.categories
+                else {}
+            ),
         }
 
     # What belongs to it
@@ -266,6 +282,7 @@ class Run:
         return self.spec.build(self.settings.seed)
 
     def _scaled(self, data: Data) -> Data:
+        """Return data scaled as the model takes them."""
         if len(self.spec.shape) > 1:
             return data
         rows = rows_of(data, self.spec.shape, scaling=self.scaling, columns=self.columns)
@@ -303,6 +320,8 @@ class Run:
         options: dict[str, Any] = {"header": header}
         if self.settings.size is not None and os.path.isdir(name):
             options["size"] = self.settings.size
+        if self.categories and has_text(name):
+            options["categories"] = self.categories
         dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
         options |= {"limit": limit, "some": some, "seed": seed, "dtype": dtype}
         data = load(name, split, self.settings.data_dir, **options)

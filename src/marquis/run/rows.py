@@ -1,4 +1,4 @@
-"""Rows of the user's, as a trained model wants them, and what has to be known to write answers about them."""
+"""Convert rows of the user's data for a trained model, and keep what is needed to write results about them."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def rows_of(
 def _in_order(
     x: Tensor, names: tuple[str, ...], columns: tuple[str, ...], targets: Sequence[str], source: str
 ) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the columns in the order of training; refuse missing and unknown ones."""
     missing = [name for name in columns if name not in names]
     extra = [name for name in names if name not in columns and name not in targets]
     if missing or extra:
@@ -95,6 +96,7 @@ def _in_order(
 
 
 def _called(shape: Sequence[int]) -> str:
+    """Describe the shape of an example in words."""
     if len(shape) == 1:
         return f"{shape[0]} columns"
     if len(shape) == 3:

@@ -1,4 +1,4 @@
-"""Columns of a table brought to mean 0 and standard deviation 1, and back."""
+"""Scale the columns of a table to mean 0 and standard deviation 1, and back."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """Scale each column by `(x - mean) / scale`.
@@ -52,15 +54,27 @@ class Scaling:
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return rows scaled to mean 0 and standard deviation 1."""
-        return ((x.double() - self.mean) / self.scale).to(x.dtype)
+        return ((self._columns(x) - self.mean) / self.scale).to(x.dtype)
 
     def unscaled(self, x: Tensor) -> Tensor:
         """Return rows in the units of the data, in float64."""
-        return torch.where(self.constant, self.mean, x.double() * self.scale + self.mean)
+        return torch.where(self.constant, self.mean, self._columns(x) * self.scale + self.mean)
 
     def deviations(self, std: Tensor) -> Tensor:
-        """Return standard deviations in the units of the data, in float64; 0 for constant columns."""
-        return torch.where(self.constant, 0.0, std.double() * self.scale)
+        """Return standard deviations in the units of the data, in float64; 0 for constant columns.
+
+        A single number is the standard deviation of every column.
+        """
+        std = std if std.dim() else std.expand(len(self.mean))
+        return torch.where(self.constant, 0.0, self._columns(std) * self.scale)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """Return rows in double precision, or say that they have other columns."""
+        if not x.dim() or x.shape[-1] != len(self.mean) or x.is_complex() or x.device.type == "meta":
+            raise DataError(
+                f"a table of shape {list(x.shape)} ({x.dtype}) was given; {len(self.mean)} columns are needed."
+            )
+        return x.double()
 
     def as_json(self) -> dict[str, list[Any]]:
         """Return the scaling as JSON can hold it, exactly."""
@@ -69,6 +83,8 @@ class Scaling:
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> Scaling:
         """Build the scaling that `as_json` described; runs of earlier versions have no constant columns."""
+        if not {"mean", "scale"} <= held.keys():
+            raise DataError("a scaling has a mean and a scale for every column.")
         mean, scale = (torch.tensor(held[name], dtype=torch.float64) for name in ("mean", "scale"))
         constant = torch.tensor(held.get("constant", [False] * len(mean)), dtype=torch.bool)
         if (

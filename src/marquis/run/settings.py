@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from marquis.arguments import checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.online.settings import NEW_NAMES
@@ -50,6 +51,7 @@ def rows_per_batch(rows: int) -> int:
     return min(LARGEST_BATCH, max(SMALLEST_BATCH, rows // AN_EPOCH))
 
 
+@checked_methods
 @dataclass(frozen=True)
 class TrainingSettings:
     """Hold all options of a training.
@@ -170,4 +172,5 @@ class TrainingSettings:
 
 
 def _flag(name: str) -> str:
+    """Return the option's name on the command line."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""The data that a run is trained on: read as they are, and known again later."""
+"""Read the data that a run is trained on, and recognise them later."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ def load_rows(settings: TrainingSettings, split: str) -> Data:
     options: dict[str, Any] = {name: getattr(settings, name) for name in ("size", "header")}
     options["limit"] = settings.limit if split == "train" else None  # test rows are not training rows
     options["target"] = settings.target or None
+    options["categories"] = True if has_text(settings.data) else None
     data = load(settings.data, split, settings.data_dir, dtype=torch.float64, **options)
     return data if len(data.shape) == 2 else replace(data, dtype=torch.float32)
+
+
+def has_text(data: str | os.PathLike[str]) -> bool:
+    """Return whether data are of a kind of file that can have columns of text."""
+    return data not in SETS and Path(data).suffix.lower() in (".csv", ".parquet")
 
 
 def missing_in(train: Data) -> Missing:

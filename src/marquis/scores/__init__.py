@@ -1,4 +1,4 @@
-"""Uncertainty of large networks without a posterior matrix: sketched Lanczos scores and null-space samples."""
+"""Score the uncertainty of large networks without a posterior matrix: sketched Lanczos and null-space samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that differ where the data say nothing (Miani, Roy and Hauberg 2025).
+"""Sample weights that differ only where the data say nothing (Miani, Roy and Hauberg 2025).
 
 Samples of the prior are projected onto the null space of the training data's Jacobian, batch by batch: what is left
 changes no training output to first order, and whatever it changes elsewhere is uncertain.
@@ -45,7 +45,7 @@ def null_space(
     | kept | rows per batch | cost per sweep | what stays |
     | --- | --- | --- | --- |
     | `outputs` | the Jacobian, B O | quadratic in B O | the linearised outputs of all training data |
-    | `losses` | the gradient of every datum's loss, B | linear | every datum's loss; outputs may move |
+    | `losses` | the gradient of every example's loss, B | linear | every example's loss; outputs may move |
 
     Args:
         model: A module in evaluation mode, or a function `(params, x) -> outputs`.
@@ -86,7 +86,7 @@ class NullSpacePosterior:
     ) -> dict[str, Tensor]:
         """Return `n` samples of the weights, by name `[n, *shape]`.
 
-        Cost per sweep: one Jacobian (or one backward pass per datum) and one small eigen-decomposition per batch. One
+        Cost per sweep: one Jacobian (or one backward pass per example) and one small eigen-decomposition per batch. One
         sweep is enough where all data are one batch; the smaller the batches, the more sweeps.
 
         Args:

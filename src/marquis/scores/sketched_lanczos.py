@@ -1,4 +1,4 @@
-"""How far the Jacobian of an input lies outside of what the data determined (Miani et al. 2024).
+"""Measure how far the Jacobian of an input lies outside of what the data determined (Miani et al. 2024).
 
 The score is `|J|_F^2 - |U^T J^T|_F^2` with U a basis of a Krylov space of the generalised Gauss-Newton matrix: the
 linearised variance with infinite precision along U and precision 1 elsewhere. Lanczos vectors are kept as sketches of s
@@ -119,7 +119,7 @@ def _lanczos(matrix: CurvatureOperator, start: Tensor, steps: int, sketch: Fouri
 
 @dataclass(frozen=True, eq=False)
 class SketchedLanczos:
-    """Scores inputs by what the data left undetermined; made by `sketched_lanczos`.
+    """Score inputs by what the data left undetermined; made by `sketched_lanczos`.
 
     Attributes:
         function: The network at its weights.

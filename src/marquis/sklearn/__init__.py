@@ -1,4 +1,4 @@
-"""Estimators that behave as scikit-learn's own: fit, predict, pipelines, grid search; with uncertainty inside."""
+"""Offer estimators that behave as scikit-learn's own, with uncertainty: fit, predict, pipelines, grid search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LaplacianAutoencoder`: codes, outliers, missing values and new rows of a table, each with its uncertainty."""
+"""Embed, score, impute and generate rows of a table with uncertainty: `LaplacianAutoencoder`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.errors import DataError
-from marquis.options import renamed_arguments, warn_renamed
+from marquis.options import renamed_arguments, renamed_attributes
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
 from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
-from marquis.sklearn.drift import Drift, tested
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
-from marquis.sklearn.explanation import Explanation
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
 from marquis.sklearn.guarantees import Guarantees
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
-from marquis.sklearn.input_tables import plain_table, require_finite
+from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.linear_gaussian import LinearGaussian
+from marquis.sklearn.outlier_scores import OutlierScores
 from marquis.sklearn.parameter_checks import whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ NEW_NAMES = {
 """Present names of parameters that were called otherwise."""
 
 
-class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
+@renamed_attributes(hole_std_="missing_std_")
+class LaplacianAutoencoder(
+    Guarantees, OutlierScores, ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator
+):
     """Train an autoencoder for tables with a posterior over its weights.
 
     One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
@@ -225,6 +228,7 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
         return torch.Generator().manual_seed(self._seed)
 
     def _reconstructions(self, x: Tensor) -> list[Reconstruction]:
+        """Reconstruct standardised rows, some at a time."""
         return [self.model_.reconstruct(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
 
     @overload
@@ -253,6 +257,7 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
     @overload
+    @checked
     def inverse_transform(self, Z: Any, return_std: Literal[False] = False) -> np.ndarray: ...
 
     @overload
@@ -272,6 +277,7 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
         return (mean, self._deviation(estimates)) if return_std else mean
 
     def _deviation(self, estimates: Sequence[Estimate]) -> np.ndarray:
+        """Return standard deviations in the units of the columns, noise included."""
         variance = torch.cat([part.variance for part in estimates]) + self._noise.square()
         return self._columns.deviations(variance.sqrt().numpy())
 
@@ -281,95 +287,6 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
             return rows
         names: Any = getattr(self, "feature_names_in_", None)
         return self._columns.table(rows, names)
-
-    # --- outliers ----------------------------------------------------------------------------------------
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Return the log pseudo-likelihood of each row, `[N]`; smaller for outliers.
-
-        `sum_j log p(x_j | the other entries)` of the standardised row (Besag 1975; docs/method/tasks.md#tables): every
-        entry is predicted without having been seen. `explain` has the terms. A missing entry counts as an average entry
-        of the training rows, so that rows with more or fewer missing values can be compared. A column that was constant
-        in training adds nothing, but -50 where a row differs from the constant, by however much, as an entry ten
-        standard deviations away would: a constant has no scale.
-        """
-        table = self._validated(X)
-        scores = self._terms(self._inputs(table))[0].sum(1).numpy() + self._columns.constant_penalty(table).sum(1)
-        return require_finite(scores, "scores")
-
-    def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing."""
-        predicted = self._entries.alone(x)
-        log_prob = self._columns.log_prob(x, self._entries.log_prob(x, predicted), predicted.mean)
-        missing = self._columns.missing(x)
-        return torch.where(missing, self._entry_log_prob, log_prob), missing
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Return `score_samples - offset_`, `[N]`: negative for outliers."""
-        return self.score_samples(X) - self.offset_
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return 1 for inliers and -1 for outliers, `[N]`."""
-        return np.where(self.decision_function(X) < 0, -1, 1)
-
-    def explain(self, X: Any, level: float = 0.9) -> Explanation:
-        """Return what every entry adds to the outlier score of its row, and what was expected of it.
-
-        The contributions of a row add up to its score, `-score_samples(X)`. An entry is expected from the other entries
-        of its row; its interval contains it with probability `level`, if the row is none of the outliers. Missing
-        entries add what an average entry does. Cost: that of `score_samples`.
-
-        Args:
-            X: `[N, columns]`.
-            level: Probability of the intervals.
-        """
-        if not 0 < level < 1:
-            raise DataError(f"level={level!r}: a probability between 0 and 1.")
-        table = self._validated(X)
-        x, columns = self._inputs(table), self._columns
-        predicted = self._entries.alone(x)
-        terms = -columns.constant_penalty(table)
-        terms[:, columns.units] -= self._terms(x)[0].numpy()
-        expected = columns.rows(predicted.mean.numpy())
-        half = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
-        wide = half * columns.deviations(predicted.variance.sqrt().numpy())
-        names = [str(name) for name in getattr(self, "feature_names_in_", range(table.shape[1]))]
-        if isinstance(columns, Columns):
-            return Explanation(terms, table, expected, expected - wide, expected + wide, names, level)
-        levels = columns.table(expected, names).to_numpy(object)
-        return Explanation(terms, X.to_numpy(object), levels, expected - wide, expected + wide, names, level)
-
-    def is_drift(self, X: Any, alpha: float = 0.05) -> Drift:
-        """Test whether new rows come from another distribution than the training rows.
-
-        The outlier scores and the epistemic standard deviations of the codes' reconstructions of `X` are compared with
-        those of rows that were held out in `fit` by two-sample Kolmogorov-Smirnov tests; the smaller p-value, times
-        two, is that of both (Bonferroni). Held-out rows were not trained on, so that p-values hold; with fewer than 50
-        rows in `fit`, training rows take their place, and drift is found too often.
-
-        Args:
-            X: `[N, columns]`; at least 5 rows.
-            alpha: Level of the test: how often rows of the same distribution are called drift.
-        """
-        table = self._validated(X)
-        statistics = self._statistics(self._inputs(table))
-        statistics["score"] -= self._columns.constant_penalty(table).sum(1)
-        return tested(self._reference, statistics, alpha)
-
-    def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
-        """Return what drift is judged by: the outlier score and the epistemic uncertainty of rows."""
-        variance = torch.cat([part.variance.sum(1) for part in self._reconstructions(x)])
-        return {"score": -self._terms(x)[0].sum(1).numpy(), "epistemic": variance.sqrt().numpy()}
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean of the log pseudo-likelihood of rows, missing entries left out; `y` is ignored.
-
-        For choosing `n_components` and the rest on held-out rows: every entry is predicted without having been seen, so
-        that, unlike the likelihood of a reconstruction, it does not always prefer the longer code.
-        """
-        table = self._validated(X)
-        terms, missing = self._terms(self._inputs(table))
-        return float(terms[~missing].sum() + self._columns.constant_penalty(table).sum()) / len(table)
 
     # --- missing values and new rows ---------------------------------------------------------------------
 
@@ -428,12 +345,6 @@ class LaplacianAutoencoder(Guarantees, ClassNamePrefixFeaturesOutMixin, Transfor
         )
         noise = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
         return self._decoded(self._columns.rows((rows + noise * self._noise).numpy()))
-
-    @property
-    def hole_std_(self) -> np.ndarray:
-        """Return `missing_std_`, by its deprecated name."""
-        warn_renamed("LaplacianAutoencoder.hole_std_", "missing_std_")
-        return self.missing_std_
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle, also one of earlier versions: other names, constant columns in the network, no `linear`."""

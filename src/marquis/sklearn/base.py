@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: scaling, training, tuning, and batches of predictions."""
+"""Share between classifier and regressor: scaling, training, tuning, and batches of predictions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from marquis.likelihoods import Likelihood
 from marquis.options import renamed_arguments
 from marquis.predictive import Prediction
 from marquis.priors import BoundPrior, Prior
+from marquis.progress import ProgressBar
 from marquis.sklearn.columns import fitted_scaler, labels_of
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.map_training import SMALL, Objective, Training
 from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
 from marquis.sklearn.parameter_checks import positive, whole
-from marquis.sklearn.refits import choose_by_refits, laplace_like
+from marquis.sklearn.refits import FOLDS, choose_by_refits, laplace_like
 from marquis.structures import Layout
 
 ROWS = 512
@@ -79,10 +80,11 @@ class Batches:
         self._parts: list[tuple[Tensor, Tensor]] | None = list(zip(x.split(ROWS), y.split(ROWS), strict=True))
 
     def release(self) -> None:
-        """Forget the data."""
+        """Drop the references to the data."""
         self._parts = None
 
     def _training_parts(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the training data; refuse after they were dropped."""
         if self._parts is None:
             raise DataError(
                 "a fitted estimator does not keep its training data: call estimator.check(X, y), or pass a loader."
@@ -157,7 +159,7 @@ class LaplaceEstimator(BaseEstimator):
 
     @abstractmethod
     def _encode(self, y: np.ndarray, outputs: int) -> Tensor:
-        """Labels as the likelihood takes them."""
+        """Return labels as the likelihood takes them."""
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int) -> None:
         """Scale, train, tune; `X` and `y` are checked already and `outputs` is what a network should have."""
@@ -166,12 +168,17 @@ class LaplaceEstimator(BaseEstimator):
         generator = torch.Generator().manual_seed(seed)
         self.x_scaler_ = self._scaler(X, labels_of(self))
         x = self._inputs(X)
-        with private_randomness(seed, device):
+        with private_randomness(seed, device), self._progress(len(X), rounds) as bar:
             network = build(self.module, X.shape[1], outputs, self.hidden_layer_sizes, self.activation, dtype, device)
             likelihood = self._likelihood(output_size(network, x[:2]))
             labels = self._encode(y, output_size(network, x[:2])).to(device)
-            self._train(network, x, labels, likelihood, rounds, generator)
+            self._train(network, x, labels, likelihood, rounds, generator, bar)
         self.module_ = network
+
+    def _progress(self, rows: int, rounds: int) -> ProgressBar:
+        """Return a bar over all trainings of `fit`: those of each start and round, and refits on folds."""
+        trainings = rounds * len(STARTS) + 2 * FOLDS if rows <= SMALL else min(rounds, LARGE_ROUNDS) + 2
+        return ProgressBar("training, tuning and refits (at most so many epochs)", trainings * int(self.max_iter))
 
     def _scaler(self, values: np.ndarray, labels: np.ndarray) -> StandardScaler:
         """Return what standardises columns, or leaves them as they are with `scale=False`."""
@@ -180,12 +187,19 @@ class LaplaceEstimator(BaseEstimator):
         return StandardScaler(with_mean=False, with_std=False).fit(values)
 
     def _train(
-        self, network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, rounds: int, generator: torch.Generator
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        likelihood: Likelihood,
+        rounds: int,
+        generator: torch.Generator,
+        bar: ProgressBar,
     ) -> None:
         """Train from every start, from strict to loose, and keep the best by the evidence."""
         epochs, batch_size = whole("max_iter", self.max_iter, 0), whole("batch_size", self.batch_size)
         report = print if self.verbose else None
-        training = Training(self.solver, epochs, self.learning_rate_init, batch_size, self.tol, report)
+        training = Training(self.solver, epochs, self.learning_rate_init, batch_size, self.tol, report, bar.advance)
         prior = self._prior()
         bound = prior.bind(Layout.of(select(parameters_of(network))), network.eval(), x[:2])
         data = Batches(x, y)
@@ -269,6 +283,7 @@ class LaplaceEstimator(BaseEstimator):
         return best
 
     def _prior(self) -> Prior:
+        """Return the prior, by default one precision per layer."""
         if isinstance(self.prior, Prior):
             return self.prior
         return Prior(1.0 if self.prior is None else float(self.prior), groups="layer")
@@ -328,7 +343,7 @@ class LaplaceEstimator(BaseEstimator):
 
     @abstractmethod
     def _checked_labels(self, y: Any, outputs: int) -> Tensor:
-        """Labels of new data, encoded as in `fit`."""
+        """Return labels of new data, encoded as in `fit`."""
 
     def check(self, X: Any, y: Any) -> CheckReport:
         """Check mode, linearisation and noise, and return a table; see `marquis.Laplace.check`.

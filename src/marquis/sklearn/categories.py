@@ -1,4 +1,4 @@
-"""Categorical columns of a pandas table: levels, indicators for the models, probabilities, and levels again."""
+"""Encode categorical columns of a pandas table as indicators for the models, and decode them to levels."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def category_columns(X: Any) -> list[int]:
 
 
 def _is_category(values: Any, pandas: Any) -> bool:
+    """Return whether a column of a table holds categories instead of numbers."""
     kind = values.dtype
     if isinstance(kind, pandas.CategoricalDtype) or pandas.api.types.is_bool_dtype(kind):
         return True
@@ -207,6 +208,7 @@ class EncodedColumns:
 
     @property
     def _numbers(self) -> int:
+        """Return how many numeric columns vary."""
         return 0 if self.numeric is None else int(self.numeric.varies.sum())
 
     def standardised(self, X: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`LaplaceClassifier`: a classifier with calibrated probabilities, as scikit-learn has them."""
+"""Classify with calibrated probabilities, as scikit-learn has them: `LaplaceClassifier`."""
 
 from __future__ import annotations
 
@@ -229,6 +229,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
 
 
 def _probabilities(logits: Tensor) -> Tensor:
+    """Return class probabilities from logits."""
     return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
 
 

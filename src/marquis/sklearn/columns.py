@@ -1,4 +1,4 @@
-"""Columns of a table with missing values: standardised for a network, and returned in the form they came in."""
+"""Standardise columns with missing values for a network, and return tables in the form they came in."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ class Columns:
 
     @property
     def _mean(self) -> np.ndarray:
+        """Return the mean of every column."""
         mean: Any = self.scaler.mean_
         return mean
 
     @property
     def _scale(self) -> np.ndarray:
+        """Return the standard deviation of every column."""
         scale: Any = self.scaler.scale_
         return scale
 
@@ -105,10 +107,6 @@ def labels_of(estimator: Any) -> np.ndarray:
 def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
     """Return what standardises each column by its observed entries.
 
-    Args:
-        X: `[N, d]`; NaN marks missing entries.
-        labels: Of the columns, for errors.
-
     Raises:
         DataError: A column has no values at all, a single one, or a deviation that double precision cannot hold; or
             none varies.
@@ -136,10 +134,6 @@ def columns_of(X: np.ndarray, labels: np.ndarray) -> Columns:
 
 def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np.ndarray]:
     """Return a scaler with mean and standard deviation of every column, and which columns vary.
-
-    Args:
-        X: `[N, d]`, each column with a value; NaN marks missing entries.
-        labels: Of the columns, for errors.
 
     Raises:
         DataError: The variance of a column that varies is not a normal number.

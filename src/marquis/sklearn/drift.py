@@ -1,4 +1,4 @@
-"""Drift: whether rows come from another distribution than those an estimator was fitted to."""
+"""Test whether rows come from another distribution than those an estimator was fitted to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from marquis.errors import DataError
+from marquis.notebook import html_table
 
 FEWEST = 5
 """Smallest number of rows to compare."""
@@ -32,6 +33,11 @@ class Drift:
     def is_drift(self) -> bool:
         """Return whether the p-value is below the level."""
         return self.p_value < self.alpha
+
+    def _repr_html_(self) -> str:
+        verdict = f"drift at level {self.alpha:g}" if self.is_drift else f"no drift at level {self.alpha:g}"
+        rows = [*self.p_values.items(), ("all together", self.p_value)]
+        return html_table(verdict, ["statistic", "p-value"], rows)
 
     def __bool__(self) -> bool:
         return self.is_drift

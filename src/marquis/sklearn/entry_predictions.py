@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,9 @@ from marquis.sklearn.linear_gaussian import LinearGaussian
 if TYPE_CHECKING:
     from marquis.autoencoders import PosteriorAutoencoder
 
-COMMON_ENTRIES = 30.0
+NORMAL_QUANTILE = 1.6448536269514722
+"""Half the width of a central 90 % interval of the normal distribution, in standard deviations."""
+COMMON_ENTRIES = 30
 """Number of entries with the common value that count for every column besides its own, which may be few."""
 CHECK_ROWS = 2000
 """Largest number of held-out rows on which network and linear model are compared."""
@@ -148,12 +151,14 @@ class EntryModel:
         return [torch.cat([units[place] for place in order[part::count]]) for part in range(count)]
 
     def _reconstructed(self, x: Tensor, samples: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mean, variance and samples of the network's reconstructions."""
         networks = torch.Generator().manual_seed(self.seed)
         result = self.network.reconstruct(x, samples, generator=networks, keep=keep)
         return result.mean, result.variance, result.mean if result.samples is None else result.samples
 
     @staticmethod
     def _variance(mixture: Mixture, variance: Tensor, spread: Tensor | float = 0.0) -> Tensor:
+        """Return the variance of a mixture of both models."""
         return (mixture.scale * variance + mixture.weight.square() * spread).clamp_min(LEAST_VARIANCE)
 
 
@@ -181,7 +186,7 @@ def combined(
         groups: Columns that are missing together.
     """
     none, one = torch.zeros_like(fitted.gaussian.mean), torch.ones_like(fitted.gaussian.mean)
-    linear_scale = _shrunk(fitted.squares, fitted.counts)
+    linear_scale = interval_scale(fitted.standardised)
     plain = Mixture(none, linear_scale)
     model = EntryModel(fitted.gaussian, network, plain, Mixture(none, one), samples, seed, groups)
     if not len(held_out):
@@ -236,6 +241,24 @@ def _weight(error: Tensor, correction: Tensor, variance: Tensor) -> tuple[Tensor
     change = float(after.sum() / before.sum())
     ratio = (after / count + COMMON_ENTRIES / count * change) / (before / count + COMMON_ENTRIES / count)
     return weight, ratio.clamp_min(1e-3)
+
+
+def interval_scale(standardised: Tensor) -> Tensor:
+    """Return the factors on variances, `[d]`, with which central 90 % intervals hold 90 % of hidden entries.
+
+    The mean of squares, which rare large errors dominate, would make intervals of columns with heavy tails too wide.
+    Every column has `COMMON_ENTRIES` entries of the distribution over all columns besides its own.
+
+    Args:
+        standardised: Errors of hidden entries over their standard deviation, `[M, d]`; NaN for entries that were not.
+    """
+    sizes = standardised.abs().numpy()
+    known = sizes[~np.isnan(sizes)]
+    if not known.size:
+        return torch.ones_like(standardised[0])
+    common = np.quantile(known, (np.arange(COMMON_ENTRIES) + 0.5) / COMMON_ENTRIES)
+    pooled = np.concatenate([sizes, np.repeat(common[:, None], sizes.shape[1], 1)])
+    return torch.as_tensor((np.nanquantile(pooled, 0.9, axis=0) / NORMAL_QUANTILE) ** 2).clamp_min(1e-6)
 
 
 def _shrunk(squares: Tensor, counts: Tensor) -> Tensor:

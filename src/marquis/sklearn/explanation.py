@@ -1,4 +1,4 @@
-"""Why a row is an outlier: what each of its entries adds to the score, and what was expected instead."""
+"""Explain why a row is an outlier: what each of its entries adds to the score, and what was expected instead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marquis import notebook
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ class Explanation:
             "contribution", ascending=False
         )
 
+    def _repr_html_(self) -> str:
+        """Show the rows with the largest scores, and the column that adds most to each."""
+        rows = []
+        for i in np.argsort(-self.scores, kind="stable")[: notebook.ROWS]:
+            j = int(np.argmax(self.contributions[i]))
+            rows.append([i, self.scores[i], self.names[j], *(part[i, j] for part in self._parts)])
+        header = ["row", "score", "column that adds most", "value", "expected", "low", "high", "contribution"]
+        return notebook.html_table("Outlier scores, the largest first", header, rows, len(self.scores))
+
+    @property
+    def _parts(self) -> tuple[np.ndarray, ...]:
+        return self.values, self.expected, self.low, self.high, self.contributions
+
     def plot(self, row: int = 0, ax: Axes | None = None) -> Axes:
         """Draw the contributions to a row's score as bars, the largest `MOST_BARS` in absolute value; returns the axes.
 
@@ -82,12 +96,14 @@ class Explanation:
         return ax
 
     def _place(self, row: int) -> int:
+        """Return the row's number, checked."""
         if not -len(self.values) <= row < len(self.values):
             raise DataError(f"row={row}: there are {len(self.values)} rows.")
         return row
 
 
 def _text(value: Any) -> str:
+    """Format a value for a table."""
     if value is None or value != value:
         return "missing"
     return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)

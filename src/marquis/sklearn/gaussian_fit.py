@@ -1,4 +1,4 @@
-"""The Gaussian of a table: its covariance by EM over missing values, its shrinkage chosen on hidden entries."""
+"""Fit the Gaussian of a table: its covariance by EM over missing values, its shrinkage chosen on hidden entries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIDDEN = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class CovarianceSpectrum:
     """Hold mean, variances and leading eigenvectors of a covariance: Gaussians with less dependence follow.
 
     Attributes:
@@ -70,17 +70,15 @@ class FittedGaussian:
         spectrum: Of its covariance before shrinking.
         rank: Number of factors.
         shrinkage: The one chosen.
-        squares: Squared errors of hidden entries over their variance, summed by column, `[d]`.
-        counts: How many they are, `[d]`.
+        standardised: Errors of hidden entries over their standard deviation, `[M, d]`; NaN for all others.
         tries: Rows, their predictions and which entries were hidden, for each time entries were.
     """
 
     gaussian: LinearGaussian
-    spectrum: Spectrum
+    spectrum: CovarianceSpectrum
     rank: int
     shrinkage: float
-    squares: Tensor
-    counts: Tensor
+    standardised: Tensor
     tries: Sequence[tuple[Tensor, Tensor, Tensor]] = ()
 
 
@@ -109,17 +107,15 @@ def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator
 
     rank = min(_ranks(few), key=lambda rank: loss((rank, DURING_EM))) if len(_ranks(few)) > 1 else _ranks(few)[0]
     best = rank, min(SHRINKAGES, key=lambda shrinkage: loss((rank, shrinkage)))
-    squares, counts = (torch.zeros(x.shape[1], dtype=x.dtype) for _ in range(2))
-    predicted = []
+    predicted, standardised = [], []
     for spectrum, part, chosen in tries:
         mean, variance = spectrum.gaussian(*best).entries(part)
         predicted.append((few, mean, chosen))
-        squares += torch.where(chosen, (few - mean).square() / variance, 0.0).sum(0)
-        counts += chosen.sum(0)
+        standardised.append(torch.where(chosen, (few - mean) / variance.sqrt(), torch.nan))
     spectrum = spectrum_of(few)
     if len(few) < len(x):
         spectrum = _stepped(x, spectrum.gaussian(*best))
-    return FittedGaussian(spectrum.gaussian(*best), spectrum, *best, squares, counts, predicted)
+    return FittedGaussian(spectrum.gaussian(*best), spectrum, *best, torch.cat(standardised), predicted)
 
 
 def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:
@@ -139,7 +135,7 @@ def _with_constants_seen(hidden: Tensor, x: Tensor, groups: Sequence[Tensor]) ->
     return torch.where(constant, x, hidden)
 
 
-def spectrum_of(x: Tensor) -> Spectrum:
+def spectrum_of(x: Tensor) -> CovarianceSpectrum:
     """Return the maximum-likelihood covariance of rows with missing values, by EM (Dempster, Laird and Rubin 1977).
 
     Above `DENSE` columns the covariances of missing entries enter its diagonal only.
@@ -157,14 +153,14 @@ def spectrum_of(x: Tensor) -> Spectrum:
     return spectrum
 
 
-def _dependence(spectrum: Spectrum) -> Tensor:
+def _dependence(spectrum: CovarianceSpectrum) -> Tensor:
     """Return what EM has to settle: the covariance, or above `DENSE` columns its eigenvalues."""
     if len(spectrum.mean) > DENSE:
         return spectrum.values
     return (spectrum.vectors * spectrum.values) @ spectrum.vectors.T
 
 
-def _stepped(x: Tensor, gaussian: LinearGaussian) -> Spectrum:
+def _stepped(x: Tensor, gaussian: LinearGaussian) -> CovarianceSpectrum:
     """Return the covariance after one step of EM."""
     if x.shape[1] <= DENSE:
         complete, extra = gaussian.expected_scatter(x)
@@ -176,7 +172,7 @@ def _stepped(x: Tensor, gaussian: LinearGaussian) -> Spectrum:
     return _spectrum(mean, complete - mean, extra)
 
 
-def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> Spectrum:
+def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> CovarianceSpectrum:
     """Return the spectrum of `(centredᵀ centred + extra) / N`; `extra` is a matrix or its diagonal."""
     n, d = centred.shape
     variance = (centred.square().sum(0) + (extra.diagonal() if extra.ndim == 2 else extra)) / n
@@ -184,15 +180,15 @@ def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> Spectrum:
     variance = torch.where(variance < 1e-12, 1.0, variance)
     if d <= DENSE:
         covariance = (centred.T @ centred + (extra if extra.ndim == 2 else torch.diag(extra))) / n
-        return Spectrum(mean, variance, *torch.linalg.eigh(covariance))
+        return CovarianceSpectrum(mean, variance, *torch.linalg.eigh(covariance))
     kept = max(RANKS)
     if n <= d:
         values, left = torch.linalg.eigh(centred @ centred.T / n)
         values, left = values[-kept:], left[:, -kept:]
         vectors = centred.T @ left / (n * values.clamp_min(1e-12)).sqrt()
-        return Spectrum(mean, variance, values, vectors)
+        return CovarianceSpectrum(mean, variance, values, vectors)
     values, vectors = torch.linalg.eigh(centred.T @ centred / n)
-    return Spectrum(mean, variance, values[-kept:], vectors[:, -kept:])
+    return CovarianceSpectrum(mean, variance, values[-kept:], vectors[:, -kept:])
 
 
 def _missing_variance(centred: Tensor, seen: Tensor) -> Tensor:
@@ -202,16 +198,19 @@ def _missing_variance(centred: Tensor, seen: Tensor) -> Tensor:
 
 
 def _some(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return as many random rows as EM can afford."""
     d = x.shape[1]
     rows = max(MIN_ROWS, int(WORK / (d**3 if d <= DENSE else d * max(RANKS) ** 2)))
     return x if len(x) <= rows else x[torch.randperm(len(x), generator=generator)[:rows]]
 
 
 def _ranks(x: Tensor) -> list[int]:
+    """Return the ranks to choose from."""
     n, d = x.shape
     return [d] if d <= DENSE else [rank for rank in RANKS if rank <= max(1, n // 2)]
 
 
-def _em_rank(spectrum: Spectrum) -> int:
+def _em_rank(spectrum: CovarianceSpectrum) -> int:
+    """Return the rank with which EM runs."""
     d = len(spectrum.mean)
     return d if d <= DENSE else min(8, len(spectrum.values))

@@ -1,4 +1,4 @@
-"""Intervals of imputed entries and p-values of outliers that hold what they promise, by split conformal prediction."""
+"""Calibrate intervals of imputed entries and p-values of outliers by split conformal prediction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from marquis.conformal import ConformalIntervals, p_values
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.sklearn.columns import Columns, like_table
+from marquis.sklearn.parameter_checks import fraction
 
 Model = TypeVar("Model", bound="Guarantees")
 
@@ -33,7 +34,7 @@ class Guarantees:
             mask_fraction: Share of the entries that is hidden.
             random_state: Seed of the hidden entries.
         """
-        if not 0 < mask_fraction < 1:
+        if not fraction("mask_fraction", mask_fraction):
             raise DataError(f"mask_fraction={mask_fraction}: a share between 0 and 1.")
         intervals = None
         if isinstance(self._columns, Columns):
@@ -68,6 +69,7 @@ class Guarantees:
         return p_values(self._calibrated()[1], -self.score_samples(X))
 
     def _calibrated(self) -> tuple[ConformalIntervals | None, np.ndarray]:
+        """Return the calibration; raise before `conformalize`."""
         if getattr(self, "_conformal", None) is None:
             raise DataError("call conformalize(X) with rows that were not trained on first.")
         assert self._conformal is not None

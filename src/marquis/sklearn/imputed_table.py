@@ -1,4 +1,4 @@
-"""Tables with imputed values."""
+"""Hold tables with imputed values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis import notebook
 from marquis.sklearn.categories import Category, EncodedColumns
 from marquis.sklearn.columns import Columns
 
@@ -22,7 +23,8 @@ class ImputedTable:
 
     Attributes:
         mean: `[rows, columns]`; a pandas table if `X` was one.
-        std: Standard deviation of the missing value, from not knowing the network and from the noise; of a category
+        std: Standard deviation of the missing value, from not knowing the network and from the noise, calibrated so
+            that `mean ± 1.645 std` holds 90 % of the entries that were hidden in `fit`; of a category
             the probability that it is another level; 0 where an entry was observed. In the form of `mean`.
         samples: `[samples, rows, columns]`: complete tables, each a sample of the missing values with its noise.
             Of categories, the numbers of levels as in `probabilities`.
@@ -55,10 +57,32 @@ class ImputedTable:
         std = pd.DataFrame(self.std, index=X.index, columns=X.columns)
         return ImputedTable(mean, std, self.samples, self.missing, chances)
 
+    def _repr_html_(self) -> str:
+        """Show the first rows that had missing entries, these with their standard deviations."""
+        mean, std = (np.asarray(part, dtype=object) for part in (self.mean, self.std))
+        names = getattr(self.mean, "columns", range(mean.shape[1]))
+        incomplete = np.flatnonzero(self.missing.any(1))
+        rows = [
+            [
+                i,
+                *(
+                    f"{_cell(mean[i, j])} ± {std[i, j]:.2g}" if self.missing[i, j] else mean[i, j]
+                    for j in range(len(names))
+                ),
+            ]
+            for i in incomplete[: notebook.ROWS]
+        ]
+        title = f"{int(self.missing.sum())} of {self.missing.size} entries were imputed; rows with imputed entries:"
+        return notebook.html_table(title, ["row", *names], rows, len(incomplete))
+
     def chances(self, category: Category, probabilities: np.ndarray, rows: np.ndarray) -> None:
         """Write probabilities of the levels of a category, by its number, for some rows."""
         whole = self.probabilities.setdefault(category.column, np.zeros((len(self.missing), len(category.levels))))
         whole[rows] = probabilities
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def unfilled(X: np.ndarray, samples: int) -> ImputedTable:
@@ -74,16 +98,7 @@ def write_imputations(
     columns: Columns | EncodedColumns,
     generator: torch.Generator,
 ) -> None:
-    """Write imputations of some rows: mean, standard deviation and samples.
-
-    Args:
-        into: The whole table, in its own units.
-        rows: Numbers of the rows.
-        entries: Predicts standardised entries.
-        x: These rows, standardised; `[rows, varying]`.
-        columns: Standardised them.
-        generator: Source of the samples' noise.
-    """
+    """Write imputations of some rows: mean, standard deviation and samples."""
     missing, samples = into.missing[rows], len(into.samples)
     drawn = _samples(entries, x, samples, generator)
     predicted = entries.missing(x)
@@ -113,10 +128,6 @@ def code_std(entries: EntryModel, x: Tensor) -> Tensor:
 
     Each network encodes a sample of the completed row. The noise of a sample is the same for all rows with the same
     missing entries, so that a row's result does not depend on other rows. Cost: two passes per network.
-
-    Args:
-        entries: Predicts standardised entries.
-        x: `[rows, columns]`, standardised; NaN where entries are missing.
     """
     again = torch.Generator().manual_seed(entries.seed)
     completed = torch.cat(

@@ -1,4 +1,4 @@
-"""`LaplacianImputer`: missing values imputed by a Laplacian autoencoder, with the conventions of scikit-learn."""
+"""Impute missing values with the conventions of scikit-learn: `LaplacianImputer`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = (np.float64, np.float32)
 
 
 class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Imputes missing values by their mean; `sample` returns several complete tables (multiple imputation).
+    """Impute missing values by their mean; `sample` returns several complete tables (multiple imputation).
 
     A `LaplacianAutoencoder` is trained on the observed entries (Miani et al. 2022, A.3; docs/method/tasks.md). Observed
     entries stay exactly as they are, and a row's answer does not depend on the other rows. Cost: see there.
@@ -114,6 +114,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     @property
     def _marked_by_nan(self) -> bool:
+        """Return whether NaN or NA marks missing values."""
         pandas, marker = sys.modules.get("pandas"), self.missing_values
         return (isinstance(marker, Real) and bool(np.isnan(marker))) or (pandas is not None and marker is pandas.NA)
 
@@ -164,6 +165,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self._assembled(table, missing, self._impute(table, count, random_state).samples)
 
     def _impute(self, table: np.ndarray, samples: int | None = None, random_state: Random = None) -> Any:
+        """Impute the columns that had values in training."""
         count = self.samples if samples is None else samples
         known = table[:, self._known].astype(np.float64)
         return self.estimator_.impute(known, count, rounds=self.rounds, random_state=random_state)
@@ -187,7 +189,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return parts.astype(table.dtype, copy=False)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the columns that `transform` gives."""
+        """Return the names of the columns that `transform` gives."""
         check_is_fitted(self, "estimator_")
         names: Any = super().get_feature_names_out(input_features)
         kept = names if self.keep_empty_features else names[self._known]

@@ -1,4 +1,4 @@
-"""Checks of tables that users pass, before scikit-learn converts them to numbers."""
+"""Check tables that users pass, before scikit-learn converts them to numbers."""
 
 from __future__ import annotations
 
@@ -83,6 +83,7 @@ def require_finite(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def _refuse_columns(X: Any, exact: bool) -> None:
+    """Refuse columns of dates, and of integers that would be changed."""
     for name, column in _columns(X):
         kind = getattr(column.dtype, "kind", "O")
         if kind in "mM":
@@ -100,7 +101,7 @@ def _refuse_columns(X: Any, exact: bool) -> None:
 
 
 def _columns(X: Any) -> Iterator[tuple[str, Any]]:
-    """Name and values of each column; of an array of numbers that need no look at each, of all of it at once."""
+    """Yield name and values of each column; of an array of numbers that need no look at each, of all of it at once."""
     if getattr(X, "ndim", 0) != 2:
         return
     if hasattr(X, "iloc"):

@@ -1,4 +1,4 @@
-"""A multivariate Gaussian of a table's columns, with closed-form conditionals for every pattern of missing values."""
+"""Model a table's columns by a multivariate Gaussian, with closed-form conditionals for missing values."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ class LinearGaussian:
             yield rows, which[rows] - which[rows[0]], torch.linalg.cholesky(precision)
 
     def _codes(self, centred: Tensor, seen: Tensor, which: Tensor, root: Tensor) -> Tensor:
+        """Return the factors' posterior means for rows with a pattern of observed entries."""
         weighted = torch.where(seen, centred, 0) / self.noise @ self.loadings
         if len(root) == 1:
             return torch.cholesky_solve(weighted.T, root[0]).T

@@ -1,4 +1,4 @@
-"""Training to the mode of the posterior: by L-BFGS on all data at once, or by Adam on mini-batches."""
+"""Train to the mode of the posterior: by L-BFGS on all data at once, or by Adam on mini-batches."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class Training:
         batch_size: of Adam.
         tolerance: relative gain of the objective below which there is none.
         report: called with a line of text now and then; None is silent.
+        advance: called after every epoch, to show progress.
     """
 
     solver: str
@@ -81,6 +82,7 @@ class Training:
     batch_size: int
     tolerance: float
     report: Callable[[str], None] | None = None
+    advance: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -106,6 +108,7 @@ class Training:
             objective.network.eval()
 
     def _lbfgs(self, objective: Objective) -> int:
+        """Minimise the objective by SciPy's L-BFGS; returns the number of iterations."""
         parameters = list(objective.parameters.values())
         layout = objective.prior.layout
 
@@ -124,12 +127,14 @@ class Training:
 
         start = layout.flatten(objective.parameters).detach().double().cpu().numpy().copy()
         options = {"maxiter": self.epochs, "maxfun": 4 * self.epochs, "ftol": self.tolerance, "gtol": 1e-8}
-        outcome = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+        each = {"callback": lambda _: self.advance()}
+        outcome = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, **each)
         write(outcome.x)
         self._say(f"L-BFGS: {outcome.nit} iterations, objective {outcome.fun:.5f}")
         return int(outcome.nit)
 
     def _adam(self, objective: Objective, generator: torch.Generator) -> int:
+        """Minimise the objective by Adam on mini-batches; returns the number of epochs."""
         parameters = list(objective.parameters.values())
         optimiser = torch.optim.Adam(parameters, lr=self.learning_rate)
         best, since = float("inf"), 0
@@ -144,6 +149,7 @@ class Training:
                 optimiser.step()
                 total += len(rows) * _finite(float(value.detach()))
             mean = total / n
+            self.advance()
             if epoch % 10 == 0:
                 self._say(f"Adam: epoch {epoch}, objective {mean:.5f}")
             since = 0 if mean < best - self.tolerance * abs(best) or best == float("inf") else since + 1
@@ -164,11 +170,13 @@ class Training:
         return parts
 
     def _say(self, line: str) -> None:
+        """Report a line, if somebody listens."""
         if self.report is not None:
             self.report(line)
 
 
 def _finite(value: float) -> float:
+    """Return the loss, if it is finite."""
     if not np.isfinite(value):
         raise NumericalError(
             f"training diverged: the loss is {value}; lower learning_rate_init, or check the scale of the data."

@@ -1,4 +1,4 @@
-"""The network inside an estimator: a multi-layer perceptron, or a copy of what the user gave."""
+"""Build the network of an estimator: a multi-layer perceptron, or a copy of the user's module."""
 
 from __future__ import annotations
 

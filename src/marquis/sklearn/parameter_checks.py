@@ -1,4 +1,4 @@
-"""Checks of the parameters of an estimator, with errors that name them."""
+"""Check the parameters of an estimator, with errors that name them."""
 
 from __future__ import annotations
 

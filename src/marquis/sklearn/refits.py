@@ -17,7 +17,8 @@ from torch import Tensor
 
 from marquis.errors import MarquisError
 from marquis.laplace import Laplace
-from marquis.laplace.held_out import TEMPERATURES, Batch, densities, predictions
+from marquis.laplace.held_out import TEMPERATURES, PredictedBatch, densities, predictions
+from marquis.notebook import ShownAsText
 from marquis.priors import BoundPrior
 from marquis.sklearn.map_training import SMALL, Objective, Training
 
@@ -29,7 +30,7 @@ ROWS = 512
 
 
 @dataclass(frozen=True)
-class ChosenByRefits:
+class ChosenByRefits(ShownAsText):
     """Hold what held-out rows favour, as mean log predictive densities in nats.
 
     Attributes:
@@ -76,7 +77,7 @@ def choose_by_refits(
     Returns:
         None where the posterior of a fold cannot have the tuned prior (another subnetwork) or cannot be computed.
     """
-    parts: list[list[Batch]] = [[], []]
+    parts: list[list[PredictedBatch]] = [[], []]
     objectives = (trained,) if tuned is trained else (trained, tuned)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit of all data has said it

@@ -1,4 +1,4 @@
-"""`LaplaceRegressor`: regression with error bars, as scikit-learn's Gaussian processes have them."""
+"""Predict numbers with error bars, as scikit-learn's Gaussian processes do: `LaplaceRegressor`."""
 
 from __future__ import annotations
 
@@ -137,9 +137,11 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return np.ones(self._targets) if scale is None else scale
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
+        """Return values in the shape of the targets."""
         return values[:, 0] if self._is_flat else values
 
     def _mean(self, outputs: Tensor) -> np.ndarray:
+        """Return outputs in the units of the targets."""
         return self._shaped(self.y_scaler_.inverse_transform(outputs.double().cpu().numpy()))
 
     @overload
@@ -185,6 +187,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return self._variances(prediction.variance, prediction.noise_variance)
 
     def _variances(self, epistemic: Tensor, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return both variances in the units of the targets."""
         assert noise is not None
         squared = self._unit**2
         both = [self._shaped(part.double().cpu().numpy() * squared) for part in (epistemic, noise)]
@@ -198,7 +201,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         *,
         noise: bool = True,
     ) -> np.ndarray:
-        """Draws from the posterior, `[N, n_samples]` or `[N, outputs, n_samples]`, as Gaussian processes give them.
+        """Sample from the posterior, `[N, n_samples]` or `[N, outputs, n_samples]`, as Gaussian processes give them.
 
         Args:
             X: features.

@@ -1,4 +1,4 @@
-"""The network of a table: an autoencoder that starts as principal components, trained beside the linear model."""
+"""Build the network of a table: an autoencoder that starts as principal components, trained beside the linear model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,7 @@ START = 0.1
 
 
 class SkipPerceptron(nn.Module):
-    """Compute a perceptron with a linear path beside it.
-
-    Args:
-        weight: First weights of the linear path, `[outputs, inputs]`.
-        hidden: Sizes of the hidden layers.
-        activation: Between them.
-    """
+    """Compute a perceptron with a linear path beside it, which starts at `weight [outputs, inputs]`."""
 
     def __init__(self, weight: Tensor, hidden: list[int], activation: str) -> None:
         super().__init__()

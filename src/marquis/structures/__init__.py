@@ -1,13 +1,16 @@
-"""Symmetric positive semi-definite matrices over named parameters, with one interface."""
+"""Represent symmetric positive semi-definite matrices over named parameters, with one interface."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from torch import Tensor
+from torch import distributed as dist
 
 from marquis.arguments import checked
-from marquis.errors import DataError, MarquisError
+from marquis.distributed import group_is_up
+from marquis.errors import DataError, MarquisError, ModelMismatchError
+from marquis.io.tensors import split_prefix
 from marquis.lazy import lazy_names
 from marquis.structures.base import Structure
 from marquis.structures.block import Block
@@ -17,6 +20,7 @@ from marquis.structures.kronecker import Kronecker
 from marquis.structures.layout import Layout
 from marquis.structures.linalg import NumericalWarning
 from marquis.structures.lowrank import LowRank
+from marquis.structures.spread import Spread
 from marquis.structures.state import unpack
 
 STRUCTURES: dict[str, type[Structure]] = {cls.kind: cls for cls in (Diagonal, Kronecker, Block, Full, LowRank)}
@@ -29,8 +33,17 @@ def from_state_dict(state: Mapping[str, Tensor]) -> Structure:
 
     Raises:
         DataError: When the state is not that of a structure, or incomplete.
+        ModelMismatchError: When it is the part of another process, or of one of another number of them.
     """
     kind, layout, meta, tensors = unpack(state)
+    if kind == "spread":
+        here = [dist.get_rank(), dist.get_world_size()] if group_is_up() else [0, 1]
+        if meta.get("process") != here:
+            raise ModelMismatchError(
+                f"this is a part of a matrix that was spread over processes: that of process and number of processes "
+                f"{meta.get('process')}, not {here}. Load it in as many processes, each its own part."
+            )
+        return Spread(layout, from_state_dict(split_prefix(tensors, "local.")), str(meta["kind"]))
     if kind not in STRUCTURES:
         raise DataError(f"unknown structure {kind!r}; known are {sorted(STRUCTURES)}")
     try:
@@ -52,6 +65,7 @@ __all__ = [
     "Layout",
     "LowRank",
     "NumericalWarning",
+    "Spread",
     "Structure",
     "from_state_dict",
 ]

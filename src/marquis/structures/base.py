@@ -1,4 +1,4 @@
-"""What every structure can do: one symmetric positive semi-definite matrix over named parameters."""
+"""Define what every structure can do: one symmetric positive semi-definite matrix over named parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from marquis.arguments import checked
+from marquis.arguments import LARGEST_COUNT, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.randomness import device_for
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
@@ -80,10 +80,15 @@ class Structure(ABC):
     def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build the value that `_state` described."""
 
+    def over_processes(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the sum of what all processes compute from their parts of the matrix; here there is one part."""
+        return compute()
+
     # --- where and how big -------------------------------------------------------------------------
 
     @cached_property
     def _parts(self) -> Sequence[Part]:
+        """Return the parts of the matrix, made once."""
         return self._make_parts()
 
     @cached_property
@@ -107,6 +112,7 @@ class Structure(ABC):
         """Return the bytes of the accumulators, factorisations not counted."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
+    @checked
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         """Return the same matrix in another dtype or on another device."""
         dtype = self.dtype if dtype is None else dtype
@@ -154,6 +160,7 @@ class Structure(ABC):
         """Return K, the number of standard normal numbers per sample."""
         return sum(operator.noise_dim for _, operator in self._parts)
 
+    @checked
     def sample_from(self, z: Tensor) -> Tensor:
         """Map `z [..., K]` to `[..., P]` linearly, as `sample` does: covariance A^-1 for standard normal z."""
         z = self._cast(z, "noise")
@@ -165,6 +172,8 @@ class Structure(ABC):
     @checked
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
+        if not 0 <= n <= LARGEST_COUNT:
+            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         device = device_for(generator, self.device)
         z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
         return self.sample_from(z.to(self.device))
@@ -252,6 +261,7 @@ class Structure(ABC):
         return pack(self.kind, self.layout, meta, tensors)
 
     def _summary(self) -> str:
+        """Return more text for `repr`, such as a rank."""
         return ""
 
     def __repr__(self) -> str:
@@ -264,6 +274,7 @@ class Structure(ABC):
     # --- between the whole vector and its parts ------------------------------------------------------
 
     def _spread(self, diagonal: DiagonalLike) -> dict[str, Tensor]:
+        """Return a diagonal as one tensor per parameter."""
         return self.layout.spread(diagonal, self._like)
 
     @cached_property
@@ -272,10 +283,12 @@ class Structure(ABC):
         return tuple(name for names, _ in self._parts for name in names) == self.layout.names
 
     def _index(self, names: Sequence[str]) -> Tensor:
+        """Return the positions of some parameters in the flat vector."""
         places = [torch.arange(s.start, s.stop, device=self.device) for s in map(self.layout.slice, names)]
         return torch.cat(places) if places else torch.zeros(0, dtype=torch.long, device=self.device)
 
     def _gather(self, v: Tensor, names: tuple[str, ...]) -> Tensor:
+        """Return the entries of a vector that belong to some parameters."""
         if names == self.layout.names:
             return v
         pieces = [v[..., self.layout.slice(name)] for name in names]
@@ -295,10 +308,12 @@ class Structure(ABC):
         return torch.cat([pieces[name] for name in self.layout.names], dim=-1)
 
     def _map(self, function: Callable[[Operator, Tensor], Tensor], v: Tensor) -> Tensor:
+        """Apply a function of operator and vector part by part."""
         inputs = iter([self._gather(v, names) for names, _ in self._parts])
         return self._assemble(lambda operator: function(operator, next(inputs)), v.shape[:-1])
 
     def _cast(self, tensor: Tensor, what: str) -> Tensor:
+        """Return a tensor in the structure's type; refuse one that would lose digits."""
         if not self.tensors():  # nothing kept, so no dtype either
             return tensor
         if tensor.dtype != self.dtype and torch.promote_types(tensor.dtype, self.dtype) != self.dtype:
@@ -309,6 +324,7 @@ class Structure(ABC):
         return tensor.to(self.dtype)
 
     def _prepared(self, tensor: Tensor, what: str) -> Tensor:
+        """Return a vector in the structure's type, after checks of its length and entries."""
         tensor = self._cast(tensor, what)
         self.layout.check_length(tensor, what)
         self.layout.check_finite(tensor, what)

@@ -1,4 +1,4 @@
-"""One dense block per module: weight and bias in one block, nothing between modules."""
+"""Represent curvature by one dense block per module: weight and bias in one block, nothing between modules."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class Block(Structure):
         )
 
     def _replace(self, change: Callable[[str, tuple[str, ...], Tensor], Tensor]) -> Self:
+        """Return the same blocks with other matrices."""
         changed = {block: (names, change(block, names, matrix)) for block, (names, matrix) in self.blocks.items()}
         return type(self)(self.layout, changed)
 

@@ -1,4 +1,4 @@
-"""Kronecker eigenvectors with eigenvalues of their own (EKFAC; George et al. 2018; docs/method/kronecker.md)."""
+"""Represent Kronecker eigenvectors with eigenvalues of their own (EKFAC; docs/method/kronecker.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class CorrectedOperator(KroneckerOperator):
 
     @property
     def bases(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the eigenvectors."""
         return self.left, self.right
 
     @property
@@ -38,15 +37,12 @@ class CorrectedOperator(KroneckerOperator):
         return self.factor * self.values
 
     def matvec(self, v: Tensor) -> Tensor:
-        """Return A v in O(n (r + s))."""
         return self._back(self._rotate(v) * (self._curvature + self.shift))
 
     def diagonal(self) -> Tensor:
-        """Return the diagonal in O(n (r + s))."""
         return self._spread_squares(self._curvature + self.shift)
 
     def to_dense(self) -> Tensor:
-        """Return the matrix, written out in O(n^2)."""
         return self.matvec(torch.eye(self.size, dtype=self.left.dtype, device=self.left.device))
 
 
@@ -106,7 +102,7 @@ class CorrectedPiece(Piece):
             require_finite(tensor, what)
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
-        """Return the block."""
+        """Return the piece as a matrix, with scale and added diagonal."""
         named = f"parameter {name!r}"
         return CorrectedOperator(self.left, self.right, _no_eigen, scale, shift, named, values=self.values)
 

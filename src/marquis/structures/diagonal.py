@@ -1,4 +1,4 @@
-"""Only the diagonal: one number per weight."""
+"""Represent curvature by its diagonal: one number per weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from marquis.errors import DataError
+from marquis.errors import DataError, NumericalError
 from marquis.structures.base import Part, Structure
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
 from marquis.structures.linalg import require_consistent
@@ -59,7 +59,11 @@ class Diagonal(Structure):
 
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
         """Return diag(values + d), O(P)."""
-        return type(self)(self.layout, self.values + self.layout.vector(diagonal, self.values))
+        spread = self.layout.spread(diagonal, self.values)
+        parts = list(spread.values())
+        constant = bool(parts) and parts[0].dim() == 0 and all(part is parts[0] for part in parts)
+        added = parts[0] if constant else self.layout.join(spread, self.layout.names, self.values)
+        return type(self)(self.layout, self.values + added)
 
     def by_parameter(self) -> dict[str, Tensor]:
         """Return for each name the diagonal in the shape of the parameter."""
@@ -90,10 +94,11 @@ class _NamedDiagonal(DiagonalOperator):
         return self._checked(self.values)
 
     def _checked(self, values: Tensor) -> Tensor:
-        if values.numel():
+        try:
+            return require_positive(values, self.name)
+        except NumericalError:
             worst = self.layout.locate(int(values.detach().argmin()))
-            require_positive(values, f"{self.name} at parameter {worst!r}")
-        return values
+            return require_positive(values, f"{self.name} at parameter {worst!r}")
 
     def effective_dimension(self, d: Tensor) -> Tensor:
         """Return the ratio values / (values + d)."""

@@ -1,4 +1,4 @@
-"""The whole matrix."""
+"""Represent curvature by the whole matrix."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Kronecker-factored curvature: two small matrices per layer instead of one large one."""
+"""Represent curvature by Kronecker factors: two small matrices per layer instead of one large one."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from marquis.arguments import checked
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.structures.base import Part, Structure
 from marquis.structures.corrected import CorrectedPiece
@@ -102,6 +104,7 @@ class Kronecker(Structure):
         diagonal = None if self.shift is None else {name: next(remaining) for name in self.shift}
         return type(self)(self.layout, pieces, self.scale, diagonal)
 
+    @checked
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         """Return the same matrix in another dtype or on another device; decompositions are computed afresh."""
         dtype = self.dtype if dtype is None else dtype
@@ -126,9 +129,13 @@ class Kronecker(Structure):
             return self._damped(spread)
         if self.shift is not None:
             spread = {name: self.shift[name] + spread[name] for name in spread}
-        return type(self)(self.layout, self.pieces, self.scale, spread)
+        made = copy.copy(self)  # not the constructor, which would look at all pieces again at every step of tuning
+        vars(made).pop("_parts", None)
+        object.__setattr__(made, "shift", spread)
+        return made
 
     def _damped(self, spread: Mapping[str, Tensor]) -> Self:
+        """Return the structure with the diagonal's root added to both factors."""
         zero = self._like.new_zeros(())
         shift = {name: zero for name in spread} if self.shift is None else dict(self.shift)
         pieces: dict[str, Piece] = {}
@@ -163,6 +170,7 @@ class Kronecker(Structure):
         return type(self)(self.layout, pieces, self.scale, self._scaled_shift(factor))
 
     def _scaled_shift(self, factor: Scalar) -> dict[str, Tensor] | None:
+        """Return the added diagonal times a factor."""
         return None if self.shift is None else {name: d * factor for name, d in self.shift.items()}
 
     def _plus(self, other: Any) -> Self:

@@ -1,4 +1,4 @@
-"""Which slice of the flattened parameter vector belongs to which named parameter."""
+"""Map named parameters to slices of the flattened parameter vector."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Layout:
         return spread
 
     def vector(self, diagonal: DiagonalLike, like: Tensor) -> Tensor:
-        """Return the same diagonal written out as a vector `[P]`."""
+        """Return a diagonal, in any of the forms of `spread`, written out as a vector `[P]`."""
         return self.join(self.spread(diagonal, like), self.names, like)
 
     def join(self, spread: Mapping[str, Tensor], names: Iterable[str], like: Tensor) -> Tensor:
@@ -209,6 +209,7 @@ class Layout:
             raise ModelMismatchError(f"names do not match the parameters: missing {missing}, unknown {extra}")
 
     def _one(self, name: str, value: float | Tensor, like: Tensor) -> Tensor:
+        """Return one parameter's diagonal: a scalar, or flat."""
         tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         if tensor.dim() == 0:
             return tensor

@@ -1,4 +1,4 @@
-"""Factorisations that either are right, say that they are not, or raise."""
+"""Factorise matrices so that the result is right, or says that it is not, or an error is raised."""
 
 from __future__ import annotations
 
@@ -103,10 +103,6 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
     A factor is accepted when each pivot keeps at least one digit of the diagonal entry that it came from;
     otherwise 1e-8 of the mean diagonal is added, then ten times more, five times at most. O(n^3).
 
-    Args:
-        matrix: Symmetric `[n, n]`.
-        what: Used in the messages.
-
     Raises:
         NumericalError: When the last step of the ladder is not enough either.
 
@@ -182,5 +178,6 @@ def eigh_psd(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 
 
 def _indefinite(values: Tensor) -> bool:
+    """Return whether an eigenvalue is negative beyond rounding."""
     tolerance = math.sqrt(torch.finfo(values.dtype).eps)
     return bool((values.amin(-1) < -tolerance * values.abs().amax(-1)).any())

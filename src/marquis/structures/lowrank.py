@@ -1,4 +1,4 @@
-"""Columns instead of a matrix: the exact dual form, and its truncation."""
+"""Represent curvature by columns instead of a matrix: the exact dual form, and its truncation."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ class LowRank(Structure):
 
 @dataclass(frozen=True, eq=False)
 class LowRankOperator(Operator):
-    """Invert D + c G G^T by Woodbury: A^-1 = D^-1 - c D^-1 G C^-1 G^T D^-1 with C = I + c G^T D^-1 G."""
+    """Invert D + c G G^T by Woodbury: A^-1 = D^-1 - c D^-1 G C^-1 G^T D^-1 with C = I + c G^T D^-1 G.
+
+    Products and solves cost O(n R), `to_dense` O(n^2 R).
+    """
 
     columns: Tensor
     values: Tensor
@@ -154,7 +157,6 @@ class LowRankOperator(Operator):
 
     @property
     def size(self) -> int:
-        """Return number of weights."""
         return self.columns.shape[0]
 
     @property
@@ -169,6 +171,7 @@ class LowRankOperator(Operator):
 
     @cached_property
     def _diagonal(self) -> Tensor:
+        """Return the diagonal D, if it is positive everywhere."""
         if not self.invertible:
             name = self.layout.locate(int(self.values.detach().argmin()))
             raise NumericalError(
@@ -194,15 +197,12 @@ class LowRankOperator(Operator):
         return self.factor * half.square().sum(0) / self._diagonal.square()
 
     def to_dense(self) -> Tensor:
-        """Return the matrix in O(n^2 R)."""
         return self.factor * (self.columns @ self.columns.mT) + torch.diag(self.values)
 
     def diagonal(self) -> Tensor:
-        """Return the diagonal in O(n R)."""
         return self.factor * self.columns.square().sum(1) + self.values
 
     def matvec(self, v: Tensor) -> Tensor:
-        """Return A v in O(n R)."""
         return self.factor * ((v @ self.columns) @ self.columns.mT) + self.values * v
 
     def logdet(self) -> Tensor:
@@ -210,7 +210,6 @@ class LowRankOperator(Operator):
         return self._diagonal.log().sum() + 2 * self._core.diagonal().log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        """Return A^-1 v in O(n R)."""
         scaled = v / self._diagonal
         correction = self._weights(scaled @ self.columns) @ self.columns.mT
         return scaled - self.factor * correction / self._diagonal

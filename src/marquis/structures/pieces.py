@@ -1,4 +1,4 @@
-"""What a Kronecker structure keeps for one parameter: a pair of factors, a dense block or a diagonal."""
+"""Hold what a Kronecker structure keeps for one parameter: a pair of factors, a dense block or a diagonal."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class Piece(ABC):
 
     @cached_property
     def _fits(self) -> set[int]:
+        """Return the sizes for which the piece was checked already."""
         return set()
 
     def require_fit(self, name: str, size: int) -> None:
@@ -139,18 +140,25 @@ class KroneckerPiece(Piece):
             require_symmetric(factor, what)
 
     @cached_property
-    def _eigen(self) -> dict[str, Eigen]:
+    def decomposed(self) -> dict[str, Eigen]:
+        """Return the decompositions there are so far, by side; another process may have computed them."""
         return {}
 
-    def eigen(self, name: str) -> tuple[Eigen, Eigen]:
-        """Return eigen-decompositions of both factors, computed once however often scale and diagonal change.
+    def decompose(self, name: str, side: str) -> Eigen:
+        """Return the eigen-decomposition of one factor, computed once however often scale and diagonal change.
 
-        Not a plain cached property because the parameter's name is needed for the error message.
+        Args:
+            name: That of the parameter, for messages.
+            side: "left" or "right".
         """
-        for side, factor in (("left", self.left), ("right", self.right)):
-            if side not in self._eigen:
-                self._eigen[side] = eigh_psd(factor, f"the {side} Kronecker factor of parameter {name!r}")
-        return self._eigen["left"], self._eigen["right"]
+        if side not in self.decomposed:
+            what = f"the {side} Kronecker factor of parameter {name!r}"
+            self.decomposed[side] = eigh_psd(getattr(self, side), what)
+        return self.decomposed[side]
+
+    def eigen(self, name: str) -> tuple[Eigen, Eigen]:
+        """Return the eigen-decompositions of both factors."""
+        return self.decompose(name, "left"), self.decompose(name, "right")
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
         """Return the eigen-decomposed block."""
@@ -206,10 +214,17 @@ class DensePiece(Piece):
         require_finite(self.matrix, what)
         require_symmetric(self.matrix, what)
 
+    @cached_property
+    def _eigenvalues(self) -> Tensor:
+        return eigh_psd(self.matrix, "a dense block")[0]
+
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
         """Return the block with its diagonal."""
         matrix = self.matrix * scale
-        return DenseOperator(matrix + torch.diag(shift.expand(matrix.shape[0])), f"parameter {name!r}")
+        eigenvalues = None
+        if shift.dim() == 0 and shift.requires_grad:  # tuned: decomposed once for all values of the shift
+            eigenvalues = self._eigenvalues * scale + shift
+        return DenseOperator(matrix + torch.diag(shift.expand(matrix.shape[0])), f"parameter {name!r}", eigenvalues)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Structures as flat dictionaries of tensors, for safetensors; nothing is executed on loading."""
+"""Convert structures to flat dictionaries of tensors for safetensors, and back; loading runs no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights get a posterior: the last layer, or single weights that matter most."""
+"""Choose which weights get a posterior: the last layer, or single weights that matter most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single weights that matter most (docs/method/curvature.md#last-layer-and-subnetworks).
+"""Choose the single weights that matter most (docs/method/curvature.md#last-layer-and-subnetworks).
 
 A subnetwork is an index set inside the parameters. Its posterior is the full one *conditioned* on the other weights
 staying where they are: the sub-block of the precision, not of the covariance.
@@ -6,6 +6,7 @@ staying where they are: the sub-block of the precision, not of the covariance.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_fields
+from marquis.arguments import checked_methods
 from marquis.choices import choose as read_choice
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
@@ -36,7 +37,7 @@ AT_PRIOR, MOST = 0.05, 0.9
 """A weight is at the prior if the data narrow its variance by less than this share; from how many on to warn."""
 
 
-@checked_fields
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Subnetwork:
     """Choose the `size` weights that matter most, as an index set inside the parameters.
@@ -122,6 +123,8 @@ class Subnetwork:
         )
         layout.check_finite(scores, "subnetwork scores")
         assert self.size is not None
+        if not math.isfinite(self.size):
+            raise DataError(f"Subnetwork(size={self.size}): a number of weights, or a share of them.")
         count = round(self.size * layout.total) if isinstance(self.size, float) and self.size < 1 else int(self.size)
         if not 1 <= count <= layout.total:
             raise DataError(f"Subnetwork(size={self.size}) of {layout.total} weights: that is {count} of them.")
@@ -143,6 +146,7 @@ class Subnetwork:
         temperature: float,
         options: Mapping[str, Any],
     ) -> Tensor:
+        """Return the score of every weight by which the largest are chosen."""
         if isinstance(self.by, Tensor):
             layout.check_length(self.by, "subnetwork scores")
             return self.by.detach()

@@ -1,4 +1,4 @@
-"""The curvature of single weights: the sub-block of the whole network's, without the whole network's."""
+"""Compute the curvature of single weights: the sub-block of the whole network's, without the whole network's."""
 
 from __future__ import annotations
 
@@ -50,22 +50,7 @@ def subcurvature(
 
     Columns `J^T S` of the parameters that hold chosen weights are computed for a few data at a time, and only the
     chosen rows are kept. Memory: K^2 for "full"; cost that of structure="lowrank" over those parameters.
-
-    Args:
-        model: as in `curvature.ggn`.
-        loader: batches.
-        likelihood: p(y|f).
-        chosen: the weights.
-        structure: "full", "diagonal", "lowrank" or "block".
-        estimator: "exact" or "sketched"; for "diagonal" any.
-        params: parameter values, for a function.
-        probes: of "sketched".
-        generator: of "sketched".
-        memory_limit: bytes for temporaries.
-        progress: show a bar.
-        mask_of: refused: masks are not supported here.
-        observer: as in `accumulate`.
-        unsupported: options of `accumulate` that mean nothing here; refused by name.
+    Arguments as in `curvature.accumulate`; masks and options of it that mean nothing here are refused by name.
     """
     if unsupported:
         raise UnsupportedOperationError(f"{sorted(unsupported)} are not supported for a subnetwork.")
@@ -98,7 +83,7 @@ def subcurvature(
 
 
 class _Collected:
-    """Adds up columns of the chosen weights in the form that the structure keeps."""
+    """Add up columns of the chosen weights in the form that the structure keeps."""
 
     def __init__(self, chosen: Chosen, structure: str) -> None:
         self._chosen, self._structure = chosen, structure

@@ -1,4 +1,4 @@
-"""The network as a function of the chosen weights alone."""
+"""Treat the network as a function of the chosen weights alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ Function = Callable[[dict[str, Tensor], Any], Tensor]
 def function_of_chosen(
     model: Model, params: Mapping[str, Tensor] | None, mean: Mapping[str, Tensor], index: Tensor, inside: Layout
 ) -> tuple[Function, dict[str, Tensor]]:
-    """Return `(chosen, x) -> outputs` with all other weights at the mean, and the chosen weights' values.
-
-    Args:
-        model: A module, or a function `(params, x) -> outputs`.
-        params: The parameters of a function.
-        mean: Parameters among which weights were chosen, by name.
-        index: Their positions in the flat vector of `mean`.
-        inside: Layout of the chosen weights.
-    """
+    """Return `(chosen, x) -> outputs` with all other weights at the mean, and the chosen weights' values."""
     layout = Layout.of(dict(mean))
     whole = layout.flatten(dict(mean))
     others = {name: value.detach() for name, value in parameters_of(model, params).items() if name not in mean}

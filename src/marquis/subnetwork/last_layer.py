@@ -1,4 +1,4 @@
-"""The last layer: the linear layer or convolution after which nothing has parameters.
+"""Find the last layer: the linear layer or convolution after which nothing has parameters.
 
 See docs/method/curvature.md#last-layer-and-subnetworks.
 """
@@ -20,11 +20,6 @@ def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
     """Return the parameters of the last linear layer or convolution before the output, found by tracing the network.
 
     Weights that are computed from parameters (weight normalisation) count with all of these.
-
-    Args:
-        model: a module or a function `(params, x) -> outputs`.
-        params: all of its parameters by name.
-        x: a batch of inputs.
     """
     network = network_of(model, {name: p.detach() for name, p in params.items()}, x)
     owner = {number: name for name, number in network.parameters.items()}

@@ -1,4 +1,4 @@
-"""Mean and variance of the weights along further training (diagonal SWAG, Maddox et al. 2019)."""
+"""Estimate mean and variance of the weights along further training (diagonal SWAG, Maddox et al. 2019)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size
@@ -20,6 +21,7 @@ MINIMUM = 1e-30
 """Lower limit of the variances (docs/method/curvature.md#last-layer-and-subnetworks)."""
 
 
+@checked
 def swag_variance(
     model: Model, loader: Iterable[Any], likelihood: Likelihood, names: Sequence[str], **options: Any
 ) -> dict[str, Tensor]:
@@ -27,6 +29,7 @@ def swag_variance(
     return swag_moments(model, loader, likelihood, names, **options)[1]
 
 
+@checked
 def swag_moments(
     model: Model,
     loader: Iterable[Any],

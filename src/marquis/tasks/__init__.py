@@ -1,4 +1,4 @@
-"""Tasks for uncertain autoencoders: outliers, missing data, generation, few labels, calibration, geometry.
+"""Use uncertain autoencoders: outliers, missing data, generation, few labels, calibration, geometry.
 
 `ood`, `imputation`, `generation`, `geometry`, `semi_supervised`, `calibration` and `ranking` are modules of functions
 on anything with `encode`, `decode` and `reconstruct` (`marquis.autoencoders`), so that every model is compared by the

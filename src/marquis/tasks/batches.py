@@ -1,4 +1,4 @@
-"""Batches of data on the model's device, and the same sampled networks for every batch."""
+"""Read batches of data onto the model's device, with the same sampled networks for every batch."""
 
 from __future__ import annotations
 
@@ -38,15 +38,7 @@ class SameSeed:
 
 
 def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) -> Iterator[Tensor]:
-    """Yield the inputs of `data` in batches on the model's device; raise if there are none or shapes differ.
-
-    Args:
-        model: The batches are moved to its device.
-        data: A tensor or array, which is cut, or a loader, whose batches are taken as they are.
-        batch_size: For a tensor.
-        what: For the progress bar and for errors.
-        progress: Whether to show a bar (on a terminal, after a second).
-    """
+    """Yield the inputs of `data` in batches on the model's device; raise if there are none or shapes differ."""
     from marquis.autoencoders.inputs import inputs_of  # here, because it loads Lightning
 
     at_least_one(batch_size=batch_size)
@@ -75,10 +67,6 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
 
 def as_tensor(value: Any, what: str) -> Tensor:
     """Return a tensor unchanged, and numbers in an array, a pandas table or column, or a list as a tensor.
-
-    Args:
-        value: What the user passed.
-        what: For errors.
 
     Raises:
         DataError: It is of another kind, or has masked entries.
@@ -142,6 +130,7 @@ def dtype_of(model: Any) -> torch.dtype:
 
 
 def _first_tensor(model: Any) -> Tensor | None:
+    """Return the first parameter or buffer of a module; None for other models."""
     if not isinstance(model, nn.Module):
         return None
     return next(chain(model.parameters(), model.buffers()), None)

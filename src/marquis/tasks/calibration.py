@@ -1,4 +1,4 @@
-"""Calibration of class probabilities and of means with variances (docs/method/tasks.md#calibration)."""
+"""Measure the calibration of class probabilities and of means with variances (docs/method/tasks.md#calibration)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marquis.arguments import checked_arrays
 from marquis.errors import DataError
+from marquis.notebook import ShownAsText
 from marquis.tasks.batches import as_tensor, at_least_one
 
 BINS = 15
@@ -18,7 +19,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
-class Reliability:
+class Reliability(ShownAsText):
     """Hold a reliability diagram: accuracy of the predictions of each confidence. `print` it for a table.
 
     Attributes:
@@ -55,6 +56,7 @@ class Reliability:
 
     @property
     def _weight(self) -> Tensor:
+        """Return the share of the predictions in each bin."""
         return self.count.double() / self.count.sum()  # integers alone would divide in single precision
 
     def __str__(self) -> str:
@@ -220,6 +222,7 @@ def _between(ordered: Tensor, target: Tensor, level: float) -> float:
 
 
 def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance and target where there is a target, checked."""
     mean, variance, target = as_tensor(mean, "mean"), as_tensor(variance, "variance"), as_tensor(target, "target")
     if not mean.shape == variance.shape == target.shape:
         shapes = f"{list(mean.shape)}, {list(variance.shape)}, {list(target.shape)}"
@@ -234,11 +237,13 @@ def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _check_levels(levels: Sequence[float]) -> None:
+    """Refuse levels that are no probabilities."""
     if not levels or isinstance(levels, str) or not all(0 < level < 1 for level in levels):
         raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
 
 
 def _check_probabilities(probs: Tensor, labels: Tensor, bins: int) -> None:
+    """Refuse what are no class probabilities, and labels that are no classes."""
     at_least_one(bins=bins)
     if probs.dim() != 2 or probs.numel() == 0 or labels.shape != probs.shape[:1]:
         shapes = f"{list(probs.shape)} and {list(labels.shape)}"

@@ -1,4 +1,4 @@
-"""Which entries make a sample an outlier: contributions that add up to its score."""
+"""Compute which entries make a sample an outlier: contributions that add up to its score."""
 
 from __future__ import annotations
 

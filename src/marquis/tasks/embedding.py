@@ -1,4 +1,4 @@
-"""Codes of data in one pass, and the random choice of the rows that have a label."""
+"""Encode data in one pass, and choose at random the rows that have a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation: codes near those of known data, decoded by sampled networks."""
+"""Generate data: codes near those of known data, decoded by sampled networks."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def _shares(total: int, parts: int) -> list[int]:
 
 
 def _kept(samples: Tensor | None) -> Tensor:
+    """Return samples, if the model kept them."""
     if samples is None:
         raise DataError("encode and decode with keep=True must return samples [S, B, ...]; got None.")
     return samples

@@ -1,4 +1,4 @@
-"""Geometry of the latent space: the expected pull-back metric of a decoder, lengths, geodesics and distances."""
+"""Measure the latent space: the expected pull-back metric of a decoder, lengths, geodesics and distances."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError, NumericalError
 from marquis.tasks.batches import as_tensor, at_least, at_least_one
 from marquis.tasks.sampled_decoders import SampledDecoders
@@ -41,6 +42,7 @@ class Geodesic:
     converged: Tensor
 
 
+@checked_arrays
 def metric(model: Any, z: Tensor, samples: int = 20, *, generator: torch.Generator | None = None) -> Tensor:
     """Compute the expected metric `E[JᵀJ]` of the decoder at codes (docs/method/tasks.md, equation 7).
 
@@ -64,11 +66,13 @@ def metric(model: Any, z: Tensor, samples: int = 20, *, generator: torch.Generat
     return total / decoders.count
 
 
+@checked_arrays
 def volume(model: Any, z: Tensor, samples: int = 20, *, generator: torch.Generator | None = None) -> Tensor:
     """Compute the volume measure `sqrt(det M(z))` of the expected metric, `[n]`; arguments as for `metric`."""
     return torch.linalg.det(metric(model, z, samples, generator=generator)).clamp_min(0).sqrt()
 
 
+@checked_arrays
 def energy(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Generator | None = None) -> Tensor:
     """Compute the energy `½ ∫ ċᵀ M(c) ċ dt` of curves given by codes at equal times.
 
@@ -87,6 +91,7 @@ def energy(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Gen
     return squares.sum(-1) * (squares.shape[-1] / 2)
 
 
+@checked_arrays
 def length(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Generator | None = None) -> Tensor:
     """Compute the length `∫ sqrt(ċᵀ M(c) ċ) dt` of curves, as `Σ_i sqrt(E‖f(c_{i+1}) - f(c_i)‖²)`.
 
@@ -96,6 +101,7 @@ def length(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Gen
     return _segments(model, curve, samples, generator).sqrt().sum(-1)
 
 
+@checked_arrays
 def geodesic(
     model: Any,
     start: Tensor,
@@ -149,6 +155,7 @@ def geodesic(
     return Geodesic(curve, *lengths, energy(decoders, fine), converged)
 
 
+@checked_arrays
 def distances(
     model: Any,
     z: Tensor,
@@ -168,6 +175,7 @@ def distances(
 
 
 def _decoders(model: Any, samples: int, generator: torch.Generator | None) -> SampledDecoders:
+    """Return the sampled decoders of a model, or those that were passed."""
     return model if isinstance(model, SampledDecoders) else SampledDecoders(model, samples, generator=generator)
 
 

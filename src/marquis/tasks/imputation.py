@@ -1,4 +1,4 @@
-"""Imputation in two stages, and generation as the case in which everything is missing."""
+"""Impute missing entries in two stages, and generate data as the case in which everything is missing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from marquis.arguments import checked_arrays
 from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import check_finite
 from marquis.options import warn_renamed
 from marquis.tasks.batches import (
+    as_tensor,
     at_least,
     at_least_one,
     batches,
@@ -115,6 +117,7 @@ def condition(
     return impute_weighted(model, x, donors, *arguments, **options)
 
 
+@checked_arrays
 def generate(
     model: UncertainAutoencoder, n: int, shape: Sequence[int], *, rounds: int = 1, **options: Any
 ) -> Imputation:
@@ -133,6 +136,7 @@ def generate(
 
 
 @torch.no_grad()
+@checked_arrays
 def class_probabilities(classifier: Callable[[Tensor], Tensor], versions: Tensor) -> Tensor:
     """Return the mean class probabilities of imputed images, `(1/S1) Σ_i softmax(classifier(x_i))`, `[B, C]`.
 
@@ -147,9 +151,12 @@ def class_probabilities(classifier: Callable[[Tensor], Tensor], versions: Tensor
             f"the classifier {type(classifier).__name__} is in training mode: dropout and batch statistics would "
             "change its predictions. Call classifier.eval() first."
         )
+    versions = as_tensor(versions, "versions")
     if versions.dim() < 3 or versions.numel() == 0:
         raise DataError(f"versions are [S1, B, ...], none of them empty; got {list(versions.shape)}.")
-    return torch.stack([classifier(version).softmax(-1) for version in versions]).mean(0)
+    check_finite(versions, "versions")
+    with naming_shape(classifier, versions[0], "versions"):
+        return torch.stack([classifier(version).softmax(-1) for version in versions]).mean(0)
 
 
 def _two_stages(

@@ -1,4 +1,4 @@
-"""Results of imputation, and their errors."""
+"""Hold results of imputation, and compute their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_arrays
 from marquis.errors import DataError
+from marquis.tasks.batches import as_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +121,7 @@ class ImputationErrors:
         return {name: float(value.double().mean()) for name, value in vars(self).items()}
 
 
+@checked_arrays
 def errors(imputation: Imputation, original: Tensor) -> ImputationErrors:
     """Compute squared errors by three definitions, of the reconstructions before observed entries are put back.
 
@@ -126,6 +129,7 @@ def errors(imputation: Imputation, original: Tensor) -> ImputationErrors:
         imputation: An imputation.
         original: The data before entries were removed `[B, ...]`, without NaN.
     """
+    original = as_tensor(original, "original")
     if original.shape != imputation.filled.shape:
         raise DataError(
             f"the original has shape {list(original.shape)}, the imputation {list(imputation.filled.shape)}."

@@ -1,4 +1,4 @@
-"""Importance-weighted imputation: a reference set as the prior, weighted by the likelihood of observed entries."""
+"""Impute by importance weights: a reference set as the prior, weighted by the likelihood of observed entries."""
 
 from __future__ import annotations
 
@@ -104,13 +104,7 @@ def impute_weighted(
 
 
 def systematic(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Resample rows `[B, S]` of candidates systematically: one uniform number per row, then equal steps.
-
-    Args:
-        weights: `[B, M]`, from 0, each row with sum 1.
-        samples: S.
-        generator: Source of the uniform numbers.
-    """
+    """Resample rows `[B, S]` of candidates systematically: one uniform number per row, then equal steps."""
     first = uniform((len(weights), 1), weights, generator)
     steps = (first + torch.arange(samples, dtype=weights.dtype, device=weights.device)) / samples
     ends = weights.cumsum(1)
@@ -171,6 +165,7 @@ def _candidates(
 
 
 def _check_reference(reference: Tensor, x: Tensor) -> None:
+    """Refuse a reference set of another shape, or with missing entries."""
     if reference.dim() != x.dim() or reference.shape[1:] != x.shape[1:] or len(reference) == 0:
         raise DataError(
             f"the reference set must be complete data [N, ...] like x {list(x.shape)}; got {list(reference.shape)}."

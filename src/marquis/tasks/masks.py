@@ -1,7 +1,8 @@
-"""Masks of missing entries, and their initial values."""
+"""Make masks of missing entries, and their initial values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,10 +18,11 @@ FILLS = ("noise", "missing")
 """What missing entries may start from, besides numbers."""
 
 
+@checked
 def top_half(shape: Sequence[int]) -> Tensor:
     """Return the paper's mask for images `[..., H, W]`: the upper half is missing, the lower half is observed."""
-    if len(shape) < 2:
-        raise DataError(f"an image has height and width, got shape {list(shape)}.")
+    if len(shape) < 2 or not all(isinstance(size, int) and size > 0 for size in shape) or math.prod(shape) > 2**40:
+        raise DataError(f"an image has height and width, got shape {shape if len(shape) < 9 else len(shape)}.")
     missing = torch.zeros(*shape, dtype=torch.bool)
     missing[..., : shape[-2] // 2, :] = True
     return missing

@@ -1,4 +1,4 @@
-"""k nearest neighbours on codes, with k chosen by cross-validation in which copies of one sample stay in one fold."""
+"""Classify codes by k nearest neighbours, with k chosen by cross-validation that keeps copies of a sample together."""
 
 from __future__ import annotations
 
@@ -144,6 +144,7 @@ def flat(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(codes: Tensor, labels: Tensor) -> None:
+    """Refuse codes and labels that do not fit each other."""
     if codes.dim() != 2 or len(codes) == 0 or len(labels) != len(codes) or labels.dim() not in (1, 2):
         raise DataError(
             f"neighbours need codes [n, K] and labels [n] or [n, A]; got {list(codes.shape)}, {list(labels.shape)}."
@@ -155,4 +156,5 @@ def _check(codes: Tensor, labels: Tensor) -> None:
 
 
 def _array(codes: Tensor) -> np.ndarray:
+    """Return codes as an array in double precision."""
     return codes.detach().double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Out-of-distribution (OOD) detection: outlier scores of each sample, and how well they tell OOD data apart."""
+"""Detect out-of-distribution (OOD) data: outlier scores of each sample, and how well they tell OOD data apart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import checked_arrays, checked_methods, describe_value
 from marquis.errors import DataError
-from marquis.options import renamed_arguments, warn_renamed
+from marquis.notebook import ShownAsText
+from marquis.options import renamed_arguments, renamed_attributes, warn_renamed
 from marquis.tasks.batches import Data, SameSeed, as_tensor, at_least_one, batches, naming_shape, require
 from marquis.tasks.contributions import contributions as contributions
 from marquis.tasks.contributions import entries_of
@@ -33,9 +34,11 @@ DERIVED = ("typicality", "typicality_nll", "combined")
 FPR_AT, TAIL_FROM = 0.95, 0.9
 
 
+@renamed_attributes(inside="in_distribution", outside="out_of_distribution", draws="samples")
+@checked_methods
 @dataclass(frozen=True, eq=False)
-class OodResult:
-    """Scores of in-distribution, OOD and training data, and how well each tells them apart. `print` it for a table.
+class OodResult(ShownAsText):
+    """Hold scores of in-distribution, OOD and training data, and how well each separates them. `print` it for a table.
 
     Attributes:
         in_distribution: Scores of in-distribution data.
@@ -74,24 +77,6 @@ class OodResult:
         both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]])
         return bool((both != both[0]).any())
 
-    @property
-    def inside(self) -> Scores:
-        """Return `in_distribution`, by its deprecated name."""
-        warn_renamed("OodResult.inside", "in_distribution")
-        return self.in_distribution
-
-    @property
-    def outside(self) -> Scores:
-        """Return `out_of_distribution`, by its deprecated name."""
-        warn_renamed("OodResult.outside", "out_of_distribution")
-        return self.out_of_distribution
-
-    @property
-    def draws(self) -> int:
-        """Return `samples`, by its deprecated name."""
-        warn_renamed("OodResult.draws", "samples")
-        return self.samples
-
     def __str__(self) -> str:
         n, m = len(self.in_distribution["nll"]), len(self.out_of_distribution["nll"])
         head = f"{n} in-distribution, {m} OOD, {self.samples} sample(s)"
@@ -104,6 +89,7 @@ class OodResult:
         return "\n".join(lines)
 
     def _known(self, score: str) -> None:
+        """Refuse the name of a score that there is not."""
         if score not in self.table:
             raise DataError(f"there is no score {score!r}; there are {', '.join(self.table)}.")
 
@@ -152,12 +138,13 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
     score, train = as_tensor(score, "score"), as_tensor(train, "train")
     if train.dim() != 1 or len(train) == 0:
         raise DataError(f"typicality needs the scores [N] of training data, got shape {list(train.shape)}.")
-    distance = (train.mean() - score).abs()
+    distance = ((train if train.is_floating_point() else train.float()).mean() - score).abs()
     if not bool(distance.isfinite().all()):
         raise DataError("typicality: scores of the data or of training data are NaN, infinite or too large.")
     return distance
 
 
+@checked_arrays
 def combined(parts: Scores, train: Scores, of: Sequence[str] = COMBINED_OF) -> Tensor:
     """Combine several scores: the mean of `-log p_k`, with `p_k` the share of training data with a larger score k.
 
@@ -238,6 +225,7 @@ def evaluate(
     return _compared(complete, networks)
 
 
+@checked_arrays
 def ensemble(results: Sequence[OodResult]) -> OodResult:
     """Join several trainings to one model, an ensemble: a mixture of their posteriors with equal weights.
 
@@ -275,6 +263,7 @@ def together(results: Sequence[OodResult]) -> OodResult:
 
 
 def _compared(complete: dict[str, Scores], samples: int) -> OodResult:
+    """Return the result with a table of AUROC, AUPR and FPR for every score."""
     in_scores, out_scores = complete["in_distribution"], complete["out_of_distribution"]
     table = {}
     for name, score in in_scores.items():
@@ -284,6 +273,7 @@ def _compared(complete: dict[str, Scores], samples: int) -> OodResult:
 
 
 def _with_derived(parts: Scores, reference: Scores) -> Scores:
+    """Return the scores together with typicality and the combined score."""
     return {
         **parts,
         "typicality": typicality(parts["error"], reference["error"]),
@@ -322,10 +312,13 @@ def _scores(
     return joined, shape, networks
 
 
+@checked_arrays
 def of_reconstruction(result: Reconstruction, x: Tensor) -> Scores:
     """Return the scores `[B]` of a batch from its reconstruction, as `scores` does."""
+    x, latent = as_tensor(x, "x"), getattr(result, "latent", None)
+    if latent is None or result.mean.shape != x.shape:
+        raise DataError(f"result is {describe_value(result)}; the reconstruction of x {list(x.shape)} is needed.")
     sums = {name: entries.flatten(1).sum(1) for name, entries in entries_of(result, x).items()}
-    latent = result.latent
     return {
         "error": sums["error"],
         "nll": -result.log_prob,

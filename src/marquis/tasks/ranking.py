@@ -1,4 +1,4 @@
-"""How well a score ranks out-of-distribution (OOD) above in-distribution data: ROC curve, AUROC, AUPR, FPR at a TPR.
+"""Measure how well a score ranks out-of-distribution (OOD) above in-distribution data: ROC, AUROC, AUPR, FPR.
 
 OOD data are the positives everywhere, and a larger score means "more likely OOD". Nothing is flipped: a score that
 points the wrong way gets an AUROC below one half, and that is reported. All functions take scores of in-distribution
@@ -94,6 +94,7 @@ def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _scores(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both sets of scores in double precision, checked."""
     for name, scores in (("in-distribution", in_scores), ("OOD", out_scores)):
         if not isinstance(scores, Tensor) or scores.dim() != 1 or len(scores) == 0:
             got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

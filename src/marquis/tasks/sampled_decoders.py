@@ -1,4 +1,4 @@
-"""Decoders sampled from a model once and used many times, with their Jacobians in the code."""
+"""Sample decoders from a model once and use them many times, with their Jacobians in the code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.tasks.batches import SameSeed, at_least_one, device_of, dtype_of, naming_shape, require
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
 
 
+@checked_methods
 class SampledDecoders:
     """Hold a fixed set of decoders of a model, so that every call uses the same networks.
 
@@ -43,6 +45,7 @@ class SampledDecoders:
         self.count = samples if self._draws is None else len(self._draws)
 
     def _kept_draws(self) -> list[Any] | None:
+        """Return the sampled networks of a model of ours; None for others."""
         from marquis.autoencoders.base import BaseAutoencoder  # here, because it loads Lightning
         from marquis.autoencoders.linearised import LinearisedAutoencoder
         from marquis.autoencoders.variational import VariationalAutoencoder
@@ -104,6 +107,7 @@ class SampledDecoders:
 
     @torch.no_grad()
     def _differences(self, z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield outputs and Jacobians by central differences."""
         step = torch.finfo(z.dtype).eps ** (1 / 3) * z.abs().amax().clamp_min(1)
         shifts = step * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
         at = self._by_protocol(z).samples
@@ -113,6 +117,7 @@ class SampledDecoders:
             yield outputs.flatten(1), torch.stack(columns, -1)
 
     def _decoded(self, z: Tensor) -> Iterator[Tensor]:
+        """Yield the decoded means, network by network."""
         if self._draws is None:
             yield from self._by_protocol(z).samples
         else:
@@ -120,12 +125,14 @@ class SampledDecoders:
                 yield self._called(draw, z).mean
 
     def _called(self, draw: Any, z: Tensor) -> Any:
+        """Return the output of one sampled network in evaluation mode."""
         from marquis.variational.base import evaluation_mode
 
         with evaluation_mode(self._model), naming_shape(self._model, z, "decoding"):  # type: ignore[arg-type]
             return draw.decode(z)
 
     def _by_protocol(self, z: Tensor) -> Any:
+        """Return the result of the model's `decode`, with the same networks each time."""
         with naming_shape(self._model, z, "decoding"):
             result = self._model.decode(z, self._samples, generator=self._same.generator(), keep=True)
         if result.samples is None or result.samples.shape[1] != len(z):

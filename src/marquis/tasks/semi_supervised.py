@@ -1,4 +1,4 @@
-"""Semi-supervised learning: nearest neighbours on codes with few labels and many sampled codes of each."""
+"""Classify with few labels: nearest neighbours on codes, with many sampled codes of each labelled example."""
 
 from __future__ import annotations
 
@@ -218,6 +218,7 @@ def _few_labels_result(
     count: Count,
     generator: torch.Generator | None,
 ) -> FewLabelsResult:
+    """Classify with every set of labelled rows, and return the accuracies."""
     count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy = torch.zeros(len(sets), len(sets[0]), dtype=torch.float64)
     neighbours = torch.zeros(accuracy.shape, dtype=torch.long)
@@ -238,6 +239,7 @@ def _multilabel_result(
     count: Count,
     generator: torch.Generator | None,
 ) -> MultiLabelResult:
+    """Classify every attribute with every set of labelled rows, and return the accuracies."""
     count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy, balanced, majority, ks, copies = [], [], [], [], len(codes.copies)
     for chosen in sets:
@@ -256,6 +258,7 @@ def _multilabel_result(
 
 
 def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> Tensor:
+    """Return the labels, if they are integers, one or several per row."""
     labels = as_tensor(labels, "labels")
     if labels.dim() != dim or len(labels) != len(x) or len(x) == 0:
         shape = "[n]" if dim == 1 else "[n, A]"
@@ -267,6 +270,7 @@ def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copie
 
 
 def _existing_codes(codes: Tensor, means: Tensor | None) -> Codes:
+    """Return codes of the user's, with the mean of each row."""
     codes = as_tensor(codes, "codes")
     codes = codes if codes.is_floating_point() else codes.double()  # pixels, which have a mean, too
     means = codes.mean(0) if means is None else as_tensor(means, "means")
@@ -281,6 +285,7 @@ def _existing_codes(codes: Tensor, means: Tensor | None) -> Codes:
 def _checked_attributes(
     x: Tensor, attributes: Tensor, names: Sequence[str] | None, labelled: int, repetitions: int, copies: int
 ) -> tuple[Tensor, tuple[str, ...]]:
+    """Return binary attributes and their names, checked."""
     attributes = as_tensor(attributes, "attributes")
     attributes = attributes.long() if attributes.dtype == torch.bool else attributes
     _checked_labels(x, attributes, 2, repetitions, copies)

@@ -1,4 +1,4 @@
-"""Results of learning with few labels."""
+"""Hold results of learning with few labels."""
 
 from __future__ import annotations
 

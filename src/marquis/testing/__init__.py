@@ -1,4 +1,4 @@
-"""Conformance suites: what every structure and every likelihood has to satisfy, for yours as for ours.
+"""Test structures and likelihoods of your own by the conformance suites that ours pass.
 
 Inherit a suite in a test file, write the few methods that it names, and pytest runs every check. pytest is imported
 here and nowhere else in the package (`pip install "marquis[testing]"`).

@@ -1,4 +1,4 @@
-"""What every likelihood has to satisfy (docs/method/likelihoods.md).
+"""Test what every likelihood has to satisfy (docs/method/likelihoods.md).
 
 Expectations over labels are exact sums: enumeration where labels are discrete, quadrature that is exact for the
 polynomials at hand where they are not. No Monte Carlo, except for one seeded look at the sampler's frequencies.
@@ -52,7 +52,7 @@ def autograd_gradient(likelihood: Likelihood, f: Tensor, y: Tensor, mask: Tensor
 
 
 class LikelihoodConformance:
-    """Checks a likelihood's values, derivatives, samples, masks, numerics and errors.
+    """Check a likelihood's values, derivatives, samples, masks, numerics and errors.
 
     Inherit it once per likelihood and write `likelihood`, `reference` and `support`; change `outputs` where outputs
     must not be standard normal numbers.

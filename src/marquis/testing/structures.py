@@ -1,5 +1,5 @@
 # pyright: reportUnusedExpression=false
-"""What every structure has to satisfy, against a dense matrix that is built independently of it."""
+"""Test what every structure has to satisfy, against a dense matrix that is built independently of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def per_parameter(layout: Layout) -> Mapping[str, Any]:
 
 
 class StructureConformance:
-    """Checks a structure's linear algebra, arithmetic, errors, dtypes and immutability.
+    """Check a structure's linear algebra, arithmetic, errors, dtypes and immutability.
 
     Inherit it once per structure and write `build`. A structure of your own has to be in
     `marquis.structures.STRUCTURES` under its `kind`, so that its saved state can be read.

@@ -1,4 +1,4 @@
-"""Random numbers and comparisons that the conformance suites share."""
+"""Share random numbers and comparisons among the conformance suites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images from few linear measurements, with an error bar on every pixel.
+"""Reconstruct images from few linear measurements, with an error bar on every pixel.
 
 `reconstruct` is the front door. Its steps are public too: `deep_image_prior`, `linearise`, `tune` and the prior's
 `posterior`. Anything with `forward` and `adjoint` is a measurement: X-ray projections, inpainting, blur, downsampling,

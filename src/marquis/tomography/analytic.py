@@ -1,4 +1,4 @@
-"""Reconstructions without a network: a starting image, and total variation by a primal-dual method."""
+"""Reconstruct without a network: a starting image, and total variation by a primal-dual method."""
 
 from __future__ import annotations
 

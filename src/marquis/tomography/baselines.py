@@ -1,4 +1,4 @@
-"""Uncertainty without linearisation, behind the same result: MC dropout, an ensemble, constant noise."""
+"""Estimate uncertainty without linearisation, as the same result: MC dropout, an ensemble, constant noise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked, checked_arrays
 from marquis.errors import DataError
 from marquis.tomography.operators import Measurement, check_data
 from marquis.tomography.result import UncertainImage, noise_floor
@@ -16,6 +17,7 @@ from marquis.tomography.training import TrainedImage, deep_image_prior
 DROPOUT = 0.05
 
 
+@checked_arrays
 def dropout(
     data: Tensor,
     measurement: Measurement,
@@ -50,6 +52,7 @@ def dropout(
     return from_images(images, data, measurement, "MC dropout", noise_variance)
 
 
+@checked_arrays
 def ensemble(
     data: Tensor,
     measurement: Measurement,
@@ -78,6 +81,7 @@ def ensemble(
     return from_images(torch.stack(images), data, measurement, f"ensemble of {members}", noise_variance)
 
 
+@checked
 def constant(trained: TrainedImage, measurement: Measurement, *, noise_variance: float | None = None) -> UncertainImage:
     """Return a trained image with the same variance in every pixel: the floor alone.
 

@@ -1,4 +1,4 @@
-"""TV-PredCP: a prior over variances (or lengthscales) from the total variation that they let images have.
+"""Define TV-PredCP, a prior over variances (or lengthscales) from the total variation that they let images have.
 
 The predictive complexity prior (Nalisnick, Gordon and Hernandez-Lobato 2021) puts an exponential density on
 `κ = E TV(x)` under a block's prior and changes variables to the block's hyper-parameter. Differences of neighbouring
@@ -78,5 +78,6 @@ def log_prior_of_lengthscale(
 
 
 def _std(variance: Tensor) -> Tensor:
+    """Return the standard deviation, positive also where the variance vanishes."""
     # A saturated output has variance zero; the floor keeps 0/0 out of values and gradients.
     return torch.sqrt(variance.clamp_min(_SMALLEST))

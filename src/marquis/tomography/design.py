@@ -1,4 +1,4 @@
-"""Which angles to measure next: greedily, by the posterior of what they would read."""
+"""Choose which angles to measure next: greedily, by the posterior of their measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from marquis.arguments import as_numbers, checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tomography.operators import Measurement, forward_rows
@@ -71,6 +72,7 @@ class GaussianDesign:
         return self.core if self.rows is None else self.rows.T @ self.core @ self.rows
 
 
+@checked_arrays
 def next_angles(
     result: UncertainImage,
     candidates: Sequence[float] | Tensor,
@@ -96,7 +98,7 @@ def next_angles(
     if not hasattr(geometry, "with_angles"):
         raise UnsupportedOperationError(f"{type(geometry).__name__} has no angles to choose from.")
     criterion = choose("criterion", criterion, ("variance", "information"), error=DataError)
-    angles = torch.as_tensor(candidates, dtype=torch.float64).reshape(-1).unique()
+    angles = torch.as_tensor(as_numbers("candidates", candidates)).reshape(-1).unique()
     taken = (angles[:, None] - geometry.angles[None]).abs().min(dim=1).values < 1e-9
     remaining = angles[~taken].tolist()
     if not 1 <= count <= len(remaining):

@@ -1,4 +1,4 @@
-"""Choosing the prior's variances and the noise by the evidence, with or without the TV-PredCP prior.
+"""Choose the prior's variances and the noise by the evidence, with or without the TV-PredCP prior.
 
 Two evidences (docs/method/tomography.md). "network" keeps the network's weights `θ̂`:
 `-½ [|y - A x̂|² / σ² + Σ_d |θ̂_d|² / v_d + log|K_yy| + dy log 2π]`. "tangent" is the exact evidence of the linear model,
@@ -20,7 +20,7 @@ from marquis.choices import choose
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.tomography.analytic import differences
 from marquis.tomography.complexity import log_prior_of_lengthscale, log_prior_of_variance
-from marquis.tomography.gram import Grams
+from marquis.tomography.gram import Grams, tap_classes
 from marquis.tomography.tangent import LinearisedImage
 
 Evidence = Literal["network", "tangent"]
@@ -120,7 +120,7 @@ class TunedPrior:
 class _Problem:
     """Hold everything that the objective needs and that stays the same during tuning."""
 
-    model: DataModel
+    model: DataModel | None
     blocks: tuple[str, ...]
     squared_norms: Tensor
     tap_moments: Tensor | None
@@ -141,22 +141,13 @@ def consistent_rate(tv_weight: float, count: int, residual: float) -> float:
 
 def build_problem(
     linearised: LinearisedImage,
-    model: DataModel,
+    model: DataModel | None,
     roughness: Tensor,
     terms: tuple[Tensor, Tensor],
     data: Tensor,
     projected: Callable[[Tensor], Tensor],
 ) -> _Problem:
-    """Collect what does not change during tuning.
-
-    Args:
-        linearised: image and weights.
-        model: the Gaussian over data.
-        roughness: prior variances of differences, one row per term.
-        terms: block and tap distance of each term.
-        data: what was measured.
-        projected: the operator A, from images `[k, H, W]` to data.
-    """
+    """Collect what does not change during tuning; `roughness` are prior variances of differences, a row per term."""
     image = linearised.image
     shift = linearised.jvp(linearised.weights[None])[0].reshape(image.shape)
     fitted, shifted = projected(torch.stack([image, shift]).double())
@@ -264,6 +255,7 @@ def log_evidence(
 ) -> Tensor:
     """Return the log evidence at given variances `[blocks]` and noise variance; differentiable."""
     residual = problem.tangent_residual if evidence == "tangent" else None
+    assert problem.model is not None
     logdet, quadratic = problem.model.logdet_and_quadratic(variance, lengthscale, noise, residual)
     if evidence == "network":
         quadratic = problem.misfit / noise + _weight_penalty(problem, variance, lengthscale)
@@ -275,8 +267,6 @@ def _weight_penalty(problem: _Problem, variance: Tensor, lengthscale: Tensor | N
     penalty = problem.squared_norms / variance
     if lengthscale is None or problem.tap_moments is None:
         return penalty.sum()
-    from marquis.tomography.gram import tap_classes
-
     distance = torch.stack([value * pairs for value, pairs in tap_classes()]).sum(0)
     correlation = torch.exp(-distance / lengthscale[problem.filters][:, None, None])
     solved = torch.linalg.solve(correlation, problem.tap_moments[problem.filters])
@@ -293,6 +283,7 @@ def _log_hyper_prior(
     rate: float,
     tempered: bool,
 ) -> Tensor:
+    """Return the log density of the hyper-prior at variances and lengthscales."""
     if predcp == "lengthscale":
         assert lengthscale is not None
         total = variance.new_zeros(())
@@ -331,11 +322,13 @@ def check_options(evidence: str, predcp: str | None, groups: str, rate: float | 
 
 
 def _describe(evidence: str, predcp: str | None, groups: str) -> str:
+    """Describe what was maximised."""
     prior = "" if predcp is None else f", TV-PredCP on the {predcp}"
     return f"{evidence} evidence, {'one variance' if groups == 'scalar' else 'one variance per block'}{prior}"
 
 
 def _limit_notes(blocks: tuple[str, ...], logs: Tensor, groups: str) -> tuple[str, ...]:
+    """Return notes on variances that stopped at a limit."""
     names = ("the common variance",) if groups == "scalar" else tuple(f"the variance of {name}" for name in blocks)
     notes = []
     for name, value in zip(names, logs.tolist(), strict=False):

@@ -1,4 +1,4 @@
-"""Sparse projection matrices from the shadows of pixels on a detector.
+"""Build sparse projection matrices from the shadows of pixels on a detector.
 
 A square pixel casts a trapezoid on the detector. Its breakpoints are the four projected corners, in order, and its
 integral over a detector bin has a closed form. Parallel rays make this exact; diverging rays make it an approximation
@@ -68,6 +68,7 @@ def _one_angle(
     source: float | None,
     detector: float,
 ) -> Matrix:
+    """Return the projection matrix of one angle."""
     corners = [project_points(x + dx, y + dy, angle, source, detector)[0] for dx in (-0.5, 0.5) for dy in (-0.5, 0.5)]
     breakpoints = np.sort(np.stack(corners), axis=0)  # [4, pixels]
     mass = np.ones_like(x)

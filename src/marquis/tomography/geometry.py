@@ -1,4 +1,4 @@
-"""X-ray geometries: parallel and fan beams, with their projections and filtered back-projections."""
+"""Project by X-rays: parallel and fan beams, with their projections and filtered back-projections."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays
+from marquis.arguments import as_numbers, checked, checked_arrays, checked_methods
 from marquis.errors import DataError
 from marquis.tomography.footprint import Matrix, pixel_centres, project_points, projection_matrix
+from marquis.tomography.operators import image_edges
 
 MOST_ANGLES = 1_000_000
 
 
+@checked_methods
 class _Beam:
-    """Project by a sparse matrix; keeps the matrix and its transpose, one pair per floating type."""
+    """Project by a sparse matrix; keep the matrix and its transpose, one pair per floating type."""
 
     nonnegative = True
     _full_circle = math.pi
@@ -34,13 +36,10 @@ class _Beam:
         *,
         pixel_size: float = 1.0,
     ) -> None:
-        height, width = _edges(size)
-        if min(height, width) < 2:
-            raise DataError(f"size is {size}; an image needs at least 2 x 2 pixels.")
+        self.image_shape = image_edges(size)
         for name, value in (("spacing", spacing), ("pixel_size", pixel_size)):
             if not 0 < value < math.inf:
                 raise DataError(f"{name} is {value}; it has to be positive.")
-        self.image_shape = int(height), int(width)
         self.angles = _as_angles(angles, self._full_circle)
         self.spacing, self.pixel_size = float(spacing), float(pixel_size)
         count = math.ceil(self._shadow() / self.spacing) if detectors is None else int(detectors)
@@ -58,9 +57,11 @@ class _Beam:
         return math.hypot(*self.image_shape)
 
     def _footprints(self) -> Matrix:
+        """Return the projection matrix in units of pixels."""
         raise NotImplementedError
 
     def _options(self) -> dict[str, Any]:
+        """Return the arguments that describe the detector."""
         return {"detectors": self.detectors, "spacing": self.spacing, "pixel_size": self.pixel_size}
 
     def matrix(self) -> Matrix:
@@ -85,16 +86,28 @@ class _Beam:
 
     def subset(self, indices: Sequence[int] | Tensor) -> Any:
         """Return the geometry of some of the angles, by their indices."""
-        return self.with_angles(self.angles[torch.as_tensor(indices)])
+        chosen = torch.as_tensor(as_numbers("indices", indices))
+        whole = chosen.dim() == 1 and bool((chosen == chosen.round()).all())
+        if not whole or not len(chosen) or not bool((chosen.abs() < len(self.angles)).all()):
+            raise DataError(
+                f"indices are whole numbers below the {len(self.angles)} angles, one for each that is kept."
+            )
+        return self.with_angles(self.angles[chosen.long()])
 
     def fbp(self, data: Tensor) -> Tensor:
         """Return the filtered back-projection (ramp filter) of a sinogram."""
         raise NotImplementedError
 
+    def _require(self, value: Tensor, shape: tuple[int, ...]) -> None:
+        """Refuse tensors of another shape, complex ones and those without entries."""
+        name = type(self).__name__
+        if tuple(value.shape[-2:]) != shape or 0 in value.shape:
+            raise DataError(f"{name} got a tensor of shape {tuple(value.shape)}; its last dimensions must be {shape}.")
+        if value.is_complex() or value.device.type == "meta":
+            raise DataError(f"{name} got a tensor of {value.dtype} on {value.device}; real numbers are needed.")
+
     def _apply(self, value: Tensor, which: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-        if tuple(value.shape[-2:]) != before:
-            name, shape = type(self).__name__, tuple(value.shape)
-            raise DataError(f"{name} got a tensor of shape {shape}; its last dimensions must be {before}.")
+        self._require(value, before)
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())
         dtype = value.dtype if value.dtype in (torch.float32, torch.float64) else torch.float32
@@ -103,6 +116,7 @@ class _Beam:
         return product.T.reshape(*value.shape[:-2], *after).to(value)
 
     def _pair(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return matrix and transpose in a floating type, made once."""
         if dtype not in self._matrices:
             matrix = self.matrix()
             self._matrices[dtype] = _csr(matrix, dtype), _csr(Matrix(matrix.T), dtype)
@@ -114,6 +128,7 @@ class _Beam:
         return f"{type(self).__name__}({height} x {width} pixels, {beam})"
 
 
+@checked_methods
 class ParallelBeam(_Beam):
     """Project by parallel rays onto a flat detector, by exact pixel footprints.
 
@@ -138,11 +153,13 @@ class ParallelBeam(_Beam):
         The ramp filter is the band-limited one in space (Kak and Slaney 1988, eq. 3.61), the back-projection is
         `adjoint`.
         """
+        self._require(data, self.data_shape)
         filtered = _ramp_filtered(data, self.spacing)
         scale = math.pi * self.spacing / (len(self.angles) * self.pixel_size**2)
         return scale * self.adjoint(filtered)
 
 
+@checked_methods
 class FanBeam(_Beam):
     """Project by rays from a point source onto a flat detector, by pixel footprints.
 
@@ -172,11 +189,11 @@ class FanBeam(_Beam):
         detector: float,
         pixel_size: float = 1.0,
     ) -> None:
-        height, width = _edges(size)
-        if not source > math.hypot(height, width) / 2:
+        radius = math.hypot(*image_edges(size)) / 2
+        if not source > radius:
             raise DataError(
                 f"source is {source}: the source would turn inside the image, whose corners are "
-                f"{math.hypot(height, width) / 2:.4g} pixels from the centre; distances are in pixels."
+                f"{radius:.4g} pixels from the centre; distances are in pixels."
             )
         if not 0 <= detector < math.inf:
             raise DataError(f"detector is {detector}; the distance from centre to detector cannot be negative.")
@@ -196,6 +213,7 @@ class FanBeam(_Beam):
 
     def fbp(self, data: Tensor) -> Tensor:
         """Return the filtered back-projection of a full turn (Kak and Slaney 1988, eq. 3.104-3.106)."""
+        self._require(data, self.data_shape)
         magnification = (self.source + self.detector) / self.source
         pitch = self.spacing / magnification  # of the detector, moved to the centre of rotation
         position = (torch.arange(self.detectors, dtype=torch.float64) - (self.detectors - 1) / 2) * pitch
@@ -215,6 +233,7 @@ class FanBeam(_Beam):
 
 
 def _as_angles(angles: int | Sequence[float] | Tensor, full: float) -> Tensor:
+    """Return angles in radians, equidistant ones for a number."""
     if isinstance(angles, int):
         if not 1 <= angles <= MOST_ANGLES:
             raise DataError(f"angles is {angles}; 1 to {MOST_ANGLES:,} are possible.")
@@ -228,6 +247,7 @@ def _as_angles(angles: int | Sequence[float] | Tensor, full: float) -> Tensor:
 
 
 def _csr(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    """Convert a sparse matrix of SciPy to torch."""
     matrix = Matrix(matrix)
     index = torch.int32 if matrix.nnz < 2**31 else torch.int64
     with warnings.catch_warnings():
@@ -252,12 +272,3 @@ def _ramp_filtered(data: Tensor, pitch: float) -> Tensor:
     spectrum = torch.fft.rfft(data.double(), n=length) * torch.fft.rfft(kernel, n=length)
     filtered = torch.fft.irfft(spectrum, n=length)[..., count - 1 : 2 * count - 1]
     return (filtered / pitch).to(data)
-
-
-def _edges(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width of an image."""
-    if isinstance(size, int):
-        return size, size
-    if len(size) != 2 or not all(isinstance(edge, int) for edge in size):
-        raise DataError(f"size is {size}; pass one whole number, or height and width.")
-    return size

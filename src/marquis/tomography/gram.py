@@ -1,4 +1,4 @@
-"""Exact mode: the prior's covariance of image and data, block by block, as dense matrices.
+"""Compute the exact mode: the prior's covariance of image and data, block by block, as dense matrices.
 
 A covariance is a sum of fixed matrices with coefficients, `Σ_t c_t M_t`. With independent weights there is one term
 per block and its coefficient is the block's variance. With a Gaussian process over the nine taps of a 3 x 3 filter
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.curvature.linop.iterative import rademacher
 from marquis.progress import ProgressBar
 from marquis.tomography.analytic import differences
 from marquis.tomography.operators import Measurement, pixels, readings, sandwich
@@ -85,12 +86,6 @@ def compute_grams(
     """Compute all terms from the blocks' Jacobians, which are streamed one at a time.
 
     Costs dx vector-Jacobian products per block and `dx² P` operations (six times as many with `taps`).
-
-    Args:
-        linearised: the image as a function of weights.
-        measurement: the operator A.
-        taps: whether to split blocks of 3 x 3 filters by the distance of taps.
-        progress: whether to show a progress bar.
     """
     block, distance, image, data, roughness = [], [], [], [], []
     classes = tap_classes()
@@ -137,8 +132,6 @@ def sampled_roughness(
     linearised: LinearisedImage, probes: int, generator: torch.Generator | None, by_block: bool
 ) -> Tensor:
     """Estimate `diag(D J_d J_dᵀ Dᵀ)` by `mean (D J_d z)²` with Rademacher probes; `[blocks or 1, m]`."""
-    from marquis.curvature.linop.iterative import rademacher
-
     total = linearised.weights.numel()
     z = rademacher(probes, total, generator=generator, device=torch.device("cpu"), dtype=linearised.dtype)
     rows = []

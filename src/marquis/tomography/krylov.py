@@ -1,4 +1,4 @@
-"""Iterative mode: the posterior by products with the Jacobian, conjugate gradients and Nyström preconditioning.
+"""Compute the iterative mode: the posterior by Jacobian products, conjugate gradients and Nyström preconditioning.
 
 Nothing of size `dy²` or `dx²` is stored. A product with `K_yy = A J V Jᵀ Aᵀ + σ² I` costs one vector-Jacobian and one
 Jacobian-vector product of the network besides `A` and its adjoint.

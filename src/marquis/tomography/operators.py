@@ -1,4 +1,4 @@
-"""Linear inverse problems: what a measurement has to offer, and how it is checked, applied and simulated.
+"""Define linear inverse problems: what a measurement has to offer, and how it is checked, applied and simulated.
 
 The rest of `marquis.tomography` sees a measurement only through `forward` and `adjoint`. Both are called outside
 `torch.func` (which cannot differentiate sparse products): the operator is linear, so its derivative is itself and the
@@ -18,6 +18,8 @@ from marquis.errors import DataError
 from marquis.functional.linear_map import LinearMap
 
 ADJOINT_TOLERANCE = 1e-4
+LARGEST_EDGE = 8192
+"""Pixels along an edge: more do not fit the network's memory, and are taken for a mistake."""
 
 
 @runtime_checkable
@@ -43,6 +45,21 @@ class Measurement(Protocol):
         ...
 
 
+def image_edges(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of an image, given as one edge or both.
+
+    Raises:
+        DataError: not whole numbers, fewer than 2 or more than 8192.
+    """
+    edges = (size, size) if isinstance(size, int) else tuple(size)
+    if len(edges) != 2 or not all(isinstance(edge, int) for edge in edges):
+        raise DataError(f"size is {size}; pass one whole number, or height and width.")
+    if not 2 <= min(edges) <= max(edges) <= LARGEST_EDGE:
+        raise DataError(f"size is {size}; an image needs at least 2 x 2 pixels, and at most {LARGEST_EDGE} an edge.")
+    return edges
+
+
+@checked
 def as_layer(measurement: Measurement) -> LinearMap:
     """Return the measurement as the last layer of a network: gradients and curvature go through it.
 
@@ -84,6 +101,7 @@ def sandwich(measurement: Measurement, matrix: Tensor) -> Tensor:
     return (product + product.T) / 2
 
 
+@checked
 def check_measurement(measurement: Measurement, seed: int = 0) -> None:
     """Check shapes, types and the adjoint identity `<A x, y> = <x, Aᵀ y>` for random `x`, once with `y = A x`.
 
@@ -137,7 +155,7 @@ def check_data(data: Tensor, measurement: Measurement, name: str = "data") -> Te
     if data.is_complex():
         raise DataError(f"{name} is complex; pass real and imaginary parts as readings, as `Fourier` does.")
     data = data.to(torch.float64)
-    bad = ~torch.isfinite(data)
+    bad = ~torch.isfinite(data.square())  # as large as that, no sum of squares could be computed
     if bool(bad.any()):
         place = tuple(int(i) for i in bad.nonzero()[0])
         raise DataError(f"{name} has {int(bad.sum())} NaN or infinite entries, the first at {place}.")

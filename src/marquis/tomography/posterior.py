@@ -1,4 +1,4 @@
-"""The linearised posterior over images, exact or iterative, behind the same two steps: tune, then posterior."""
+"""Compute the linearised posterior over images, exact or iterative, in two steps: tune, then posterior."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked, checked_arrays, checked_methods
 from marquis.choices import choose
 from marquis.curvature.linop.nystrom import Nystrom
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
@@ -51,6 +52,7 @@ SAMPLES = 16
 PROBES = 8
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class ExactPrior:
     """Hold the prior over images and data as dense matrices, one term per block (or per block and tap distance).
@@ -104,6 +106,7 @@ class ExactPrior:
         )
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class IterativePrior:
     """Compute with the prior over images and data by products with the Jacobian.
@@ -165,11 +168,8 @@ class IterativePrior:
         if predcp is not None:
             roughness = sampled_roughness(self.linearised, PROBES, self.generator, by_block)
         terms = torch.arange(rows), torch.zeros(rows, dtype=torch.float64)
-        # With one variance per block the spectral model is not used, only the fixed points.
-        model = SpectralData(
-            self.unit_approximation if not by_block else Nystrom(torch.zeros(1), torch.zeros(1, 1)),
-            readings(self.measurement),
-        )
+        # One variance per block is tuned by fixed points, which need no model of the data.
+        model = None if by_block else SpectralData(self.unit_approximation, readings(self.measurement))
         problem = build_problem(self.linearised, model, roughness, terms, data, self.measurement.forward)
         residual = problem.misfit / problem.count
         if rate is None and predcp is not None:
@@ -241,6 +241,7 @@ class IterativePrior:
         )
 
 
+@checked
 def linearise(
     trained: TrainedImage,
     measurement: Measurement,
@@ -271,17 +272,29 @@ def linearise(
         MemoryBudgetError: "exact" does not fit; the message has the iterative mode's estimated time.
         UnsupportedOperationError: batch statistics or dropout are active.
     """
-    posterior = choose("posterior", posterior, ("auto", "exact", "iterative"), error=DataError)
     linearised = LinearisedImage(trained.network, trained.inputs)
-    required = exact_bytes(linearised, measurement, taps)
-    fits = required <= memory
-    if posterior == "auto":
-        posterior = "exact" if fits and readings(measurement) <= EXACT_READINGS else "iterative"
-    if posterior == "iterative":
-        if taps:
-            raise UnsupportedOperationError("a process over filter taps (preset='paper') needs posterior='exact'.")
+    if choose_mode(linearised, measurement, posterior, taps, memory, rank) == "iterative":
         return IterativePrior(linearised, measurement, trained.tv_weight, rank, generator, progress, checkpoint)
-    if not fits:
+    grams = compute_grams(linearised, measurement, taps=taps, progress=progress)
+    return ExactPrior(linearised, measurement, grams, trained.tv_weight, taps)
+
+
+def choose_mode(
+    linearised: LinearisedImage, measurement: Measurement, posterior: Mode, taps: bool, memory: int, rank: int
+) -> Mode:
+    """Return "exact" or "iterative", or refuse what does not fit or is not offered; weights do not matter.
+
+    Raises:
+        MemoryBudgetError: "exact" does not fit; the message has the iterative mode's estimated time.
+        UnsupportedOperationError: a process over filter taps in iterative mode.
+    """
+    posterior = choose("posterior", posterior, ("auto", "exact", "iterative"), error=DataError)
+    required = exact_bytes(linearised, measurement, taps)
+    if posterior == "auto":
+        posterior = "exact" if required <= memory and readings(measurement) <= EXACT_READINGS else "iterative"
+    if posterior == "iterative" and taps:
+        raise UnsupportedOperationError("a process over filter taps (preset='paper') needs posterior='exact'.")
+    if posterior == "exact" and required > memory:
         ones = torch.ones(len(linearised.blocks), dtype=torch.float64)
         seconds = DataOperator(linearised, measurement, ones, 1.0).seconds_per_product()
         expected = seconds * (rank + 25 * SAMPLES)  # about 25 iterations a sample
@@ -290,10 +303,10 @@ def linearise(
             f"{required / 2**30:.1f} GiB, more than the budget of {memory / 2**30:.1f} GiB; use posterior='iterative' "
             f"(about {expected / 60:.0f} minutes for {SAMPLES} samples here), or raise memory=."
         )
-    grams = compute_grams(linearised, measurement, taps=taps, progress=progress)
-    return ExactPrior(linearised, measurement, grams, trained.tv_weight, taps)
+    return posterior
 
 
+@checked_arrays
 def tune(
     prior: ExactPrior | IterativePrior,
     data: Tensor,
@@ -320,6 +333,7 @@ def tune(
 
 
 def _load_samples(checkpoint: Path | None, size: int) -> Tensor:
+    """Return the samples of an interrupted computation; none without one."""
     if checkpoint is None or not any_generation(checkpoint):
         return torch.zeros(0, size, dtype=torch.float64)
     return read_newest(checkpoint, lambda file: load_tensors(file, ("posterior-samples",))[2]["rows"])

@@ -1,7 +1,8 @@
-"""The front door: data in, image with error bars out."""
+"""Reconstruct an image with error bars from data: the front door."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import replace
@@ -11,24 +12,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
-from marquis.tomography.evidence import Evidence, Groups
+from marquis.tomography.evidence import Evidence, Groups, check_options
 from marquis.tomography.gram import BUDGET
 from marquis.tomography.krylov import RANK
 from marquis.tomography.operators import Measurement, check_data, check_measurement, noise_std
-from marquis.tomography.posterior import SAMPLES, IterativePrior, Mode, linearise
+from marquis.tomography.posterior import SAMPLES, IterativePrior, Mode, choose_mode, linearise
 from marquis.tomography.result import UncertainImage
-from marquis.tomography.training import STEPS, deep_image_prior, resolve_tv_weight
+from marquis.tomography.tangent import LinearisedImage
+from marquis.tomography.training import deep_image_prior, default_steps, resolve_tv_weight
+from marquis.tomography.unet import default_network
 
 STOP_AT = 0.8
 """Training stops where the mean squared residual is this share of the noise variance: measured on KMNIST."""
-UNFINISHED = 1.5
+UNFINISHED = 1.2
 """Multiple of the noise variance above which a residual after all steps is said."""
 
 Preset = Literal["paper"]
 
 
+@checked_arrays
 def reconstruct(
     data: Tensor,
     measurement: Measurement,
@@ -42,7 +47,7 @@ def reconstruct(
     groups: Groups | None = None,
     predcp: bool = False,
     samples: int = SAMPLES,
-    steps: int = STEPS,
+    steps: int | None = None,
     stop_at: float | None = STOP_AT,
     network: nn.Module | None = None,
     memory: int = BUDGET,
@@ -65,11 +70,11 @@ def reconstruct(
         posterior: "exact" (dense matrices), "iterative" (products only) or "auto" (exact up to 2500 readings).
         preset: "paper" for the published variant: a Gaussian process over filter taps, TV-PredCP on its lengthscales.
         evidence: "network" or "tangent" (one variance only).
-        groups: one variance per "block" of the U-Net or "scalar"; by default blocks in exact mode.
+        groups: one variance per "block" of the U-Net or "scalar"; by default blocks in exact mode with "network".
         predcp: whether to use the TV-PredCP prior on the variances. It sharpens error bars where the data say much, and
             makes them too narrow where they leave much open (docs/experiments/tomography.md). "paper" always has it.
         samples: posterior samples of the iterative mode; a standard deviation is known within `1 / sqrt(2 samples)`.
-        steps: maximum number of training steps.
+        steps: maximum number of training steps; by default 2500, for more than 32 pixels along an edge 7500.
         stop_at: with `noise`, training stops where the residual is this multiple of the noise variance; None to go on.
         network: from `[1, 1, H, W]` to `[1, 1, H, W]`; copied, never changed. A U-Net by default.
         memory: bytes that the exact mode may take.
@@ -86,17 +91,24 @@ def reconstruct(
     """
     if preset is not None:
         preset = choose("preset", preset, ("paper",), error=DataError)
-    posterior = choose("posterior", posterior, ("auto", "exact", "iterative"), error=DataError)
-    evidence = choose("evidence", evidence, ("network", "tangent"), error=DataError)
-    if groups is not None:
-        groups = choose("groups", groups, ("block", "scalar"), error=DataError)
+    if evidence == "tangent":
+        groups = groups or "scalar"
+    check_options(evidence, None, groups or "scalar", None, preset == "paper")
     if range is not None and not range[0] < range[1]:
         raise DataError(f"range is {range}; its first value has to be the smaller one.")
+    steps = default_steps(measurement) if steps is None else steps
+    for name, count in (("samples", samples), ("steps", steps)):
+        if count < 1:
+            raise DataError(f"{name} is {count}; at least one is needed.")
     values = check_data(data, measurement)
-    if noise is not None:
-        noise_std(values, noise)  # refuses negative levels even where tv is set
+    level = None if noise is None else noise_std(values, noise) ** 2  # refuses negative noise even where tv is set
+    variance = level or None
     weight = resolve_tv_weight(values, noise, tv)
     check_measurement(measurement)
+    with torch.random.fork_rng(devices=[]):  # what does not fit is refused before training, not after it
+        untrained = copy.deepcopy(network) or default_network(measurement.image_shape, range)
+    inputs = torch.zeros(1, 1, *measurement.image_shape)
+    choose_mode(LinearisedImage(untrained.eval(), inputs), measurement, posterior, preset == "paper", memory, rank)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     folder = None
     if checkpoint is not None:
@@ -108,8 +120,8 @@ def reconstruct(
         measurement,
         tv=weight,
         range=range,
-        noise_variance=noise_std(values, noise) ** 2 if noise else None,
-        stop_at=stop_at if noise else None,
+        noise_variance=variance,
+        stop_at=stop_at if variance else None,
         steps=steps,
         network=network,
         generator=generator,
@@ -130,8 +142,8 @@ def reconstruct(
     notes: tuple[str, ...] = ()
     if trained.stopped == "residual":
         notes = (f"training stopped after {len(trained.losses)} of {steps} steps: the residual is at the noise.",)
-    elif noise and trained.residual > UNFINISHED * noise_std(values, noise) ** 2:
-        ratio = trained.residual / noise_std(values, noise) ** 2
+    elif variance and trained.residual > UNFINISHED * variance:
+        ratio = trained.residual / variance
         notes = (f"the residual is {ratio:.1f} times the noise variance after {steps} steps: raise steps=.",)
     hyper_prior: Any = "variance" if predcp else None
     if isinstance(prior, IterativePrior):

@@ -1,4 +1,4 @@
-"""An image with its uncertainty: what every method of this package returns."""
+"""Hold an image with its uncertainty, as every method of this package returns it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked, checked_arrays
 from marquis.curvature.linop.nystrom import nystrom
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tomography.evidence import TunedPrior
@@ -81,6 +82,7 @@ class UncertainImage:
             )
         return self.posterior_covariance + self.floor * torch.eye(self.image.numel(), dtype=torch.float64)
 
+    @checked
     def sample(self, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Return images `[count, H, W]` from the posterior; in iterative mode each costs one linear solve."""
         if count < 1:
@@ -100,6 +102,7 @@ class UncertainImage:
         values, vectors = torch.linalg.eigh(self.covariance)
         return values.clamp_min(0.0).sqrt()[:, None] * vectors.T
 
+    @checked
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return lower and upper ends `[H, W]` of each pixel's central interval."""
         if not 0 < level < 1:
@@ -107,6 +110,7 @@ class UncertainImage:
         width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * self.std
         return self.image - width, self.image + width
 
+    @checked_arrays
     def log_density(self, image: Tensor, *, marginal: bool | None = None) -> float:
         """Return the log density of an image `[H, W]` (of all its pixels together; divide by their number to compare).
 

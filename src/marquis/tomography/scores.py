@@ -1,4 +1,4 @@
-"""How good an image and its error bars are, where the truth is known."""
+"""Score an image and its error bars where the truth is known."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def psnr(image: Tensor, truth: Tensor, span: float | None = None) -> float:
     return 20 * math.log10(abs(span)) - decibels
 
 
+@checked
 def scores(result: UncertainImage, truth: Tensor, span: float | None = None) -> dict[str, float]:
     """Return measures of a result against the true image, per pixel where they are sums.
 

@@ -1,4 +1,4 @@
-"""The trained image as a linear function of the network's convolution weights, by products with its Jacobian."""
+"""Treat the trained image as a linear function of the network's convolution weights, by Jacobian products."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class LinearisedImage:
         self.image = self._call(self._values).detach()
 
     def _call(self, values: dict[str, Tensor]) -> Tensor:
+        """Return the image at these weights."""
         return torch.func.functional_call(self._network, values, (self._inputs,))[0, 0]
 
     @cached_property
@@ -86,6 +87,7 @@ class LinearisedImage:
             yield self._jacobian(names, size)
 
     def _jacobian(self, names: list[str], size: int) -> Tensor:
+        """Return the Jacobian of the image in some parameters, as a matrix."""
         pixels = self.image.numel()
         eye = torch.eye(pixels, dtype=self.dtype)
         jacobian = torch.empty(pixels, size, dtype=self.dtype)
@@ -94,6 +96,7 @@ class LinearisedImage:
         return jacobian
 
     def _vector_jacobian_product(self, rows: Tensor, names: list[str]) -> Tensor:
+        """Return the products of rows with the Jacobian in some parameters."""
         image, leaves = self._graph
         wanted = [leaves[name] for name in names]
         cotangents = rows.to(self.dtype).reshape(-1, *image.shape)
@@ -113,5 +116,6 @@ class LinearisedImage:
         return self._call(leaves), leaves
 
     def _unflatten(self, row: Tensor) -> dict[str, Tensor]:
+        """Return a flat row as tensors by name."""
         pieces = row.split([value.numel() for value in self._values.values()])
         return {name: piece.reshape(self.shapes[name]) for name, piece in zip(self._names, pieces, strict=True)}

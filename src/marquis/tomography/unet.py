@@ -1,4 +1,4 @@
-"""The U-Net whose weights parameterise an image, and how its convolutions are grouped into blocks."""
+"""Define the U-Net whose weights parameterise an image, and group its convolutions into blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.errors import UnsupportedOperationError
+from marquis.arguments import checked
+from marquis.errors import DataError, UnsupportedOperationError
 
 SLOPE = 0.2
 SKIP_CHANNELS = 4
+SMALL_EDGE = 32
+"""Pixels along an edge up to which the default network is small and has no norm layers."""
 
 
 class UNet(nn.Module):
@@ -29,6 +32,7 @@ class UNet(nn.Module):
         dropout: probability of dropping a channel after each 3 x 3 convolution; active in training mode only.
     """
 
+    @checked
     def __init__(
         self,
         channels: Sequence[int] = (16, 16, 16),
@@ -40,6 +44,8 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         self.channels, self.range, self.scale = tuple(channels), range, float(scale)
+        if not channels or not all(isinstance(count, int) and count > 0 for count in channels):
+            raise DataError(f"channels is {channels!r}; at least one number of channels is needed, all positive.")
         self.inlet = nn.Sequential(*_convolution(1, channels[0], norm, dropout))
         pairs = list(pairwise(channels))
         self.down = nn.ModuleList(_double(fine, coarse, norm, dropout, stride=2) for fine, coarse in pairs)
@@ -71,7 +77,7 @@ def default_network(
 ) -> UNet:
     """Return the U-Net for images of this size: wider, deeper and normalised for larger ones."""
     edge = max(shape)
-    if edge <= 32:
+    if edge <= SMALL_EDGE:
         return UNet((16, 16, 16), range=range, scale=scale, dropout=dropout)
     channels = (16, 32, 32, 32) if edge <= 128 else (32,) * 5
     return UNet(channels, norm=True, range=range, scale=scale, dropout=dropout)
@@ -104,6 +110,7 @@ def weight_blocks(network: nn.Module) -> dict[str, list[str]]:
 
 
 def _convolution(inputs: int, outputs: int, norm: bool, dropout: float, stride: int = 1) -> list[nn.Module]:
+    """Return a convolution with normalisation, activation and dropout."""
     layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)]
     if norm:
         layers.append(nn.GroupNorm(max(1, outputs // 8), outputs))
@@ -112,5 +119,6 @@ def _convolution(inputs: int, outputs: int, norm: bool, dropout: float, stride: 
 
 
 def _double(inputs: int, outputs: int, norm: bool, dropout: float, stride: int = 1) -> nn.Sequential:
+    """Return two convolutions in a row."""
     first, second = _convolution(inputs, outputs, norm, dropout, stride), _convolution(outputs, outputs, norm, dropout)
     return nn.Sequential(*first, *second)

@@ -1,4 +1,4 @@
-"""Training a posterior over the weights: Variational Laplace, mean-field VI and MAP behind one interface.
+"""Train a posterior over the weights: Variational Laplace, mean-field VI and MAP behind one interface.
 
 Each method has `step(x, y)` for your own training loop, `predict(x)`, `elbo(loader)`, `posterior()` and
 `parameter_groups(lr)`; `LightningMethod` runs any of them under a Lightning `Trainer`.

@@ -1,4 +1,4 @@
-"""Smooth networks: a perceptron, a small CNN and the paper's PreactResNet-18, all with softplus."""
+"""Build smooth networks: a perceptron, a small CNN and the paper's PreactResNet-18, all with softplus."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marquis.arguments import checked
 from marquis.errors import DataError
 
 
+@checked
 def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Sequential:
     """Build a perceptron with softplus; inputs are flattened.
 
@@ -24,6 +26,7 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
     return nn.Sequential(*layers, nn.Linear((inputs, *hidden)[-1], outputs))
 
 
+@checked
 def small_cnn(channels: int = 1, outputs: int = 10, width: int = 16, size: int = 28) -> nn.Sequential:
     """Build two strided convolutions and two dense layers with softplus; 106,000 weights at the defaults.
 
@@ -78,6 +81,7 @@ class PreactResNet18(nn.Module):
         width: Factor on the 64, 128, 256 and 512 channels of the four stages.
     """
 
+    @checked
     def __init__(self, channels: int = 3, outputs: int = 10, width: float = 1.0) -> None:
         super().__init__()
         planes = [round(64 * width) * 2**stage for stage in range(4)]

@@ -1,4 +1,4 @@
-"""What Variational Laplace, mean-field VI and MAP share: a copy of the network, prior, prediction, posterior."""
+"""Share among Variational Laplace, mean-field VI and MAP: a copy of the network, prior, prediction, posterior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
-from marquis.functional.checks import naming_inputs
+from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
@@ -128,6 +128,7 @@ class Method(nn.Module):
         """Return s, broadcasting to the means."""
         return [getattr(self, f"prior_scale_{number}") for number in range(len(self.names))]
 
+    @checked
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
         """Return what to pass to an optimiser instead of `parameters()`: groups with their learning rates."""
         return [{"params": self.means, "lr": lr}]
@@ -187,6 +188,7 @@ class Method(nn.Module):
             probs=_average([p.probs for p in single]),
         )
 
+    @checked
     @torch.no_grad()
     def log_likelihood(self, loader: Iterable[Any], samples: int = 0) -> float:
         """Return the log-likelihood of a loader's data in evaluation mode: at the mean, or averaged over samples.
@@ -198,7 +200,8 @@ class Method(nn.Module):
             for x, y in batches(loader):
                 for _ in range(max(samples, 1)):
                     params = self.draw() if samples else dict(self.network.named_parameters())
-                    outputs = call(self.network, params, buffers_of(self.network), x)
+                    with naming_inputs(self.network, x, lambda x=x: run(self.network, x)):
+                        outputs = call(self.network, params, buffers_of(self.network), x)
                     total += float(self.likelihood.log_prob(outputs, y).sum()) / max(samples, 1)
         return total
 
@@ -244,8 +247,11 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield inputs and labels; labels are the inputs where a batch has none."""
+    if isinstance(loader, Tensor):
+        raise DataError("loader is a tensor; give a DataLoader or a list of batches.")
     for batch in loader:
         x, y = inputs_and_labels(batch)
+        check_inputs(x)
         yield x, x if y is None else y
 
 
@@ -277,5 +283,6 @@ def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping
 
 
 def _average(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the mean of tensors; None if there are none."""
     present = [value for value in values if value is not None]
     return torch.stack(present).mean(0) if present else None

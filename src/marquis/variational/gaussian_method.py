@@ -1,4 +1,4 @@
-"""Methods with a width: a factorised Gaussian over the weights, `N(μ, σ²)`."""
+"""Define methods with a factorised Gaussian over the weights, `N(μ, σ²)`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class GaussianMethod(Method):
         """Return σ, one tensor per trained parameter, with the graph to what is trained."""
         return [value.exp() for value in self.log_sigmas]
 
+    @checked
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
         """Return two groups: the means with `lr`, log σ with `multiplier` times that.
 
@@ -91,5 +92,6 @@ class GaussianMethod(Method):
         return Posterior(layout, mean, Diagonal(layout, values))
 
     def _objective_of(self, log_likelihood: float) -> float:
+        """Return the ELBO from the log-likelihood."""
         with torch.no_grad():
             return log_likelihood - self.tempering * float(self.kl())

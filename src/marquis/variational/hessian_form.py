@@ -1,4 +1,4 @@
-"""VL(H): the objective with the true Hessian (VL eq. 20), kept to show why the Fisher is used instead.
+"""Compute VL(H), the objective with the true Hessian (VL eq. 20), kept to show why the Fisher is used instead.
 
 `log p(y|μ) + ½ Σ σ_p² H_pp - β KL` has no maximum in σ_p where `H_pp > 1/s_p²`
 (docs/method/variational.md#hessian-form).

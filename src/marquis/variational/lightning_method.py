@@ -1,4 +1,4 @@
-"""Any of the methods under a Lightning `Trainer`. Imported on first use: Lightning is heavy."""
+"""Train any of the methods under a Lightning `Trainer`. Imported on first use: Lightning is heavy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.functional.call import run
 from marquis.functional.checks import batch_size
 from marquis.likelihoods import Predictive
@@ -27,6 +28,7 @@ class LightningMethod(LightningModule):
         milestones: Epochs after which the learning rates are divided by ten (VL: 100 and 150 of 200).
     """
 
+    @checked
     def __init__(self, method: Method, lr: float = 1e-4, milestones: Sequence[int] = (100, 150)) -> None:
         super().__init__()
         self.method, self.lr, self.milestones = method, lr, tuple(milestones)
@@ -64,6 +66,7 @@ class LightningMethod(LightningModule):
         self._evaluate(batch, "test_nll")
 
     def _evaluate(self, batch: Any, name: str) -> None:
+        """Log the negative log-likelihood of a batch at the mean."""
         x, y = inputs_and_labels(batch)
         with torch.no_grad(), evaluation_mode(self.method.network):
             nll = -self.method.likelihood.log_prob(run(self.method.network, x), x if y is None else y).mean()

@@ -1,4 +1,4 @@
-"""Maximum a posteriori: VL in the limit of σ = 0, so that the KL is weight decay (docs/method/variational.md)."""
+"""Train to the maximum a posteriori: VL in the limit of σ = 0, where the KL is weight decay."""
 
 from __future__ import annotations
 

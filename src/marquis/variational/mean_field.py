@@ -1,4 +1,4 @@
-"""Mean-field variational inference by sampled weights: the baseline of VL, and Bayes by Backprop."""
+"""Train by mean-field variational inference with sampled weights: the baseline of VL, and Bayes by Backprop."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ class MeanFieldVI(GaussianMethod):
         self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
         return loss
 
+    @checked
     def elbo(self, loader: Iterable[Any], *, samples: int = 10) -> float:
         """Estimate the tempered ELBO on a loader's data in evaluation mode, by `samples` samples per batch."""
         return self._objective_of(self.log_likelihood(loader, samples))

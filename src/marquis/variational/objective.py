@@ -1,4 +1,4 @@
-"""The terms of the objective, and a loss whose backward pass delivers gradients that are already known.
+"""Compute the terms of the objective, and a loss whose backward pass delivers gradients that are already known.
 
 Per sample and minibatch, to minimise (VL eq. 30, with the prior's scale s in the KL;
 docs/method/variational.md#objective):
@@ -40,13 +40,7 @@ class Terms:
 
 
 def kl(means: Sequence[Tensor], sigmas: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """Return `Σ_p KL(N(μ_p, σ_p²) ‖ N(0, s_p²))` (VL eq. 12). Cost: O(P).
-
-    Args:
-        means: μ, one tensor per parameter.
-        sigmas: σ, shaped like the means.
-        scales: s, broadcasting to the means.
-    """
+    """Return `Σ_p KL(N(μ_p, σ_p²) ‖ N(0, s_p²))` (VL eq. 12). Cost: O(P)."""
     total = means[0].new_zeros(())
     for mean, sigma, scale in zip(means, sigmas, scales, strict=True):
         ratio = (sigma / scale).square()

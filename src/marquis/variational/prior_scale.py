@@ -1,4 +1,4 @@
-"""Scales of the Gaussian prior: what a user may pass, and the default."""
+"""Read the scales of the Gaussian prior: what a user may pass, and the default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The squared-gradient regulariser and four methods for its gradient (docs/method/variational.md#gradients).
+"""Compute the squared-gradient regulariser and its gradient by four methods (docs/method/variational.md#gradients).
 
     R(μ, σ) = (S/2) Σ_p σ_p² ḡ_p²,    ḡ = ∇_w (1/S) Σ_i log p(ỹ_i|x_i, w) at μ,    ỹ_i ~ p(.|x_i, μ)
 
@@ -58,8 +58,8 @@ class DataTerm:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Labels of a minibatch, the network's output at the mean, and the likelihood that joins them.
+class LabelledOutputs:
+    """Hold the labels of a minibatch, the network's output at the mean, and the likelihood that joins them.
 
     Attributes:
         likelihood: p(y|f).
@@ -92,7 +92,7 @@ class Batch:
 
 
 def data_term(
-    batch: Batch,
+    batch: LabelledOutputs,
     means: Sequence[Tensor],
     log_sigmas: Sequence[Tensor],
     run: Run,
@@ -140,7 +140,9 @@ def data_term(
     return DataTerm(fit.detach(), value, gradient, width_gradient)
 
 
-def _forward_over_reverse(batch: Batch, means: Sequence[Tensor], direction: Sequence[Tensor], run: Run) -> list[Tensor]:
+def _forward_over_reverse(
+    batch: LabelledOutputs, means: Sequence[Tensor], direction: Sequence[Tensor], run: Run
+) -> list[Tensor]:
     """Return `S H̃ v - ∇fit` as the tangent of one gradient.
 
     The true labels come along behind a factor that is 0 and whose tangent is 1: by the product rule the tangent of
@@ -157,7 +159,7 @@ def _forward_over_reverse(batch: Batch, means: Sequence[Tensor], direction: Sequ
 
 
 def _differences(
-    batch: Batch,
+    batch: LabelledOutputs,
     means: Sequence[Tensor],
     direction: Sequence[Tensor],
     gradient_here: Sequence[Tensor],

@@ -1,4 +1,4 @@
-"""Finds activations that Variational Laplace cannot train: those whose derivative jumps.
+"""Find activations that Variational Laplace cannot train: those whose derivative jumps.
 
 Source: VL 4.3; docs/method/variational.md#smooth-activations.
 
@@ -89,7 +89,7 @@ def refuse_kinks(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Ma
 
 
 class _Watch(TorchDispatchMode):
-    """Notes operations by kind together with the module in which they ran."""
+    """Note operations by kind together with the module in which they ran."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -115,6 +115,7 @@ class _Watch(TorchDispatchMode):
         torch.backends.mha.set_fastpath_enabled(self._fast_attention)
 
     def _leave(self, *_: Any) -> None:
+        """Note that a module's forward pass is over."""
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,6 +127,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _judge(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note an operation whose derivative jumps, with the module it ran in."""
         where = f"in module '{self._stack[-1]}'" if self._stack and self._stack[-1] else "in the model's forward"
         module = dict(self.model.named_modules()).get(self._stack[-1]) if self._stack else None
         if module is not None and self._stack[-1]:
@@ -152,6 +154,7 @@ class _Watch(TorchDispatchMode):
 
     @staticmethod
     def _note(notes: list[str], text: str) -> None:
+        """Add a note, once."""
         if text not in notes:
             notes.append(text)
 

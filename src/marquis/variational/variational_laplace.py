@@ -1,4 +1,4 @@
-"""Variational Laplace (Unlu and Aitchison): the ELBO by a local quadratic, without sampling weights."""
+"""Train by Variational Laplace (Unlu and Aitchison): the ELBO by a local quadratic, without sampling weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, naming_inputs
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
 from marquis.variational.base import batches, evaluation_mode, names_inputs
 from marquis.variational.gaussian_method import GaussianMethod
 from marquis.variational.hessian_form import hessian_term
 from marquis.variational.objective import Terms, loss_with_gradients
-from marquis.variational.regulariser import GRADIENTS, Batch, DataTerm, GradientMethod, data_term, trace_by_products
+from marquis.variational.regulariser import (
+    GRADIENTS,
+    DataTerm,
+    GradientMethod,
+    LabelledOutputs,
+    data_term,
+    trace_by_products,
+)
 from marquis.variational.smoothness import refuse_kinks
 
 
 @inherits_options
 class VariationalLaplace(GaussianMethod):
-    """Trains mean and width of every weight on VL's objective (VL eq. 30; docs/method/variational.md#objective).
+    """Train mean and width of every weight on VL's objective (VL eq. 30; docs/method/variational.md#objective).
 
     Cost of a step, in plain steps: 2 with the default gradient, 3 to 5 with the others; see `variational.regulariser`.
     Memory: that of plain training for the differences, plus five numbers per weight.
@@ -88,6 +95,7 @@ class VariationalLaplace(GaussianMethod):
         data_term = self._hessian_term if self.curvature == "hessian" else self._fisher_term
         return self._loss(data_term(x, y, mask))
 
+    @checked
     def elbo(self, loader: Iterable[Any], *, estimator: str = "products", samples: int = 1) -> float:
         """Return VL's tempered ELBO on a loader's data, in evaluation mode: `log p(y|μ) - ½ tr(ΣF) - β KL`.
 
@@ -104,7 +112,7 @@ class VariationalLaplace(GaussianMethod):
         total = 0.0
         with evaluation_mode(self.network):
             for x, y in batches(loader):
-                with torch.no_grad():
+                with torch.no_grad(), naming_inputs(self.network, x, lambda x=x: run(self.network, x)):
                     total += float(self.likelihood.log_prob(run(self.network, x), y).sum())
                 for _ in range(samples):
                     total -= self._trace(x, estimator) / samples
@@ -131,6 +139,7 @@ class VariationalLaplace(GaussianMethod):
         return float(trace_by_products(forward, self.means, sigmas, self.likelihood, signs))
 
     def _fisher_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
+        """Return the data term, with the regulariser of some of the samples where they are limited."""
         size = batch_size(x)
         few = self.regulariser_batch
         if few is None or few >= size:
@@ -165,7 +174,7 @@ class VariationalLaplace(GaussianMethod):
                     return self._auxiliary_pass(trained, x)
 
             return data_term(
-                Batch(self.likelihood, outputs, y, sampled, mask),
+                LabelledOutputs(self.likelihood, outputs, y, sampled, mask),
                 self.means,
                 self.log_sigmas,
                 again,
@@ -176,6 +185,7 @@ class VariationalLaplace(GaussianMethod):
             )
 
     def _hessian_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
+        """Return the data term with the true Hessian."""
         outputs = self._main_pass(x).detach()
         self.likelihood.validate(outputs, y, mask)
 

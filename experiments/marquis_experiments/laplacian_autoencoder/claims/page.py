@@ -20,6 +20,8 @@ SCORES: dict[str, tuple[Score, str]] = {
     "log p": (lambda row: row["refitted_log_prob"], ".1f"),
     "coverage": (lambda row: row["coverage"], ".2f"),
 }
+BY_WIDTH = {"width": "digits", "fashion-width": "Fashion-MNIST"}
+"""Parts that vary the width, and their data."""
 PLOTTED = (
     *("plain autoencoder", "Laplacian, default", "as published, rate 0.002", "as published, rate 0.01"),
     "noise precision 30",
@@ -74,11 +76,15 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         parts.setdefault(row["part"], []).append(row)
     width, samples, forgetting = parts["width"], parts["samples"], parts["forgetting"]
     narrow, wide = (f"width {settings['widths'][place]:g}" for place in (0, -1))
+    by_data = {"digits": width, "Fashion-MNIST": parts.get("fashion-width", [])}
     gains = {
-        kind: [difference(width, f"{kind}, {at}", f"plain, {at}") for at in (narrow, wide)]
+        (data, kind): [difference(rows, f"{kind}, {at}", f"plain, {at}") for at in (narrow, wide)]
+        for data, rows in by_data.items()
         for kind in ("default", "paper-code")
+        if rows
     }
     grows = all(pair[1][0] > pair[0][0] for pair in gains.values())
+    at_widths = f"{narrow} and {wide} − plain"
     one, many, cheap = sample_labels(settings)
     more, equal = (difference(samples, label, one) for label in (many, cheap))
     enough = equal[0] < 0
@@ -88,9 +94,11 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     matched = difference(forgetting, "learning rate, T matched", "B/N, T = 0.01")
     best = min(dict.fromkeys(row["label"] for row in trained), key=lambda label: average(trained, label, error))
     body = [
-        ["The gain over a plain autoencoder grows with the width", f"default, {narrow} and {wide} − plain",
-         " and ".join(shown(gap) for gap in gains["default"]), yes(grows)],
-        ["", "preset paper-code", " and ".join(shown(gap) for gap in gains["paper-code"]), ""],
+        *(
+            ["" if place else "The gain over a plain autoencoder grows with the width", f"{data}, {kind}: {at_widths}",
+             " and ".join(map(shown, pair)), "" if place else yes(grows)]
+            for place, ((data, kind), pair) in enumerate(gains.items())
+        ),
         ["One sampled network per step suffices", "ten − one, equal steps", shown(more), ""],
         ["", "ten − one, equal cost", shown(equal), yes(enough)],
         ["Bayes by Backprop is too brittle to fit", "trainings that learnt nothing", f"{stuck} of {len(backprop)}",
@@ -141,23 +149,25 @@ def pixel_coverage(rows: list[Row]) -> dict[str, float]:
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw the pictures of width and of Bayes by Backprop."""
-    width, backprop = ([row for row in results["rows"] if row["part"] == part] for part in ("width", "backprop"))
-    draw_width(folder / "claims-width.png", width, results["settings"]["widths"])
+    of_part = {part: [row for row in results["rows"] if row["part"] == part] for part in BY_WIDTH}
+    backprop = [row for row in results["rows"] if row["part"] == "backprop"]
+    draw_width(folder / "claims-width.png", of_part, results["settings"]["widths"])
     draw_curves(folder / "claims-backprop.png", backprop)
 
 
-def draw_width(path: Path, rows: list[Row], widths: Sequence[float]) -> None:
+def draw_width(path: Path, of_part: Mapping[str, list[Row]], widths: Sequence[float]) -> None:
     """Draw the paired difference to the plain autoencoder of the same width against the number of weights."""
-    panels: list[tuple[str, Score]] = [("squared error", error), ("log p, noise refitted (nats)", refitted)]
-    figure = Figure(2, 2, 4.4, 3.0)
-    for axis, (title, score) in zip(figure.axes, panels, strict=True):
+    panels: list[tuple[str, Score]] = [("squared error", error), ("log p, nats", refitted)]
+    drawn = [(BY_WIDTH[part], rows, *panel) for part, rows in of_part.items() if rows for panel in panels]
+    figure = Figure(len(drawn), 2, 4.4, 2.8)
+    for axis, (data, rows, title, score) in zip(figure.axes, drawn, strict=True):
         for kind, colour in (("default", BLUE), ("paper-code", GREEN)):
             x = [average(rows, f"{kind}, width {w:g}", lambda row: row["weights"]) for w in widths]
             gaps = [difference(rows, f"{kind}, width {w:g}", f"plain, width {w:g}", score) for w in widths]
             y, whiskers = [gap for gap, _ in gaps], [2 * doubt for _, doubt in gaps]
             axis.errorbar(x, y, whiskers, fmt="o-", ms=4, capsize=3, color=colour, label=f"LAE, {kind}")
         axis.axhline(0, color=GREY, lw=0.8)
-        axis.set(xscale="log", xlabel="weights", title=f"{title}, LAE − plain")
+        axis.set(xscale="log", xlabel="weights", title=f"{data}: {title}, LAE − plain")
     figure.axes[0].legend(fontsize=8)
     figure.save(path)
 

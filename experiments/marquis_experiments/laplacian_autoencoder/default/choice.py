@@ -12,8 +12,8 @@ from typing import Any
 from marquis.errors import DataError
 from marquis_experiments.common.cells import write_json
 from marquis_experiments.common.metrics import standard_error
+from marquis_experiments.common.page import rounded
 from marquis_experiments.laplacian_autoencoder.default.candidates import by_name
-from marquis_experiments.laplacian_autoencoder.default.data import ADAPTED, ALL
 
 CRITERIA = ("density", "auroc", "coverage", "evidence", "adapted")
 COMBINED = CRITERIA[:3]
@@ -39,7 +39,7 @@ def gather(results: Mapping[str, Any], value: Callable[[dict[str, Any], str], fl
 
 def auroc_values(results: Mapping[str, Any], score: str) -> Values:
     """Return the AUROC of withheld clusters by one score."""
-    return gather(results, lambda row, name: row["scores"][name].get("auroc", {}).get(score))
+    return gather(results, lambda row, name: row["scores"][name]["auroc"][score])
 
 
 def criteria_values(results: Mapping[str, Any]) -> dict[str, Values]:
@@ -47,20 +47,17 @@ def criteria_values(results: Mapping[str, Any]) -> dict[str, Values]:
     areas = {score: auroc_values(results, score) for score in SCORES}
     fixed = fixed_scores(results)
 
-    def coverage(row: dict[str, Any], name: str) -> float | None:
-        return -abs(row["scores"][name]["coverage"] - 0.9) if row["split"] not in (ALL, ADAPTED) else None
-
     def evidence(row: dict[str, Any], name: str) -> float | None:
         candidate = EVERY[name]
         speaks = candidate.predictive == "linearised" and candidate.temperature == 1
-        return row.get("evidence", {}).get(name) if row["split"] == ALL and speaks else None
+        return row["evidence"].get(name) if speaks else None
 
     return {
-        "density": gather(results, lambda row, name: row["scores"][name].get("density")),
+        "density": gather(results, lambda row, name: row["scores"][name]["density"]),
         "auroc": {data: areas[score][data] for data, score in fixed.items()},
-        "coverage": gather(results, coverage),
+        "coverage": gather(results, lambda row, name: -abs(row["scores"][name]["coverage"] - 0.9)),
         "evidence": gather(results, evidence),
-        "adapted": gather(results, lambda row, name: row["scores"][name].get("adapted")),
+        "adapted": gather({"rows": results.get("adapted", [])}, lambda row, name: row["scores"][name]["adapted"]),
     }
 
 
@@ -83,13 +80,21 @@ def mean_ranks(values: Values) -> dict[str, float]:
     return {name: mean(places) for name, places in ranks.items() if len(places) == len(values)}
 
 
+def with_all_seeds(values: Values) -> Values:
+    """Return the candidates that have as many seeds as any: those of the finalists after the last stage."""
+    most = {data: max(map(len, candidates.values()), default=0) for data, candidates in values.items()}
+    return {
+        data: {name: seen for name, seen in candidates.items() if len(seen) == most[data]}
+        for data, candidates in values.items()
+    }
+
+
 def cheapness(results: Mapping[str, Any]) -> dict[str, tuple[float, bool]]:
     """Return what settles a tie: seconds of training, then whether the structure needs more memory."""
     seconds: dict[str, list[float]] = {}
     for row in results["rows"]:
         for name in row.get("scores", {}):
-            if row["split"] == ALL:
-                seconds.setdefault(name, []).append(row["seconds"])
+            seconds.setdefault(name, []).append(row["seconds"])
     return {name: (mean(s), EVERY[name].structure != "diagonal") for name, s in seconds.items()}
 
 
@@ -108,7 +113,8 @@ def choices(results: Mapping[str, Any]) -> dict[str, Any]:
 
     Each has the `candidate`, the `best` by mean rank before ties, and the number of `ties`.
     """
-    every, cost = criteria_values(results), cheapness(results)
+    every = {criterion: with_all_seeds(values) for criterion, values in criteria_values(results).items()}
+    cost = cheapness(results)
     ranks = {criterion: mean_ranks(values) for criterion, values in every.items() if values}
     chosen: dict[str, Any] = {}
     for criterion, places in ranks.items():
@@ -125,20 +131,20 @@ def choices(results: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def freeze(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write the choices with the checksum of the rows that they were made from.
+def freeze(folder: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the choices with the checksum of the rows that they were made from, once, and return them.
 
     Raises:
         DataError: Choices were frozen before, from other rows.
     """
     if (folder / "choices.json").exists():
-        frozen(folder, results)
-        return
+        return frozen(folder, results)
     made = choices(results)
     write_json(
         folder / "choices.json",
         {"choices": made, "sha256": checksum(made), "rows_sha256": checksum(results["rows"]), "rows": results["cells"]},
     )
+    return frozen(folder, results)
 
 
 def frozen(folder: Path, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,26 +165,35 @@ def frozen(folder: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checksum(value: Any) -> str:
-    """Return the SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of JSON values with floats as they are committed."""
+    return hashlib.sha256(json.dumps(rounded(value), sort_keys=True).encode()).hexdigest()
 
 
-def regrets(results: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, list[float]]:
-    """Return the regret of every choice, one number per data set and seed.
+def own_score(results: Mapping[str, Any], data: str, name: str) -> str:
+    """Return the score that was a candidate's best on withheld clusters."""
+    seen = {score: mean(auroc_values(results, score)[data][name].values()) for score in SCORES[:-1]}
+    return max(seen, key=seen.__getitem__)
 
-    A candidate is judged by the mean AUROC over the outlier sets, by the score that was its best on withheld clusters.
-    The best candidate is the one with the highest mean over data sets and seeds.
-    """
-    areas = {score: auroc_values(results, score) for score in SCORES[:-1]}
+
+def qualities(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return for every candidate, data set and seed the mean AUROC over the closed outlier sets, by its own score."""
     quality: dict[str, dict[str, float]] = {}
     for row in results["opened"]:
         for name, scores in row["scores"].items():
-            seen = {score: values[row["data"]].get(name) for score, values in areas.items()}
-            own = max((s for s, known in seen.items() if known), key=lambda s: mean((seen[s] or {}).values()))
+            own = own_score(results, row["data"], name)
             area = mean(by_score[own] for by_score in scores["auroc"].values())
             quality.setdefault(name, {})[f"{row['data']}-{row['seed']}"] = area
+    return quality
+
+
+def regrets(results: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, list[float]]:
+    """Return the regret of every choice, one number per data set and seed, and the `best` candidate's own: zeros.
+
+    The best candidate is the one with the highest mean over data sets and seeds.
+    """
+    quality = qualities(results)
     best = max(quality, key=lambda name: mean(quality[name].values()))
     return {
-        criterion: [quality[best][key] - quality[name][key] for key in sorted(quality[best])]
-        for criterion, name in chosen.items()
+        criterion: [quality[best][key] - quality[name][key] for key in sorted(quality[best].keys() & quality[name])]
+        for criterion, name in {**chosen, "best": best}.items()
     }

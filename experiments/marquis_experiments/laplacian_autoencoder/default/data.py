@@ -12,7 +12,8 @@ from torch import Tensor
 from marquis.data import load
 from marquis_experiments.common.study import Run
 
-ALL, ADAPTED = "all", "adapted"
+ALL = "all"
+"""Name of a split that withholds nothing."""
 SPLITS = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (6, 7, 8)}
 """Withheld clusters of every split, numbered by size, the largest first."""
 
@@ -37,7 +38,7 @@ def images(run: Run, data: str, split: str) -> Images:
     settings = run.settings
     count = settings.train + settings.validation
     x = load(data, "train", run.data_dir).x[:count]
-    if split in (ALL, ADAPTED):
+    if split == ALL:
         return Images(x[: settings.train], x[settings.train :])
     key = {"data": data, "count": count, "clusters": settings.clusters}
     labels = torch.tensor(run.cell(f"{data}-clusters", key, lambda: {"labels": clusters(x, settings)})["labels"])

@@ -56,7 +56,8 @@ class _Sums:
     """Sums over samples, around the outputs of the mean weights."""
 
     def __init__(self, x: Tensor, likelihood: Likelihood, centre: tuple[Tensor, Tensor], noise: Tensor | None) -> None:
-        self.x, self.likelihood, self.noise, self.count = x, likelihood, noise, 0
+        self.x, self.likelihood, self.count = x, likelihood, 0
+        self.noise = None if noise is None else noise.to(x)  # learnt online in float64
         self.code, self.output = centre[0], likelihood.predictive_at(centre[1]).mean
         self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
         self.code_first, self.code_second = torch.zeros_like(self.code), torch.zeros_like(self.code)

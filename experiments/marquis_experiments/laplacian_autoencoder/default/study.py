@@ -1,14 +1,15 @@
 """The study `lae-default`: which Laplacian autoencoder should a user get who says nothing?
 
 The protocol is `PROTOCOL.md`, written before any number. One cell is one training with everything that is evaluated
-from it. The sets at the end stay closed until `choice.freeze` has written the choices of every criterion.
+from it; which cells run is in `stages`. The sets at the end stay closed until `choice.freeze` has written the choices
+of every criterion.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,80 +27,106 @@ from marquis_experiments.common.cells import write_json
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.default import training as networks
 from marquis_experiments.laplacian_autoencoder.default.candidates import (
+    PRESENT,
     STRUCTURES,
     Candidate,
     Training,
     candidates_of,
-    trainings,
 )
-from marquis_experiments.laplacian_autoencoder.default.choice import freeze, frozen
-from marquis_experiments.laplacian_autoencoder.default.data import ADAPTED, ALL, SPLITS, Images, closed_sets, images
+from marquis_experiments.laplacian_autoencoder.default.choice import EVERY, freeze, frozen
+from marquis_experiments.laplacian_autoencoder.default.data import ALL, SPLITS, Images, closed_sets, images
 from marquis_experiments.laplacian_autoencoder.default.page import draw, values
 from marquis_experiments.laplacian_autoencoder.default.reading import Reading, read
+from marquis_experiments.laplacian_autoencoder.default.stages import STAGES, Cell, finalists, planned
 
 LEVEL, VARIES = 0.9, 0.05
-KEYS = ("train", "validation", "epochs", "batch", "architecture", "width", "samples", "few_samples", "side", "clusters")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training on one data set and split with one seed."""
-
-    seed: int
-    data: str
-    split: str
-    training: Training
-
-    @property
-    def name(self) -> str:
-        """Return the name of its files."""
-        return f"{self.data}-{self.split}-{self.training.name}-s{self.seed}"
-
-
-def cells(settings: Any) -> list[Cell]:
-    """Return all cells in the order in which they run: one seed of everything first, adapted evidence last."""
-    noises = [noise for noise in ("one", "predicted", "per output") if noise in settings.noises]
-    ordinary = [
-        Cell(seed, data, split, training)
-        for seed in range(settings.seeds)
-        for noise in noises
-        for data in settings.data
-        for training in trainings((noise,), settings.structures)
-        for split in (ALL, *settings.splits)
-    ]
-    last = [replace(cell, split=ADAPTED) for cell in ordinary if cell.split == ALL and cell.seed == 0]
-    return [*ordinary, *(last if settings.alternations else ())]
+OPENED = ("opened", "confirmation")
+"""Lists of rows on the closed sets: of the study's network, and of the confirmation's."""
+SIZE = ("train", "validation", "epochs", "batch", "architecture", "width", "clusters")
+KEYS = (*SIZE, "held_out", "samples", "few_samples", "side")
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Run the cells that are missing; when all are there, freeze the choices and open the closed sets."""
-    every, rows = cells(run.settings), []
-    for number, cell in enumerate(every, 1):
+    """Run the cells that are missing, stage by stage; then freeze the choices and open the closed sets."""
+
+    def fetch(cell: Cell) -> dict[str, Any]:
         started = time.time()
-        rows.append(row(run, cell))
+        found = row(run, cell)
         if time.time() - started > 1:
-            run.say(f"{number} of {len(every)}: {cell.name}{' FAILED' if 'failed' in rows[-1] else ''}")
-    return collected(run, rows)
+            run.say(f"{cell.name}{' FAILED' if 'failed' in found else ''}")
+        return found
 
-
-def collected(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the results of the cells that were run; the closed sets only if no cell is missing."""
-    results: dict[str, Any] = {"settings": run.settings.plain(), "cells": len(cells(run.settings)), "rows": rows}
-    if len(rows) < results["cells"]:
-        return results
-    freeze(run.folder, results)
-    return {**results, "opened": [opened(run, cell, results) for cell in cells(run.settings) if cell.split == ALL]}
+    return collected(run, fetch, adapted, opened)
 
 
 def partial(run: Run) -> dict[str, Any]:
     """Return the results of the cells that were run so far, and run none."""
-    known = (run.stored(cell.name, key_of(run, cell)) for cell in cells(run.settings))
-    return {"size": run.size, **collected(run, [row for row in known if row is not None])}
+
+    def fetch(cell: Cell) -> dict[str, Any] | None:
+        return run.stored(cell.name, key_of(run, cell), "rows")
+
+    def fetch_adapted(run: Run, cell: Cell) -> dict[str, Any] | None:
+        return run.stored(f"adapted-{cell.name}", adapted_key(run, cell), "adapted")
+
+    def fetch_opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any] | None:
+        among = OPENED[run.out.name == "confirmation"]
+        return run.stored(f"opened-{cell.name}", opened_key(run, cell, results), among)
+
+    return {"size": run.size, **collected(run, fetch, fetch_adapted, fetch_opened)}
+
+
+def collected(
+    run: Run,
+    fetch: Callable[[Cell], dict[str, Any] | None],
+    fetch_adapted: Callable[[Run, Cell], dict[str, Any] | None],
+    fetch_opened: Callable[[Run, Cell, dict[str, Any]], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Return the results of the cells that `fetch` has; the closed sets only if no cell of the stages is missing."""
+    settings, rows = run.settings, []
+    results: dict[str, Any] = {"settings": settings.plain(), "cells": planned(settings), "rows": rows}
+    for stage in STAGES:
+        found = [fetch(cell) for cell in stage(settings, rows)]
+        rows += [row for row in found if row is not None]
+        if None in found:
+            return results
+    last = finalists(settings, rows)
+    results["finalists"] = [training.name for training in last]
+    if settings.alternations:
+        seen = [fetch_adapted(run, Cell(0, d, settings.splits[0], t)) for t in last for d in settings.data]
+        results["adapted"] = [row for row in seen if row is not None]
+        if None in seen:
+            return results
+    results["frozen"] = freeze(run.folder, results)
+    cells = [Cell(seed, data, ALL, t) for seed in range(settings.seeds) for t in last for data in settings.data]
+    seen = [fetch_opened(run, cell, results) for cell in cells]
+    results |= {"to_open": len(cells), "opened": [row for row in seen if row is not None]}
+    if settings.confirmation and None not in seen:
+        other = elsewhere(run, results)
+        seen = [fetch_opened(other, cell, results) for cell in confirmed_cells(settings, results)]
+        results["confirmation"] = [row for row in seen if row is not None]
+    return results
+
+
+def elsewhere(run: Run, results: dict[str, Any]) -> Run:
+    """Return a run with the network of the confirmation, which has a folder of its own with the same frozen choices."""
+    out = run.out / "confirmation"
+    other = replace(
+        run, settings=run.settings.replace(**run.settings.confirmation), out=out, cells=out / run.size / "cells"
+    )
+    freeze(other.folder, results)
+    return other
+
+
+def confirmed_cells(settings: Any, results: dict[str, Any]) -> list[Cell]:
+    """Return the trainings of the frozen choices and of the present default, with the first seed."""
+    chosen = {EVERY[choice["candidate"]].training for choice in results["frozen"]["choices"].values()}
+    wanted = [t for t in finalists(settings, results["rows"]) if t in {*chosen, PRESENT.training}]
+    return [Cell(0, settings.confirmation["data"], ALL, training) for training in wanted]
 
 
 def publish(out: str) -> None:
     """Write results and picture of the cells that were run so far, for `common.page --from OUT/default`."""
-    run = STUDY.start(out=out)
+    run = STUDY.start(out=out, go_on=True)
     results = partial(run)
     write_json(run.folder / "results.json", results)
     draw(run.folder, results)
@@ -120,48 +147,53 @@ def row(run: Run, cell: Cell) -> dict[str, Any]:
         except MarquisError as error:
             return {"failed": f"{type(error).__name__}: {error}"}
 
-    return run.cell(cell.name, key_of(run, cell), compute)
+    return run.cell(cell.name, key_of(run, cell), compute, among="rows")
 
 
 def evaluated(run: Run, cell: Cell) -> dict[str, Any]:
     """Train the network of a cell and evaluate all its candidates."""
     settings, x = run.settings, images(run, cell.data, cell.split)
-    if cell.split == ADAPTED:
-        return adapted(run, cell, x.train)
-    trained = networks.train(cell.training, x.train, settings, cell.seed)
-    if cell.split == ALL:
-        networks.save(path_of(run, cell), trained)
+    trained = network(run, cell, x)
     evidences, scores = {}, {}
     for group in posteriors(trained, x.train, cell.training, settings.noises):
-        if cell.split == ALL:
-            scores |= held_out(trained, group, x, settings)
-            if group.laplace is not None:
-                value = float(group.laplace.log_evidence()) / len(x.train)
-                evidences |= {candidate.name: value for candidate in group.candidates}
-        else:
-            scores |= withheld(trained, group, x, settings)
+        outside = withheld(trained, group, x, settings)
+        for name, inside in held_out(trained, group, x, settings).items():
+            scores[name] = {**inside, **outside[name]}
+        if group.laplace is not None:
+            value = float(group.laplace.log_evidence()) / len(x.train)
+            evidences |= {candidate.name: value for candidate in group.candidates}
     return {"seconds": trained.seconds, "scores": scores, "evidence": evidences}
 
 
-def adapted(run: Run, cell: Cell, x: Tensor) -> dict[str, Any]:
-    """Return the adapted evidence of the refitted posteriors of a network that was trained before."""
-    trained = networks.load(path_of(run, replace(cell, split=ALL)), cell.training, run.settings, x.shape[1:])
-    scores: dict[str, Any] = {}
-    for group in posteriors(trained, x, cell.training, run.settings.noises):
-        if group.laplace is not None and group.linear:
-            tuned = group.laplace.tune(
-                "adapted", max_iterations=run.settings.alternations, max_products=run.settings.products, store_bytes=0
-            )
-            if tuned.log_evidence is None:
-                raise ValueError("adapted tuning reported no evidence")
-            value = float(tuned.log_evidence) / len(x)
-            scores |= {c.name: {"adapted": value} for c in group.candidates if c.temperature == 1}
-    return {"scores": scores}
+def network(run: Run, cell: Cell, x: Images) -> networks.Trained:
+    """Return the network of a cell, trained once."""
+    path = run.folder / "networks" / f"{cell.name}.safetensors"
+    if not path.is_file():
+        networks.save(path, networks.train(cell.training, x.train, run.settings, cell.seed))
+    return networks.load(path, cell.training, run.settings, x.train.shape[1:])
 
 
-def path_of(run: Run, cell: Cell) -> Path:
-    """Return the file of a trained network."""
-    return run.folder / "networks" / f"{cell.name}.safetensors"
+def adapted_key(run: Run, cell: Cell) -> dict[str, Any]:
+    """Return all that the adapted evidence depends on."""
+    return {**key_of(run, cell), **run.settings.only("alternations", "products")}
+
+
+def adapted(run: Run, cell: Cell) -> dict[str, Any]:
+    """Return the adapted evidence of the refitted posteriors of a cell's network."""
+
+    def compute() -> dict[str, Any]:
+        x = images(run, cell.data, cell.split)
+        scores: dict[str, Any] = {}
+        for group in posteriors(network(run, cell, x), x.train, cell.training, run.settings.noises):
+            if group.laplace is not None and group.linear:
+                most = run.settings.alternations, run.settings.products
+                tuned = group.laplace.tune("adapted", max_iterations=most[0], max_products=most[1], store_bytes=0)
+                assert tuned.log_evidence is not None
+                value = float(tuned.log_evidence) / len(x.train)
+                scores |= {c.name: {"adapted": value} for c in group.candidates if c.temperature == 1}
+        return {"scores": scores}
+
+    return run.cell(f"adapted-{cell.name}", adapted_key(run, cell), compute, among="adapted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +232,7 @@ def posteriors(trained: networks.Trained, x: Tensor, training: Training, noises:
 
 def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) -> dict[str, Any]:
     """Evaluate criterion 1 on validation images: log-density with noise per output for every candidate."""
-    train = x.train[: settings.validation]
+    train, inside = x.train[: settings.held_out], x.validation[: settings.held_out]
     noises: list[Tensor | None] = [None] * len(group.candidates)
     if not isinstance(group.likelihood, Heteroscedastic):
         noises = [r.squares.clamp_min(networks.LOWEST_VARIANCE).reciprocal() for r in group.read(trained, train, 10)]
@@ -208,8 +240,8 @@ def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) 
         if own is not None and own.ndim:
             noises = [own.clamp_max(1 / networks.LOWEST_VARIANCE)] * len(noises)
     started = time.process_time()
-    readings = group.read(trained, x.validation, settings.samples, noises)
-    seconds = (time.process_time() - started) / len(readings) * 1000 / len(x.validation)
+    readings = group.read(trained, inside, settings.samples, noises)
+    seconds = (time.process_time() - started) / len(readings) * 1000 / len(inside)
     scores = {}
     for candidate, reading in zip(group.candidates, readings, strict=True):
         density = reading.log_prob if reading.log_prob_equal is None else reading.log_prob_equal
@@ -217,8 +249,8 @@ def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) 
             "density": float(density.mean()),
             "density_error": float(density.std() / len(density) ** 0.5),
             "own_density": float(reading.log_prob.mean()),
-            "error": float((reading.mean - x.validation).square().flatten(1).sum(1).mean()),
-            "coverage": covered(reading, x.validation, x.train),
+            "error": float((reading.mean - inside).square().flatten(1).sum(1).mean()),
+            "coverage_inside": covered(reading, inside, x.train),
             "seconds_per_1000": seconds,
         }
     return scores
@@ -245,27 +277,30 @@ def covered(reading: Reading, x: Tensor, train: Tensor, rows: slice = slice(None
     return coverage(reading.mean[rows][:, where], total[:, where], x[:, where], (LEVEL,))[LEVEL]
 
 
-def opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate all candidates of a training on the closed sets; refused before the choices are frozen."""
+def opened_key(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
+    """Return all that the result on the closed sets depends on; there is none before the choices are frozen."""
     checksum = frozen(run.folder, results)["rows_sha256"]
-    settings = run.settings
+    return {**key_of(run, cell), "opened": run.settings.opened, "frozen": checksum}
+
+
+def opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
+    """Train on all clusters and evaluate on the closed sets; refused before the choices are frozen."""
+    key, settings = opened_key(run, cell, results), run.settings
 
     def compute() -> dict[str, Any]:
-        path = path_of(run, cell)
-        if "failed" in row(run, cell):
-            return {"scores": {}}
         x = images(run, cell.data, ALL)
-        trained = networks.load(path, cell.training, settings, x.train.shape[1:])
+        try:
+            trained = network(run, cell, x)
+        except MarquisError as error:
+            return {"failed": f"{type(error).__name__}: {error}", "scores": {}}
         sets = closed_sets(cell.data, settings.opened, run.data_dir)
-        inside = len(sets["test"])
-        everything, scores = torch.cat(list(sets.values())), {}
+        inside, everything, scores = len(sets["test"]), torch.cat(list(sets.values())), {}
         for group in posteriors(trained, x.train, cell.training, settings.noises):
-            for candidate, reading in zip(
-                group.candidates, group.read(trained, everything, settings.few_samples), strict=True
-            ):
+            readings = group.read(trained, everything, settings.few_samples)
+            for candidate, reading in zip(group.candidates, readings, strict=True):
                 areas: dict[str, dict[str, float]] = {name: {} for name in sets if name != "test"}
                 for score, values_ in reading.scores().items():
-                    for (name, _), part in zip(sets.items(), values_.split(inside), strict=True):
+                    for name, part in zip(sets, values_.split(inside), strict=True):
                         if name != "test":
                             areas[name][score] = auroc(values_[:inside], part)
                 scores[candidate.name] = {
@@ -273,11 +308,10 @@ def opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
                     "log_prob": float(reading.log_prob[:inside].mean()),
                     "coverage": covered(reading, sets["test"], x.train, slice(inside)),
                 }
-        return {"scores": scores}
+        run.say(f"opened: {cell.name}")
+        return {"seconds": trained.seconds, "scores": scores}
 
-    return run.cell(
-        f"opened-{cell.name}", {**key_of(run, cell), "opened": settings.opened, "frozen": checksum}, compute
-    )
+    return run.cell(f"opened-{cell.name}", key, compute, among=OPENED[run.out.name == "confirmation"])
 
 
 STUDY = Study(
@@ -298,30 +332,34 @@ STUDY = Study(
         "batch": 128,
         "architecture": "mnist-dense",
         "width": 1.0,
-        "samples": 100,
+        "held_out": 1_000,
+        "samples": 30,
         "few_samples": 30,
         "side": 500,
         "clusters": 10,
-        "opened": 1_000,
-        "alternations": 3,
+        "opened": 500,
+        "confirmation": {"data": "fashion-mnist", "architecture": "fashion-conv", "width": 0.25},
+        "alternations": 0,  # 3 adds the adapted evidence, which needs hours: see PROTOCOL.md
         "products": 50,
     },
     quick={
-        "seeds": 1,
+        "seeds": 2,
         "data": ("digits",),
         "noises": ("one",),
         "structures": ("diagonal",),
-        "splits": ("a",),
+        "splits": ("a", "b"),
         "train": 300,
         "validation": 100,
         "epochs": 1,
         "batch": 64,
         "architecture": "dense",
         "width": 0.1,
+        "held_out": 50,
         "samples": 5,
         "few_samples": 3,
         "side": 30,
         "opened": 40,
+        "confirmation": {"data": "digits", "architecture": "dense", "width": 0.2},
         "alternations": 0,
         "products": 2,
     },

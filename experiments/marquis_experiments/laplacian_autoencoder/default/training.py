@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.autoencoders import Autoencoder, LaplacianAutoencoder, ModelSpec, fit_posthoc
-from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
+from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, PredictedNoise
 from marquis.errors import DataError, NumericalError
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.laplace import Laplace
@@ -24,18 +24,6 @@ from marquis_experiments.laplacian_autoencoder.default.candidates import Trainin
 FILE_KIND = "lae-default"
 LOWEST_VARIANCE = float(torch.tensor(2 * MIN_LOG_SIGMA).exp())
 """Smallest noise variance of an output, estimated or predicted."""
-
-
-class MeanAndVariance(nn.Module):
-    """Decode codes to mean and log variance of every pixel, by two networks."""
-
-    def __init__(self, mean: nn.Module, log_sigma: nn.Module) -> None:
-        super().__init__()
-        self.mean, self.log_sigma = mean, log_sigma
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return `(mean, log σ²)` along the channels."""
-        return mean_and_variance(self.mean(z), self.log_sigma(z), MIN_LOG_SIGMA)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +47,7 @@ def networks(settings: Mapping[str, Any], noise: str, seed: int, shape: torch.Si
     """Return encoder and decoder with new weights; those of the mean are the same for every noise."""
     spec = ModelSpec("ae", tuple(shape), 2, settings["architecture"], settings["width"])
     encoder, decoder = spec.networks(seed)
-    return encoder, MeanAndVariance(decoder, spec.networks(seed + 1000)[1]) if noise == "predicted" else decoder
+    return encoder, PredictedNoise(decoder, spec.networks(seed + 1000)[1]) if noise == "predicted" else decoder
 
 
 def train(training: Training, x: Tensor, settings: Mapping[str, Any], seed: int) -> Trained:

@@ -54,7 +54,7 @@ def measure(run: Run) -> dict[str, Any]:
     steps = run.settings.steps
     for seed in range(run.settings.seeds):
         settings = {"seed": seed, "steps": steps, "components": COMPONENTS, "data": DATA}
-        row = run.cell(f"s{seed}", settings, lambda seed=seed: compare(seed, steps))
+        row = run.cell(f"s{seed}", settings, lambda seed=seed: compare(seed, steps), "rows")
         rows.append(row)
         numbers = ", ".join(f"{name} {row[name]['outside']:.2f}" for name in ("mixture", "network", "vae"))
         run.say(f"seed {seed}: standard deviation far outside the data: {numbers}")

@@ -1,4 +1,4 @@
-"""The study `latent-map`: codes of test images over the decoder's standard deviation (LAE Figure 1)."""
+"""The study `latent-map`: codes of test images over the decoder's standard deviation (LAE Figures 1 and 8)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.report.canvas import png
 from marquis.report.latent_map import LatentMap, latent_figure, latent_map
+from marquis_experiments.common.figure import GREY_LEVEL, Panel, image_rows
 from marquis_experiments.common.metrics import rank_correlation
 from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.common.study import Run, Study
@@ -23,6 +24,16 @@ SHOWN = {
     "posthoc-exact": "post-hoc Laplace, exact diagonal",
     "online-sketched": "online Laplace, default",
 }
+"""Models of Figure 1."""
+FIGURE_8 = {
+    "posthoc-kronecker": "post-hoc Laplace, Kronecker",
+    "posthoc-approximate": "post-hoc Laplace, approximate diagonal",
+    "online-exact": "online Laplace, exact diagonal",
+    "online-approximate": "online Laplace, approximate diagonal",
+}
+"""Further models of Figure 8."""
+THUMBNAILS = 3
+"""Test images that are shown reconstructed."""
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -31,17 +42,24 @@ def measure(run: Run) -> dict[str, Any]:
     chosen = images.test[: run.settings.images]
     maps: dict[str, LatentMap] = {}
     numbers: dict[str, dict[str, Any]] = {}
-    for key, label in SHOWN.items():
+    thumbnails: dict[str, list[Panel | None]] = {}
+    for key, label in {**SHOWN, **FIGURE_8}.items():
         outcome = model(run.shared, key, 0, run.settings.recipe, images, run.say)
         if outcome.model is None:
             numbers[label] = {"failed": outcome.failed}
             continue
         maps[label] = one_map(outcome.model, chosen.x, run.settings)
         numbers[label] = {"failed": None, "meaning": maps[label].meaning, **near_and_far(maps[label])}
+        thumbnails[label] = reconstructed(outcome.model, chosen.x[:THUMBNAILS], run.settings.samples)
         run.say(f"{label}: {numbers[label]}")
-    if maps:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        (run.folder / "latent-map.png").write_bytes(png(latent_figure(maps, chosen.y)))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    for name, labels in {"latent-map": SHOWN, "latent-map-hessians": FIGURE_8}.items():
+        shown = {label: maps[label] for label in labels.values() if label in maps}
+        if shown:
+            (run.folder / f"{name}.png").write_bytes(png(latent_figure(shown, chosen.y)))
+    if thumbnails:
+        titles = ("image", "mean", "std") * THUMBNAILS
+        image_rows(run.folder / "latent-map-images.png", thumbnails, titles, size=0.85)
     return {"settings": run.settings.plain(), "models": numbers}
 
 
@@ -50,6 +68,20 @@ def one_map(autoencoder: BaseAutoencoder, x: Tensor, settings: Any) -> LatentMap
     codes = autoencoder.encode(x, settings.samples, generator=torch.Generator().manual_seed(0)).mean
     generator = torch.Generator().manual_seed(0)
     return latent_map(autoencoder, codes, edge=settings.edge, samples=settings.samples, generator=generator)
+
+
+def reconstructed(autoencoder: BaseAutoencoder, x: Tensor, samples: int) -> list[Panel | None]:
+    """Return each image with mean and standard deviation of its reconstruction; noise is in the latter if predicted."""
+    outputs = autoencoder.reconstruct(x, samples, generator=torch.Generator().manual_seed(0))
+    predicted = autoencoder.likelihood.scalar_noise_precision is None
+    variance = outputs.noise_variance if predicted else outputs.variance
+    assert variance is not None
+    panels: list[Panel | None] = []
+    for image, mean, std in zip(x, outputs.mean, variance.sqrt(), strict=True):
+        top = float(std.max())
+        spread = std[0].numpy(), max(top, GREY_LEVEL), f"≤ {top:.2g}"
+        panels += [(image[0].numpy(), None, ""), (mean[0].clamp(0, 1).numpy(), None, ""), spread]
+    return panels
 
 
 def near_and_far(shown: LatentMap) -> dict[str, float]:

@@ -13,6 +13,15 @@ from marquis_experiments.common.page import table, verdict, yes
 Row = dict[str, Any]
 COLOURS = {"exact": ORANGE, "sketched": BLUE, "approximate": GREEN, "kronecker": "#e0a32e"}
 """Methods of the picture; `mixed` coincides with `approximate` here."""
+TABLE_1 = {
+    "block": ("block diagonal", "$R_m^2+W_s^2$", "$R_s^2+W_s^2$", 2),
+    "kronecker": ("KFAC", "$R_s^2+W_s$", "$R_s^2+W_s$", 2),
+    "exact": ("exact diagonal", "$R_m^2+W_s$", "$R_s^2+W_s$", 2),
+    "approximate": ("approximate diagonal", "$R_m+W_s$", "$R_s+W_s$", 1),
+    "mixed": ("mixed diagonal", "$R_m+W_s$", "$R_s+W_s$", 1),
+    "sketched": ("– (ours: sketched diagonal)", "–", "–", 1),
+}
+"""Our method to the paper's Table 1: its name there, memory, time, and the exponent of the pixels that follows."""
 LINEAR = 1.25
 """Cost grows about linearly if the exponent of the number of pixels is below this."""
 
@@ -48,6 +57,14 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "verdict": verdict(linear, *poor),
         "holds": {"linear": yes(linear), "exact": yes(poor[0]), "kronecker": yes(poor[1])},
         "table": table(["edge of the image", *map(str, sizes), "exponent, time", "memory"], main),
+        "complexities": table(
+            ["approximation", "paper: memory", "paper: time", "exponent of the pixels", "ours: time", "ours: memory"],
+            [
+                [*line, *(shown(exponents[method][key], ".2f") for key in ("seconds", "mb"))]
+                for method, line in TABLE_1.items()
+                if method in exponents
+            ],
+        ),
         "seconds": with_plain(rows, longest, sizes, "seconds"),
         "megabytes": with_plain(rows, longest, sizes, "mb"),
     }

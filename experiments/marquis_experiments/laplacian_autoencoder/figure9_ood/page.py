@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
@@ -22,7 +23,7 @@ SCORES = {
     "combined": "combined",
 }
 CLAIMED = ("error", "typicality", "output_variance", "latent_variance")
-NOISY = ("ae-variance", "vae")
+NOISY = ("ae-variance", "vae", "vae-kl-0.001", "online-variance")
 """Models whose decoder predicts a variance: what the paper calls their output variance is the total variance here."""
 PAPER: dict[str, tuple[float | None, ...]] = {
     "ae": (0.98, 0.98, None, None),
@@ -187,7 +188,7 @@ def draw_histograms(path: Path, rows: list[Row]) -> None:
             for part, colour, text in (("inside", BLUE, "in-distribution"), ("outside", ORANGE, "OOD")):
                 axis.stairs(counts[part], counts["edges"], fill=True, color=colour, alpha=0.5, label=text)
             axis.set_xlabel(f"log10 of the {title}", fontsize=8)
-            axis.set_title(label(row["key"]), fontsize=8)
+            axis.set_title(fill(label(row["key"]), 30), fontsize=8)
     if rows:
         figure.axes[0].legend(fontsize=7)
     figure.save(path)

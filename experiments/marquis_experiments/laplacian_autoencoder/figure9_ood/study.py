@@ -33,6 +33,7 @@ from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, VARIA
 PAPER_CODE, PAPER = "online-sketched-paper-code", "online-sketched-paper"
 OTHERS = ("ae", "ae-variance", "vae", "dropout", "ensemble", "posthoc-sketched", "online-sketched")
 MODELS = (*OTHERS, PAPER_CODE, PAPER)
+MORE = ("vae-kl-0.001", "bbb", "online-variance")
 WIDTHS = (0.25, 0.5)
 """Widths of the ablation's other networks, as factors on its width."""
 
@@ -123,6 +124,11 @@ STUDY = Study(
     },
     full={
         "trainings": (
+            Training(
+                replace(LONG, epochs=60), ("mnist",), 3, ("ae", "online-sketched", FACTORED, POSTHOC_TANGENT),
+                (*MODELS, *MORE, FACTORED, POSTHOC_TANGENT, DEFAULT_TANGENT, TANGENT),
+                part="every model",
+            ),
             Training(
                 replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, READ_WARMER, TANGENT),
                 ("ae", POSTHOC_TANGENT, FACTORED, READ_WARMER, TANGENT), part="falling",

@@ -50,6 +50,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "holds": {"gap": yes(gap), "closed": yes(closed), "level": yes(level)},
         "main": {row_label(name): line(rows, name, paper) for name in MAIN if name in names},
         "densities": {row_label(name): line(rows, name, paper) for name in names},
+        "image_error": next(row for row in rows if row["name"] == "online-sketched" and not row["failed"]),
         "failed": failures(rows, "name"),
         "missing": ", ".join(f"{label(name)} (seed {seed})" for name, seed in sorted(planned)),
         "minutes": (sum(row["train_seconds"] + row.get("evaluation_seconds", 0) for row in rows)) / 60,
@@ -72,12 +73,15 @@ def shown(rows: list[Row], name: str, key: str, digits: int = 1) -> str:
 def row_label(name: str) -> str:
     """Return the label of a row; that of a post-hoc row says which noise it has."""
     noise = ", noise learnt" if name.startswith("posthoc") and not name.endswith("-unit-noise") else ""
+    if name.endswith("-linearised"):
+        return f"{label(name.removesuffix('-linearised'))}{noise}, linearised"
     return label(name) + noise
 
 
 def line(rows: list[Row], name: str, paper: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     """Return a row's numbers as texts: mean ± standard deviation over seeds, the paper's, and the first seed's β, T."""
-    base = name.removesuffix("-unit-noise").removesuffix("-code").removesuffix("-paper")
+    base = name.removesuffix("-unit-noise").removesuffix("-code").removesuffix("-rate").removesuffix("-1e-4")
+    base = base.removesuffix("-paper")
     first = next(row for row in rows if row["name"] == name and not row["failed"])
     single = {key: first[key] for key in ("noise_precision", "temperature", "prior_precision", "train_seconds")}
     return {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.tasks.semi_supervised import embed
-from marquis_experiments.common.figure import Panel, image_rows
+from marquis_experiments.common.figure import GREY_LEVEL, Panel, image_rows
 from marquis_experiments.common.study import Run
 from marquis_experiments.laplacian_autoencoder.models import Images, model
 
@@ -41,7 +41,10 @@ def draw_faces(path: Path, run: Run, images: Images) -> None:
         spreads = [image.mean(0).numpy() for image in (*std, *made.variance.sqrt())]  # mean over colours
         top = max(float(image.max()) for image in spreads)
         rows[f"{label}\nmean"] = [(x.clamp(0, 1).permute(1, 2, 0).numpy(), None, "") for x in (*mean, *made.mean)]
-        rows[f"{label}\nstandard deviation\n(0 to {top:.2g})"] = [(image, top, "") for image in spreads]
+        if top > GREY_LEVEL:
+            rows[f"{label}\nstandard deviation\n(0 to {top:.2g})"] = [(image, top, "") for image in spreads]
+        else:
+            run.say(f"{label}: the largest standard deviation is {top:.2g}, less than a grey level: not drawn")
     if rows:
         titles = [*(name.replace("_", "\n") for name in groups), *["generated"] * columns]
         image_rows(path, rows, titles, size=1.15)

@@ -120,7 +120,7 @@ def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:
         return {"failed": None, **scores, "squared_error": error, **cost}
 
     described = {"name": name, "seed": seed, **settings.without("seeds", "faces", "averaged", "models")}
-    return run.cell(f"{name}-s{seed}", described, compute)
+    return run.cell(f"{name}-s{seed}", described, compute, "rows")
 
 
 def measured(codes: Tensor, means: Tensor | None, test: Data, settings: Settings, seed: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def measure(run: Run) -> dict[str, Any]:
         for name, temperature in [("plain", 1.0), *((name, t) for t in run.settings.temperatures for name in ROWS)]:
             size = run.settings.only("epochs", "train", "draws")
             key = {"row": name, "temperature": temperature, "seed": seed, **size}
-            rows.append(run.cell(f"{name}-t{temperature:g}-s{seed}", key, lambda key=key: one_row(key, run)))
+            rows.append(run.cell(f"{name}-t{temperature:g}-s{seed}", key, lambda key=key: one_row(key, run), "rows"))
             text = rows[-1].get("failed") or f"squared error {rows[-1]['error']:.2f}"
             run.say(f"{name}, T = {temperature:g}, seed {seed}: {text}")
     return {"settings": run.settings.plain(), "rows": rows}
@@ -153,20 +153,26 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the learning curves of the sampled and the linearised step at both temperatures."""
+    """Draw the error of the sampled and the linearised step at both temperatures, minus the plain autoencoder's."""
     figure = Figure(2, 2, 3.6, 2.9)
     temperatures = results["settings"]["temperatures"]
+
+    def curves(name: str, t: float) -> dict[int, list[float]]:
+        rows = [r for r in results["rows"] if (r["row"], r["temperature"]) == (name, t) and "curve" in r]
+        return {row["seed"]: row["curve"] for row in rows}
+
+    plain = curves("plain", 1.0)
     for axes, temperature in zip(figure.axes, (temperatures[0], temperatures[-1]), strict=True):
-        for name, t, colour, label in (
-            ("plain", 1.0, GREY, "plain"),
-            ("lae", temperature, BLUE, "sampled (eq. 64)"),
-            ("linearised", temperature, ORANGE, "linearised (eq. 8)"),
-        ):
-            curves = [r["curve"] for r in results["rows"] if (r["row"], r["temperature"]) == (name, t) and "curve" in r]
-            if curves:
-                middle = [mean(errors) for errors in zip(*curves, strict=True)]
+        for name, colour, label in (("lae", BLUE, "sampled (eq. 64)"), ("linearised", ORANGE, "linearised (eq. 8)")):
+            gaps = [
+                [error - own for error, own in zip(curve, plain[seed], strict=True)]
+                for seed, curve in curves(name, temperature).items()
+            ]
+            if gaps:
+                middle = [mean(errors) for errors in zip(*gaps, strict=True)]
                 axes.plot(range(1, len(middle) + 1), middle, color=colour, label=label)
-        axes.set(xlabel="epoch", ylabel="squared error, held out", title=f"T = {temperature:g}", ylim=(0, None))
+        axes.axhline(0, color=GREY, lw=0.8)
+        axes.set(xlabel="epoch", ylabel="squared error − plain", title=f"T = {temperature:g}")
         axes.legend(fontsize=7)
     figure.save(folder / "update-rules.png")
 

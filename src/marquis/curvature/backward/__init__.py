@@ -1,1 +1,1 @@
-"""The exact and sketched backward pass: where it starts, where it is recompressed, and what it accumulates."""
+"""Run the exact and sketched backward pass: where it starts, where it is recompressed, and what it accumulates."""

@@ -1,4 +1,4 @@
-"""Bottlenecks: tensors through which everything backwards has to pass.
+"""Find bottlenecks: tensors through which every path from the outputs back to the parameters passes.
 
 There the factor may be replaced by any other square root of the same M, in particular by one with as many columns as
 the tensor is wide (docs/method/curvature.md, Recompression). Which bottlenecks are worth it is decided by

@@ -1,4 +1,4 @@
-"""Where the factor pass starts: columns of a square root of the output Hessian.
+"""Compute where the factor pass starts: columns of a square root of the output Hessian.
 
 A root is a list of chunks of columns, made one at a time. `exact` has one column per output, in tiles of the image
 where the output is one; `sketched` has a few random combinations of them; the Fisher and the empirical Fisher have
@@ -109,6 +109,7 @@ class CentredRoot(SquareRoot):
 
 
 def _ranges_of(count: int, columns: int) -> list[object]:
+    """Return ranges of at most `columns` numbers that cover `count`."""
     return [(start, min(count, start + columns)) for start in range(0, count, columns)]
 
 
@@ -221,6 +222,7 @@ class PixelwiseRoot(SquareRoot):
 
 
 def _unless_trivial(window: Window, shape: tuple[int, ...]) -> Window | None:
+    """Return the window, or None where it is the whole tensor."""
     return None if window.is_everything and window.full == shape[1:] else window
 
 

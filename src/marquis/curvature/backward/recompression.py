@@ -1,4 +1,4 @@
-"""Recompression: an exact square root of M with as many columns as the tensor is wide.
+"""Recompress a factor: an exact square root of M with as many columns as the tensor is wide.
 
 See docs/method/curvature.md, Recompression.
 """

@@ -1,4 +1,4 @@
-"""Which steps a backward pass visits for a selection of parameters, and what it needs from the forward pass.
+"""Find the steps that a backward pass visits for a selection of parameters, and the values it needs.
 
 Computed once per network and selection. The pass touches only what lies between the output and the selected parameters,
 so the cost of a subset falls with the subset.
@@ -54,6 +54,7 @@ class BackwardSteps:
 
 
 def _find(network: Network, names: tuple[str, ...]) -> BackwardSteps:
+    """Walk from the output to the selected parameters, and note every step that a gradient passes."""
     selected = {name: network.parameters[name] for name in names if name in network.parameters}
     active = network.dependents(selected.values())
     reached, steps = {network.output}, []

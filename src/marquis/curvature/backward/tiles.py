@@ -1,4 +1,4 @@
-"""How an image output is cut into tiles, so that the cost of the exact diagonal grows linearly with its pixels.
+"""Split an image output into tiles, so that the cost of the exact diagonal grows linearly with its pixels.
 
 A column of S touches only the receptive field of its pixel. The columns of one tile go backwards together inside the
 union of their receptive fields: small tiles waste less of it, large ones need fewer calls.

@@ -1,4 +1,4 @@
-"""The factor pass: exact and sketched curvature through one backward walk over the captured graph.
+"""Compute exact and sketched curvature by one backward walk over the captured graph, the factor pass.
 
 A square root S of the output Hessian goes backwards step by step (docs/method/curvature.md, Factor pass). Where it
 meets a parameter, per-sample gradients go to the accumulator of the structure; at chosen bottlenecks its columns are
@@ -104,6 +104,7 @@ class BackwardWalk:
         return TriangularRoot(lower, tuple(context.shapes[bottleneck.value]))
 
     def _columns_per_chunk(self, root: SquareRoot, steps: list[Step]) -> int:
+        """Return how many columns flow backwards at a time within the memory of a chunk."""
         shapes = self.context.shapes
         if isinstance(root, PixelwiseRoot) and root.local:
             return columns_per_tile(root.grid, steps, shapes, self.context.size)

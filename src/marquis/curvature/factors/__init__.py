@@ -1,1 +1,1 @@
-"""What flows backwards: the square-root factor, and per-sample gradients in the form in which a rule finds them."""
+"""Represent what flows backwards: the square-root factor, and per-sample gradients as the rules compute them."""

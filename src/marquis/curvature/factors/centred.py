@@ -1,4 +1,4 @@
-"""Columns of the softmax's output Hessian that are never written out: `u_c (e_c - p)` with `u = sqrt p`.
+"""Represent columns of the softmax's output Hessian without writing them out: `u_c (e_c - p)` with `u = sqrt p`.
 
 `S Sᵀ = diag(p) - p pᵀ`, since `S = diag(u) (I - u uᵀ)` and the bracket is a projection. A dense layer takes column c to
 `u_c (W_c - p W)`, which costs its inputs instead of outputs x inputs, so that the exact curvature of many classes grows

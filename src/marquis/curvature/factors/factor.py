@@ -1,4 +1,4 @@
-"""The factor S that flows backwards: a square root of the curvature M = S Sᵀ at one tensor of the network.
+"""Represent the factor S that flows backwards: a square root of the curvature M = S Sᵀ at one tensor of the network.
 
 Index letters, here and in the rules: `c` columns, `n` samples, `g...` the tensor's dimensions without the batch.
 
@@ -167,7 +167,7 @@ class Factor:
         return total
 
     def plus(self, other: Factor) -> Factor:
-        """Sum of two factors at the same value with the same columns (a fork of the network)."""
+        """Return the sum of two factors at the same value with the same columns (a fork of the network)."""
         if not self.batch_first:
             return replace(self, columns=self.dense() + other.dense(), scale=None, window=None)
         a, b = self, other
@@ -190,7 +190,7 @@ class Factor:
 
 
 def sum_of_squares(columns: Tensor) -> Tensor:
-    """Sum of squares over dimension 0, one column at a time: the temporaries stay in the cache."""
+    """Return the sum of squares over dimension 0, one column at a time: the temporaries stay in the cache."""
     total = columns[0].square()
     for column in columns[1:]:
         total.addcmul_(column, column)

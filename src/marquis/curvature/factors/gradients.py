@@ -1,4 +1,4 @@
-"""Per-sample gradients of one parameter, in the form in which an operation's rule computes them.
+"""Represent per-sample gradients of one parameter, in the form in which an operation's rule computes them.
 
 A factor S at the output of an operation gives `G[c, n] = Jwᵀ S`, one gradient of the parameter w per column and sample.
 Every structure is made of them: the diagonal is the sum of their squares, a block the sum of their outer products.

@@ -1,4 +1,4 @@
-"""Gradients of weights as outer products: dense layers, convolutions, weights that are used several times."""
+"""Represent gradients of weights as outer products: dense layers, convolutions, weights that are used several times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marquis.curvature.factors.factor import Factor
-from marquis.curvature.factors.gradients import LazyGradients, ParameterGradients
+from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients, ParameterGradients
+from marquis.curvature.factors.matmul import matmul
 
 SMALL = 2048
 """Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
@@ -51,7 +52,7 @@ class RankOne(ParameterGradients):
 
     @override
     def add_diagonal_(self, total: Tensor) -> None:
-        product = self.factor.shape_filled_squares().t() @ self.inputs.square()
+        product = matmul(self.factor.shape_filled_squares().t(), self.inputs.square())
         total += product.t() if self.swapped else product
 
     def as_outer_products(self) -> OuterProducts:
@@ -81,6 +82,7 @@ class OuterProducts(ParameterGradients):
         input_products: "expand" or "reduce" -> the Kronecker factor of the inputs [q, i, i] and the number of terms in
             it, over all positions even where `inputs` is cut to a window; None where `inputs` has them all.
         direct: (start, stop) -> gradients of these samples, [m, q, c * o, i], where there is a cheaper way.
+        one_column: (start, stop) -> gradients of a single column, [m, *shape], where there is a cheaper way.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class OuterProducts(ParameterGradients):
         swapped: bool = False,
         input_products: Callable[[str], tuple[Tensor, float]] | None = None,
         direct: Callable[[int, int], Tensor] | None = None,
+        one_column: Callable[[int, int], Tensor] | None = None,
     ) -> None:
         super().__init__(shape, outputs.shape[0], samples, outputs.element_size())
         self.inputs = inputs
@@ -103,6 +106,7 @@ class OuterProducts(ParameterGradients):
         self.swapped = swapped
         self.input_products = input_products
         self.direct = direct
+        self.one_column = one_column
 
     @property
     @override
@@ -118,10 +122,13 @@ class OuterProducts(ParameterGradients):
         """Return the gradients before arranging: [m, q, c * o, i]."""
         if self.direct is not None:
             return self.direct(start, stop)
+        return self._rows(start, stop) @ self.inputs(start, stop)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """Return g as the left side of a product, [m or 1, q, c * o, t]."""
         g = self.outputs if self.outputs.shape[1] == 1 else self.outputs[:, start:stop]
         c, m, q, t, o = g.shape
-        g = g.permute(1, 2, 0, 4, 3).reshape(m, q, c * o, t)
-        return g @ self.inputs(start, stop)
+        return g.permute(1, 2, 0, 4, 3).reshape(m, q, c * o, t)
 
     @override
     def explicit(self, start: int, stop: int) -> Tensor:
@@ -132,12 +139,23 @@ class OuterProducts(ParameterGradients):
 
     @override
     def add_diagonal_(self, total: Tensor) -> None:
+        if self.one_column is not None:
+            width = max(1, CHUNK_BYTES // (prod(self.shape) * self.item))
+            for start in range(0, self.samples, width):
+                total += self.one_column(start, min(self.samples, start + width)).square_().sum(0)
+            return
         q, _, i = self.sizes
         o = self.outputs.shape[-1]
         squares = total.new_zeros(q, o * i)
         for start, stop in self.sample_ranges():
-            products = self.products(start, stop).view(-1, q, self.columns, o * i)
-            if o * i < SMALL:
+            if o * i < SMALL or q > 1 or self.direct is not None:
+                products = self.products(start, stop).view(-1, q, self.columns, o * i)
+            else:  # one sample at a time, so that its product is squared while it is in the cache
+                rows, inputs = self._rows(start, stop), self.inputs(start, stop)
+                shared = len(rows) == 1
+                pairs = ((rows[0 if shared else n, 0], a[0]) for n, a in enumerate(inputs))
+                products = (matmul(g, a).view(1, self.columns, o * i) for g, a in pairs)
+            if isinstance(products, Tensor) and o * i < SMALL:
                 squares += products.square_().sum(dim=(0, 2))
                 continue
             for sample in products:

@@ -1,4 +1,4 @@
-"""The form `G A^-1 Gᵀ` of per-sample gradients G under a precision A, without ever writing a gradient out.
+"""Compute the form `G A^-1 Gᵀ` of per-sample gradients G under a precision A without writing a gradient out.
 
 With eigenbases `A = (Q (x) R) diag(d) (Q (x) R)ᵀ` of one parameter (docs/method/predictive.md, Without Jacobians):
 
@@ -29,6 +29,7 @@ from marquis.curvature.factors.gradients import (
     ExplicitGradients,
     ParameterGradients,
 )
+from marquis.curvature.factors.matmul import by_sample, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.structures import Structure
 from marquis.structures.kronecker_operator import KroneckerOperator
@@ -84,7 +85,7 @@ class DenseForm(QuadraticForm):
     def of(self, gradients: ParameterGradients, whole: bool) -> Tensor:
         """Multiply the rows by the root."""
         rows = _rows(gradients, self._root.dtype)
-        return _gram(rows @ self._root, whole)
+        return _gram(matmul(rows, self._root), whole)
 
 
 @dataclass(eq=False)
@@ -132,12 +133,13 @@ class SeparableForm(QuadraticForm):
         return self.inverse.sqrt()
 
     def _rank_one(self, gradients: RankOne, whole: bool) -> Tensor:
+        """Return the form of gradients that are one outer product per sample and column."""
         q, r = (None, None) if self.left is None or self.right is None else (self.left[0], self.right[0])
         inverse = self.inverse.view(self.shape)
         if gradients.swapped:
             q, r, inverse = r, q, inverse.t()
         inputs = gradients.inputs.to(inverse.dtype)
-        weights = (inputs if r is None else inputs @ r).square() @ inverse.t()  # w, [n, o]
+        weights = matmul((inputs if r is None else matmul(inputs, r)).square(), inverse.t())  # w, [n, o]
         u = _outputs(gradients.factor, q, inverse.dtype)  # [c, n or 1, o]
         if u.shape[1] == 1:
             u = u[:, 0]
@@ -155,7 +157,7 @@ class SeparableForm(QuadraticForm):
         rotate_inputs = on_inputs is not None and positions < columns * outputs
         g = gradients.outputs.to(root.dtype)
         if on_outputs is not None:
-            g = g @ (on_outputs if groups > 1 else on_outputs[0])
+            g = g @ on_outputs if groups > 1 else matmul(g, on_outputs[0])
         g = g.permute(1, 2, 0, 4, 3).flatten(2, 3)  # [n or 1, q, c o, t]
         per_sample = max(columns * outputs, positions) * groups * inputs * root.element_size()
         step = max(1, BLOCK_BYTES // per_sample)
@@ -167,10 +169,10 @@ class SeparableForm(QuadraticForm):
                 products = direct(start, stop).to(root.dtype)
             else:
                 a = gradients.inputs(start, stop).to(root.dtype)
-                a = a @ on_inputs if rotate_inputs and on_inputs is not None else a
-                products = (g if g.shape[0] == 1 else g[start:stop]) @ a
+                a = _rotated(a, on_inputs) if rotate_inputs and on_inputs is not None else a
+                products = by_sample(g if g.shape[0] == 1 else g[start:stop], a)
             if on_inputs is not None and not rotate_inputs:
-                products = products @ on_inputs
+                products = _rotated(products, on_inputs)
             half = products.view(-1, groups, columns, outputs, inputs).transpose(1, 2) * root
             forms.append(_gram(half.flatten(2), whole))
         return torch.cat(forms)
@@ -200,14 +202,19 @@ class SeparableForm(QuadraticForm):
         return _gram(half.flatten(2).transpose(0, 1), whole)
 
 
+def _rotated(rows: Tensor, basis: Tensor) -> Tensor:
+    """Return rows `[n, q, t, i]` times the basis of their group, `[q, i, i]`."""
+    return rows @ basis if len(basis) > 1 else matmul(rows, basis[0])
+
+
 def _outputs(factor: Factor, basis: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the columns `[c, n or 1, o]` of a factor at a flat value, in another basis if there is one."""
     window = factor.window
     if window is not None and basis is not None:
         rows = basis.reshape(*window.full, -1)[window.slices].reshape(-1, basis.shape[-1])
-        return factor.product().flatten(2).to(dtype) @ rows
+        return matmul(factor.product().flatten(2).to(dtype), rows)
     columns = factor.unwindowed().product().to(dtype)
-    return columns if basis is None else columns @ basis
+    return columns if basis is None else matmul(columns, basis)
 
 
 def _rows(gradients: ParameterGradients, dtype: torch.dtype) -> Tensor:
@@ -220,6 +227,7 @@ def _rows(gradients: ParameterGradients, dtype: torch.dtype) -> Tensor:
 
 
 def _flat_rows(written: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return gradients as rows `[n, c, P]`."""
     return written.reshape(*written.shape[:2], -1).transpose(0, 1).to(dtype)
 
 

@@ -1,1 +1,1 @@
-"""The captured network: a flat list of operations, how it is captured, cached and checked."""
+"""Capture a network as a flat list of operations, cache it and check it."""

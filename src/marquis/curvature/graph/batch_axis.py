@@ -1,4 +1,4 @@
-"""Where the batch is inside a tensor.
+"""Find the batch axis of every tensor in a captured network.
 
 Usually it is dimension 0, but attention layers work on [length, batch, features] or on [length * batch, features].
 The symbolic shapes of the export say which dimension carries the batch; where it is merged with another one, or where
@@ -55,14 +55,7 @@ class BatchAxis:
 def batch_axes(
     network: Network, shapes: Mapping[int, SymbolicShape], params: Mapping[str, Tensor], x: Any
 ) -> dict[int, BatchAxis]:
-    """Find the batch in every tensor of the network that depends on the input.
-
-    Args:
-        network: the captured network, its `axes` still empty.
-        shapes: symbolic shapes of its values; dimensions that depend on the batch are strings.
-        params: parameters, for the gradient where symbols do not decide.
-        x: a batch.
-    """
+    """Find the batch in every tensor of the network that depends on the input."""
     symbol = next((s for leaf in network.leaves for s in shapes.get(leaf, ())[:1] if isinstance(s, str)), None)
     axes: dict[int, BatchAxis] = {}
     undecided: list[int] = []
@@ -86,6 +79,7 @@ def batch_axes(
 def _axes_by_gradient(
     network: Network, numbers: list[int], params: Mapping[str, Tensor], x: Any
 ) -> dict[int, BatchAxis]:
+    """Find batch axes by the entries of each tensor that the gradient of one sample's outputs reaches."""
     size = batch_size(x)
     if size == 1:
         x = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t]), x)

@@ -1,4 +1,4 @@
-"""Captured networks, remembered as long as their model lives and does not change.
+"""Remember captured networks as long as their model lives and does not change.
 
 Capturing costs a fraction of a second, a curvature call on a small network a millisecond. The memory is keyed by the
 model object and checked at every call: by everything that can change what `forward` does (`fingerprint.py`), by names,
@@ -56,6 +56,7 @@ def network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
 
 
 def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
+    """Return the captured network: a remembered one whose model, parameters and inputs are alike, or a new one."""
     try:
         captures = _CAPTURES.setdefault(model, [])
     except TypeError:  # the function cannot be referred to weakly
@@ -103,6 +104,7 @@ def _difference(network: Network, model: Model, params: Mapping[str, Tensor], x:
 
 
 def _describe_inputs(x: Any) -> tuple[Any, ...]:
+    """Return what a capture depends on in the inputs: structure, shapes without the batch, types, devices."""
     if isinstance(x, Tensor):
         return (x.shape[1:], x.dtype, x.device)
     leaves, structure = pytree.tree_flatten(x)

@@ -1,4 +1,4 @@
-"""Captures a network once, through `torch.export`.
+"""Capture a network once, through `torch.export`.
 
 The result is checked against the model itself, values and gradients, before it is trusted (`verify.py`).
 """
@@ -161,13 +161,14 @@ def _needs_functionalisation(graph: Any) -> bool:
     for node in graph.nodes:
         if node.op == "call_function" and _mutates(node.target) and not _writes_state_only(node):
             written = node.args[0]
-            seen_elsewhere = any(_is_view(user.target) for user in written.users if user.op == "call_function")
-            if written.op != "call_function" or _is_view(written.target) or seen_elsewhere:
+            has_view = any(_is_view(user.target) for user in written.users if user.op == "call_function")
+            if written.op != "call_function" or _is_view(written.target) or has_view:
                 return True
     return False
 
 
 def _writes_state_only(node: Any) -> bool:
+    """Return whether a node writes to running statistics and nothing else."""
     return op_name(node.target) in {"batch_norm", "_native_batch_norm_legit", "instance_norm"}
 
 
@@ -272,6 +273,7 @@ def _fetch_buffer(model: Model, buffer: Tensor) -> Callable[[], Any]:
 
 
 def _path(node: Any) -> str:
+    """Return the path of the module in which a node ran."""
     stack: list[Any] = list(node.meta.get("nn_module_stack", {}).values())
     path = str(stack[-1][0]) if stack else ""
     if path.startswith("_empty"):
@@ -280,6 +282,7 @@ def _path(node: Any) -> str:
 
 
 def _with_axes(network: Network, program: Any, params: Mapping[str, Tensor], x: Any) -> Network:
+    """Return the network with the batch axis of every tensor."""
     shapes: dict[int, SymbolicShape] = {}
     for number, node in enumerate(program.graph.nodes):
         value = node.meta.get("val")

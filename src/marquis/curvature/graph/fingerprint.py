@@ -1,4 +1,4 @@
-"""Everything that can change what a model computes between two calls, as one list that is cheap to make and compare.
+"""List everything that can change what a model computes between two calls, cheap to make and to compare.
 
 Module types and identities, train/eval flags, plain attributes (also inside lists and dictionaries), functions kept as
 attributes, hooks, which parameters are tied, and constant tensors with their version (changed in place or not). For a
@@ -48,10 +48,12 @@ class Description:
             self._value(getattr(model, "__dict__", {}), DEPTH)
 
     def _address(self, value: Any) -> None:
+        """Add an object by its address; it is kept alive through a reference."""
         self.atoms.append(id(value))
         self.by_address.append(value)
 
     def _module(self, module: nn.Module) -> None:
+        """Add a module: its type, attributes, hooks, tensors and submodules."""
         self._address(module)
         if id(module) in self._visited:
             return
@@ -86,6 +88,7 @@ class Description:
                 self._module(child)
 
     def _value(self, value: Any, depth: int) -> None:
+        """Add an attribute's value: numbers as they are, containers item by item, tensors with their version."""
         kind = type(value)
         self.atoms.append(kind)
         if kind in PLAIN:
@@ -162,4 +165,5 @@ class Fingerprint:
         return not self.expired and self._atoms == description.atoms
 
     def _expire(self, _: Any) -> None:
+        """Note that an object of the fingerprint is gone."""
         self.expired = True

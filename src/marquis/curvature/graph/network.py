@@ -1,4 +1,4 @@
-"""The network as a flat list of operations.
+"""Represent a network as a flat list of operations.
 
 A `Network` holds steps in execution order, each one operation as the user wrote it (`linear`, `conv2d`,
 `layer_norm`, ...), its arguments referring to earlier values by number, and the path of the module that it came

@@ -1,4 +1,4 @@
-"""Checks of a captured network before it is trusted.
+"""Check a captured network before it is trusted.
 
 The graph must give the model's output and gradient, must not depend on randomness or on batch statistics, and must
 keep the samples of a batch apart. Each failure is an error that names the place.
@@ -43,6 +43,7 @@ def refuse_training_mode(network: Network) -> None:
 
 
 def _flag(step: Step, names: tuple[str, ...]) -> bool:
+    """Return whether one of these arguments of a step is true."""
     for position, formal in enumerate(step.op._schema.arguments):
         if formal.name in names:
             return bool(step.args[position] if position < len(step.args) else step.kwargs.get(formal.name))
@@ -91,6 +92,7 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
 
 
 def _compare(captured: Tensor, expected: Tensor, what: str) -> None:
+    """Refuse a capture whose outputs differ from those of the model."""
     if captured.shape != expected.shape:
         raise UnsupportedOperationError(f"{what}: shape {tuple(captured.shape)} against {tuple(expected.shape)}.")
     difference, scale = _distance(captured, expected)

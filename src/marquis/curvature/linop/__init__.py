@@ -1,1 +1,1 @@
-"""Curvature as a linear operator: products, solves, spectra, traces and log-determinants without a matrix."""
+"""Treat curvature as a linear operator: products, solves, spectra, traces and log-determinants without a matrix."""

@@ -1,4 +1,4 @@
-"""Linear algebra with products only: solves, eigenvalues, traces and log-determinants of a symmetric matrix.
+"""Solve and estimate with products only: systems, eigenvalues, traces and log-determinants of a symmetric matrix.
 
 A matrix is given as `matvec`, a function from rows `[k, P]` to rows `[k, P]`, so that several vectors share
 one pass over the data. Memory is `k P` for solves and `k steps P` for Lanczos; time is counted in products.
@@ -19,7 +19,7 @@ Matvec = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StochasticEstimate:
     """Hold a stochastic estimate: the mean over probes and its standard error (NaN for one probe)."""
 
     value: Tensor
@@ -27,11 +27,11 @@ class Estimate:
     probes: int
 
     @staticmethod
-    def from_samples(samples: Tensor) -> Estimate:
+    def from_samples(samples: Tensor) -> StochasticEstimate:
         """Return the mean of one independent estimate per entry of dimension 0."""
         count = samples.shape[0]
         spread = samples.std(dim=0) if count > 1 else torch.full_like(samples[0], float("nan"))
-        return Estimate(samples.mean(dim=0), spread / count**0.5, count)
+        return StochasticEstimate(samples.mean(dim=0), spread / count**0.5, count)
 
     def __float__(self) -> float:
         """Return the value alone."""
@@ -59,12 +59,12 @@ class Spectrum:
     nodes: Tensor  # [probes, steps], float64 on the CPU
     weights: Tensor  # [probes, steps]
 
-    def integrate(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+    def integrate(self, function: Callable[[Tensor], Tensor]) -> StochasticEstimate:
         """Estimate the trace of a function of the matrix."""
         used = self.weights > 0
         # A padded node (weight 0) must not produce 0 * inf.
         values = torch.where(used, function(self.nodes), torch.zeros_like(self.nodes))
-        return Estimate.from_samples((self.weights * values).sum(dim=1))
+        return StochasticEstimate.from_samples((self.weights * values).sum(dim=1))
 
     def density(self, grid: Tensor, width: float) -> Tensor:
         """Return the density of eigenvalues on `grid`, every node blurred by a Gaussian of standard deviation `width`.
@@ -150,6 +150,7 @@ def conjugate_gradients(
 
 
 def _require_positive(value: Tensor, active: Tensor, subject: str) -> None:
+    """Refuse a matrix for which `vᵀ A v` is not positive."""
     if bool((active & ~(value > 0)).any()):
         worst = value[active].min().item()
         raise NumericalError(
@@ -228,14 +229,14 @@ def spectrum(matvec: Matvec, probes: Tensor, steps: int) -> Spectrum:
     return Spectrum(nodes, weights)
 
 
-def hutchinson_trace(matvec: Matvec, probes: Tensor) -> Estimate:
+def hutchinson_trace(matvec: Matvec, probes: Tensor) -> StochasticEstimate:
     """Return the trace as the mean of `zᵀ A z` over probes with `E[z zᵀ] = I` (Hutchinson 1990)."""
-    return Estimate.from_samples((probes * matvec(probes)).sum(dim=-1))
+    return StochasticEstimate.from_samples((probes * matvec(probes)).sum(dim=-1))
 
 
-def hutchinson_diagonal(matvec: Matvec, probes: Tensor) -> Estimate:
+def hutchinson_diagonal(matvec: Matvec, probes: Tensor) -> StochasticEstimate:
     """Return the diagonal as the mean of `z * (A z)` over probes with `E[z zᵀ] = I` (Bekas et al. 2007)."""
-    return Estimate.from_samples(probes * matvec(probes))
+    return StochasticEstimate.from_samples(probes * matvec(probes))
 
 
 def top_eigenpairs(

@@ -1,4 +1,4 @@
-"""A symmetric matrix that is known by its products: algebra, solves, spectrum, trace and log-determinant.
+"""Represent a symmetric matrix by its products: algebra, solves, spectrum, trace and log-determinant.
 
 Vectors are rows: `v` has shape `[..., P]`, as in the structures, and several of them share one product.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.linop import iterative
-from marquis.curvature.linop.iterative import Estimate, Matvec, Spectrum
+from marquis.curvature.linop.iterative import Matvec, Spectrum, StochasticEstimate
 from marquis.curvature.linop.nystrom import Nystrom, nystrom
 from marquis.errors import DataError, MemoryBudgetError, NumericalError
 
@@ -92,7 +92,7 @@ class LinearOperator(ABC):
             dense[start:stop] = self._product(rows)
         return dense
 
-    def trace(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
+    def trace(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> StochasticEstimate:
         """Return the trace by Hutchinson's estimator; unbiased, one product with all probes together.
 
         Args:
@@ -102,7 +102,7 @@ class LinearOperator(ABC):
         """
         return iterative.hutchinson_trace(self._product, self._probes(probes, generator))
 
-    def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> Estimate:
+    def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> StochasticEstimate:
         """Estimate the diagonal by `E[z * (A z)]` with random signs; unbiased, with its standard error per entry."""
         return iterative.hutchinson_diagonal(self._product, self._probes(probes, generator))
 
@@ -122,7 +122,7 @@ class LinearOperator(ABC):
         *,
         shift: float | Tensor = 0.0,
         generator: torch.Generator | None = None,
-    ) -> Estimate:
+    ) -> StochasticEstimate:
         """Return `log det(A + shift)` by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
         The prior's precision is the natural shift; without one a GGN is singular as a rule and is refused.
@@ -155,7 +155,7 @@ class LinearOperator(ABC):
                 "(the prior's precision), larger than the most negative eigenvalue if it is a Hessian."
             )
         estimate = quadrature.integrate(lambda nodes: torch.log((nodes + offset).clamp_min(floor)))
-        return Estimate(estimate.value + inner, estimate.standard_error, estimate.probes)
+        return StochasticEstimate(estimate.value + inner, estimate.standard_error, estimate.probes)
 
     def solve(
         self,
@@ -254,6 +254,7 @@ class LinearOperator(ABC):
         return v.reshape(-1, self.size).to(device=self.device, dtype=self.dtype)
 
     def _shift(self, shift: float | Tensor) -> Tensor:
+        """Return the shift as a number or vector of the operator's type, checked."""
         diagonal = torch.as_tensor(shift, dtype=self.dtype, device=self.device)
         if diagonal.numel() == 1:
             diagonal = diagonal.reshape(())
@@ -272,6 +273,7 @@ class LinearOperator(ABC):
 
 
 def _as_function(preconditioner: Solver | Matvec | None) -> Matvec | None:
+    """Return the preconditioner as a function on rows."""
     solve = getattr(preconditioner, "solve", None)
     return solve if solve is not None else preconditioner  # pyright: ignore[reportReturnType]
 

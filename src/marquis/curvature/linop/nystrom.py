@@ -1,4 +1,4 @@
-"""Low-rank approximation of a positive semi-definite matrix from products, and the preconditioner it makes.
+"""Approximate a positive semi-definite matrix by a low-rank one from products, and build a preconditioner from it.
 
 Randomised Nyström (Frangella, Tropp and Udell 2021, algorithm 2.1, and eq. 5.3 for the preconditioner): `rank`
 products, `rank` vectors of memory. The eigenvalues are never above the matrix's.
@@ -62,16 +62,6 @@ def nystrom(
     advance: Callable[[], None] | None = None,
 ) -> Nystrom:
     """Approximate a symmetric positive semi-definite matrix by `rank` products with random vectors.
-
-    Args:
-        matvec: rows `[k, n]` to rows `[k, n]`.
-        size: n.
-        rank: of the approximation; at most n. At n it is the matrix itself, up to rounding.
-        generator: source of the random vectors.
-        dtype: of the vectors.
-        device: of the vectors.
-        rows_per_product: how many vectors go through `matvec` at a time.
-        advance: called after every product, for a progress bar.
 
     Raises:
         NumericalError: the matrix is not positive semi-definite, or a product is not finite.

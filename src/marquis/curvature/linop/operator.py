@@ -1,4 +1,4 @@
-"""Curvature of a whole data set as a matrix that is never formed: products over a loader."""
+"""Represent the curvature of a data set as a matrix that is never formed: products over a loader."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
+TOGETHER = 8
+"""Vectors that go through a batch of a dense network together."""
+
+
 @fails_together
 @checked
 def operator(
@@ -41,7 +45,7 @@ def operator(
     parameters: Selection = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
-    vectors_per_pass: int = 1,
+    vectors_per_pass: int | None = None,
     distributed: bool = True,
     check: bool = True,
     progress: bool = False,
@@ -64,8 +68,9 @@ def operator(
         parameters: which parameters: `None` for all that are trainable, a pattern, a predicate, or names.
         generator: seeds the labels of `kind="fisher"`.
         dtype: compute in this type (parameters and floating data are converted); by default as they are.
-        vectors_per_pass: vectors that go through a batch together, by `vmap`; more than 1 pays for tiny networks
-            only, and costs memory.
+        vectors_per_pass: vectors that go through a batch together, by `vmap`, which shares the forward pass and costs
+            memory. By default 8 where all parameters are matrices and vectors, else 1: kernels of convolutions are
+            slow under `vmap`.
         distributed: if a process group is up, each process's loader is its share and products are summed over
             all (vectors must be the same in all processes; random probes are the first process's).
         check: two products at the start, to find dropout, loaders that change, NaN in the data.
@@ -106,13 +111,15 @@ class CurvatureOperator(LinearOperator):
         *,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
-        vectors_per_pass: int = 1,
+        vectors_per_pass: int | None = None,
         distributed: bool = True,
         check: bool = True,
         progress: bool = False,
     ) -> None:
         """Store the arguments, which `operator` describes."""
         kind = choose("kind", kind, KINDS)
+        if vectors_per_pass is None:
+            vectors_per_pass = TOGETHER if all(value.dim() <= 2 for value in network.point.values()) else 1
         if vectors_per_pass < 1:
             raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
         if hasattr(loader, "__next__"):  # not iter(loader): that starts a DataLoader's workers and draws a seed
@@ -151,7 +158,8 @@ class CurvatureOperator(LinearOperator):
             total = sum_tensor(total)
         else:
             self._add_up(rows, total, inspect)
-        if not bool(torch.isfinite(total).all()):
+        # A finite sum proves finite entries without a temporary.
+        if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
             raise NumericalError(
                 f"a product with the {self.kind} is NaN or infinite though data and outputs are finite; compute in "
                 "float64, or look for an operation with an infinite derivative (sqrt or norm at 0)."
@@ -159,6 +167,7 @@ class CurvatureOperator(LinearOperator):
         return total
 
     def _add_up(self, rows: Tensor, total: Tensor, inspect: bool) -> None:
+        """Add the products of all batches with the rows to `total`; the first pass inspects the data."""
         seen = 0
         for index, batch in enumerate(self._batches()):
             x, y = split_batch(batch)
@@ -174,7 +183,8 @@ class CurvatureOperator(LinearOperator):
             for start in range(0, rows.shape[0], self._vectors_per_pass):
                 part = slice(start, start + self._vectors_per_pass)
                 pieces = product(list(self.layout.unflatten(rows[part]).values()))
-                total[part] += torch.cat([piece.flatten(start_dim=1).to(total.dtype) for piece in pieces], dim=1)
+                for name, piece in zip(self.layout.names, pieces, strict=True):
+                    total[part, self.layout.slice(name)] += piece.flatten(start_dim=1)
         if seen == 0 and not self._distributed:  # a share may be empty; whether all are, the exchange tells
             raise DataError("the loader yields no batches; there is no curvature without data.")
         if self.num_data not in (0, seen):
@@ -185,6 +195,7 @@ class CurvatureOperator(LinearOperator):
         self.num_data = seen
 
     def _refuse_coupled_samples(self, x: Any) -> None:
+        """Refuse a network whose outputs for a sample depend on the rest of its batch."""
         network = self._network
         outputs = network.at_point(x)
         if not is_close(network.at_point(x), outputs):
@@ -196,6 +207,7 @@ class CurvatureOperator(LinearOperator):
             )
 
     def _batches(self) -> Iterator[Any]:
+        """Yield the batches of one pass, with a progress bar if there is to be one."""
         if not self._progress:
             yield from watched(self._loader) if self._distributed else self._loader
             return
@@ -205,6 +217,7 @@ class CurvatureOperator(LinearOperator):
         yield from track(self._loader, description=f"{self.kind} product", total=length)
 
     def _label_generator(self, index: int) -> torch.Generator | None:
+        """Return the generator of a batch's labels: the same labels in every product."""
         if self.kind != "fisher":
             return None
         rank = dist.get_rank() if self._distributed else 0

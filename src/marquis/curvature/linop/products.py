@@ -1,4 +1,4 @@
-"""One batch of data times vectors: GGN, Hessian and Fisher products by automatic differentiation.
+"""Multiply one batch's curvature with vectors: GGN, Hessian and Fisher products by automatic differentiation.
 
 Every vector costs a forward-mode pass and a backward pass through the recorded graph (`BatchJacobian`).
 """
@@ -65,8 +65,8 @@ def _output_curvature(
         column = likelihood.fisher_column(f, generator) if kind == "fisher" else likelihood.gradient(f, y)
 
     def outer(pushed: Tensor) -> Tensor:
-        per_datum = (pushed * column).flatten(start_dim=2).sum(dim=2) if f.ndim > 1 else pushed * column
-        return per_datum.reshape(per_datum.shape + (1,) * (f.ndim - 1)) * column
+        per_sample = (pushed * column).flatten(start_dim=2).sum(dim=2) if f.ndim > 1 else pushed * column
+        return per_sample.reshape(per_sample.shape + (1,) * (f.ndim - 1)) * column
 
     return outer
 

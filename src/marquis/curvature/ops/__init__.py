@@ -1,4 +1,4 @@
-"""The mathematics of single operations, one file per family, and the two questions that a backward pass asks them."""
+"""Define the mathematics of single operations, one file per family, and how a backward pass uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules of an operation see of the network: one view for factors, one for diagonals."""
+"""Define what the rules of an operation see of the network: one view for factors, one for diagonals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, plain and transposed, in one to three dimensions.
+"""Define the rules of convolutions, plain and transposed, in one to three dimensions.
 
 Index letters: `c` columns of the factor S, `n` samples, `q` groups, `t` output positions, `O` and `I` channels, `k`
 offsets within the kernel; g is a column of S.
@@ -29,6 +29,9 @@ from marquis.curvature.ops.registry import SquaredRule, reading, register
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+LARGEST_GROUP = 2**17
+"""Entries of a kernel up to which the samples of a batch become groups of one convolution."""
 
 
 def _geometry(context: Context, step: Step, factor: Factor) -> tuple[int, ConvolutionGeometry] | None:
@@ -178,7 +181,33 @@ def convolution_gradient(context: Context, step: Step, factor: Factor, number: i
     if c * weight.shape[0] // groups * 4 <= channels and set(geometry.stride) == {1} and groups == 1:
         direct = _by_unfolded_cotangent(columns, image, geometry, boxes)
     shape = tuple(weight.shape)
-    return OuterProducts(patches, g, factor.shape[0], sizes, shape, arrange, False, input_products, direct)
+    one_column = None
+    if boxes == everywhere and c == groups == 1 and n == image.shape[0] and _one_dnn_groups(image, geometry):
+        one_column = _by_groups(columns[0], image, geometry)
+    return OuterProducts(patches, g, factor.shape[0], sizes, shape, arrange, False, input_products, direct, one_column)
+
+
+def _one_dnn_groups(image: Tensor, geometry: ConvolutionGeometry) -> bool:
+    """Return whether a convolution with a group per sample is faster than unfolded patches (by up to 2.5)."""
+    symmetric = all(before == after for before, after in geometry.padding)
+    small = prod(geometry.weight.shape) <= LARGEST_GROUP
+    fast = image.device.type == "cpu" and image.dtype is torch.float32 and bool(torch.backends.mkldnn.enabled)
+    return symmetric and small and fast
+
+
+def _by_groups(column: Tensor, image: Tensor, geometry: ConvolutionGeometry) -> Callable[[int, int], Tensor]:
+    """Return the gradients of one column as the weight gradient of a convolution that has a group for every sample."""
+    shape, none = geometry.weight.shape, [0] * geometry.dims
+    padding = [before for before, _ in geometry.padding]
+
+    def gradients(start: int, stop: int) -> Tensor:
+        m = stop - start
+        g, x = (part[start:stop].reshape(1, -1, *part.shape[2:]) for part in (column, image))
+        weight = image.new_empty(1).expand(m * shape[0], *shape[1:])
+        options = (geometry.stride, padding, geometry.dilation, False, none, m, [False, True, False])
+        return torch.ops.aten.convolution_backward(g, x, weight, None, *options)[1].view(m, *shape)
+
+    return gradients
 
 
 def _by_unfolded_cotangent(

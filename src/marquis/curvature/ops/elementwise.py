@@ -1,4 +1,4 @@
-"""Elementwise operations y[i] = phi(x[i], z[i], ...), with broadcasting, and the identity.
+"""Define the rules of elementwise operations y[i] = phi(x[i], z[i], ...), with broadcasting, and of the identity.
 
 Index letters: `c` columns of the factor S, `n` samples, `i` entries.
 

@@ -1,4 +1,4 @@
-"""Embedding tables: y[n, t] = W[token[n, t]].
+"""Define the rules of embedding tables: y[n, t] = W[token[n, t]].
 
 Index letters: `c` columns of the factor, `n` samples, `t` positions, `v` rows of the table, `e` its width.
 

@@ -1,4 +1,4 @@
-"""Any operation, by local autograd: vector-Jacobian products, and parameter gradients one sample at a time.
+"""Treat any operation by local autograd: vector-Jacobian products, and parameter gradients one sample at a time.
 
 This is exact for every differentiable operation and for every weight that is derived from parameters, and it is what
 runs where an operation has no rule. The gradients of a parameter come from the cotangent masked to one sample; that
@@ -24,14 +24,7 @@ from marquis.curvature.ops.context import Context, Cotangent
 def local_vjp(
     step: Step, values: Mapping[int, Any], columns: Mapping[int, Tensor], targets: Sequence[int]
 ) -> list[Tensor | None]:
-    """Return `Jᵀ S` for each target input of one operation, written out: [c, *shape of the target].
-
-    Args:
-        step: the operation.
-        values: its inputs.
-        columns: [c, *shape] at each of its results (an operation with one result has result 0 only).
-        targets: numbers of the inputs.
-    """
+    """Return `Jᵀ S` for each target input of an operation, written out, from columns S [c, *shape] at its results."""
     if not targets:
         return []
     with torch.enable_grad():
@@ -49,6 +42,7 @@ def local_vjp(
 
 
 def _batched_vjp(outputs: list[Tensor], inputs: list[Tensor], columns: list[Tensor]) -> list[Tensor | None]:
+    """Return vector-Jacobian products for all columns at once, or one by one where an operation cannot be batched."""
     try:
         return list(
             torch.autograd.grad(outputs, inputs, columns, is_grads_batched=True, allow_unused=True, retain_graph=True)
@@ -76,6 +70,7 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _by_part(cotangent: Cotangent) -> dict[int, Factor]:
+    """Return the factors at each result of a step, by number."""
     return cotangent if isinstance(cotangent, dict) else {0: cotangent}
 
 
@@ -106,6 +101,7 @@ def any_gradient(context: Context, step: Step, cotangent: Cotangent, number: int
 
 
 def _axis_of(context: Context, step: Step, part: int | None) -> BatchAxis:
+    """Return the batch axis of a step's result, or of one part of it."""
     network = context.network
     number = step.value
     if part is not None:

@@ -1,4 +1,4 @@
-"""Dense layers and products with a matrix: y = x Wᵀ + b, matrix products, einsum.
+"""Define the rules of dense layers and matrix products: y = x Wᵀ + b, matmul, einsum.
 
 Index letters: `c` columns of the factor S, `n` samples, `t` positions, `o` outputs, `i` inputs; g is a column of S.
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
+from marquis.curvature.factors.matmul import matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.curvature.graph.batch_axis import require_axis
 from marquis.curvature.graph.network import Ref, Step
@@ -65,14 +66,14 @@ def _times_weight(number: int, factor: Factor, weight: Tensor) -> dict[int, Fact
     if isinstance(factor, CentredFactor):
         return {number: Factor(factor.times(weight), shape)}
     if not factor.batch_first:
-        return {number: Factor(factor.dense() @ weight, shape, batch_first=False)}
+        return {number: Factor(matmul(factor.dense(), weight), shape, batch_first=False)}
     if factor.window is not None and len(factor.shape) == 2:
         window = factor.window
         weight = weight.reshape(*window.full, -1)[window.slices].reshape(-1, weight.shape[1])
         columns = factor.product().flatten(2)
     else:
         columns = factor.unwindowed().product()
-    return {number: Factor(columns @ weight, shape)}
+    return {number: Factor(matmul(columns, weight), shape)}
 
 
 # Parameter gradients
@@ -129,7 +130,7 @@ def linear_squared(call: SquaredCall) -> None:
     rows = m.reshape(-1, weight.shape[0] if weight.dim() == 2 else 1)
     if call.wants("weight"):
         x = call.value("input")
-        call.give("weight", (rows.T @ x.square().reshape(rows.shape[0], -1)).reshape(weight.shape))
+        call.give("weight", matmul(rows.T, x.square().reshape(rows.shape[0], -1)).reshape(weight.shape))
     if call.wants("bias"):
         call.give("bias", rows.sum(0).reshape(call.value("bias").shape))
     if call.wants("input"):
@@ -152,6 +153,7 @@ def _times_square(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def _read_factors(step: Step, live: frozenset[int]) -> set[int]:
+    """Return the values that a product of two matrices reads: of each operand the other."""
     first, second = FACTORS[step.name]
     return reading(**{first: (second,), second: (first,)})(step, live)
 
@@ -208,6 +210,7 @@ def _einsum_terms(step: Step) -> tuple[list[str], str, list[Ref]]:
 
 
 def _refuse_einsum(step: Step, live: frozenset[int], data: frozenset[int]) -> str | None:
+    """Return why an einsum has no squared rule; None if it has one."""
     terms, result, operands = _einsum_terms(step)
     if len(operands) != 2 or "." in step.args[0] or (len(step.args) > 2 and step.args[2]):
         return "an einsum has a rule for two operands without an ellipsis"

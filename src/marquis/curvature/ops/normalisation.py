@@ -1,4 +1,4 @@
-"""Normalisation layers: y = w xhat + b with xhat the normalised input.
+"""Define the rules of normalisation layers: y = w xhat + b with xhat the normalised input.
 
 Index letters: `c` columns of the factor S, `n` samples; k is the number of entries that share statistics, s their
 standard deviation (or root mean square).
@@ -136,6 +136,7 @@ def instance_norm_squared(call: SquaredCall) -> None:
 
 
 def _grouped_squared(call: SquaredCall, groups: int) -> None:
+    """Pass m through a normalisation over groups of channels."""
     x = call.value("input")
     grouped = x.reshape(x.shape[0], groups, -1)
     xhat, inverse = _standardised(grouped, [2], call.value("eps"))
@@ -188,11 +189,13 @@ def _give_affine(call: SquaredCall, xhat: Tensor | None, shape: list[int]) -> No
 
 
 def _scaled(call: SquaredCall, shape: list[int]) -> Tensor:
+    """Return m times the squared weight of the normalisation."""
     weight = call.value("weight")
     return call.m if weight is None else call.m * weight.square().reshape(shape)
 
 
 def _standardised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
+    """Return the normalised input and the inverse standard deviations."""
     variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
     inverse = (variance + eps).rsqrt()
     return (x - mean) * inverse, inverse

@@ -1,10 +1,11 @@
-"""The geometry of a convolution, images as lists of patches, and the products of patches with each other.
+"""Describe the geometry of a convolution, images as lists of patches, and the products of patches with each other.
 
 Index letters: `n` samples, `q` groups, `t` output positions, `k` offsets within the kernel, `I` input channels.
 
 `unfold` of PyTorch would be the bottleneck; a strided view of the padded image with channels last is copied instead.
 The products of all patches (the Kronecker factor of a convolution's inputs) need no patches at all: they depend on two
-offsets within the kernel only through their difference, apart from a rim of the image.
+offsets within the kernel only through their difference, apart from a rim of the image, and so they are a correlation of
+the image with itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,9 +29,6 @@ Pads = list[tuple[int, int]]
 
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
-
-FEW_CHANNELS = 32
-"""With fewer channels, rows are unfolded first: otherwise the products would be too small to run fast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +131,7 @@ def patch_products(
     n, channels = image.shape[:2]
     size = prod(kernel) * channels // groups
     if sharing == "expand" and groups == 1 and set(geometry.stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
-        return _by_offsets(image, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
+        return _by_correlation(image, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
     total = image.new_zeros(groups, size, size)
     step = max(1, limit // max(1, groups * positions * size * image.element_size()))
     for start in range(0, n, step):
@@ -143,67 +142,56 @@ def patch_products(
     return total, float(n if sharing == "reduce" else n * positions)
 
 
-def _by_offsets(image: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
+def _by_correlation(image: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
     """Compute the products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
 
-    For one difference v - u all boxes share a core; what a box has beyond it is a thin rim.
+    The sum over the whole image is one weight gradient of a convolution of the image with itself, for all differences
+    v - u at once; what the box at u leaves out are thin strips, which are taken off in the same way.
     """
-    padded = F.pad(image, [p for pad in reversed(padding) for p in pad])
-    last = padded.movedim(1, -1).contiguous()
-    if last.shape[-1] < FEW_CHANNELS and len(kernel) > 1:
-        last = last.unfold(-2, dilation[-1] * (kernel[-1] - 1) + 1, 1)[..., :: dilation[-1]]
-        last = last.transpose(-1, -2).flatten(-2)  # [n, *space, k * I]: offsets along the last dimension as channels
-        kernel, dilation = kernel[:-1], dilation[:-1]
-    channels = last.shape[-1]
-    dims = len(kernel)
-    counts = [last.shape[1 + d] - dilation[d] * (kernel[d] - 1) for d in range(dims)]
-    offsets = list(product(*(range(k) for k in kernel)))
-    result = image.new_empty(len(offsets), channels, len(offsets), channels)
-    cores: dict[tuple[int, ...], tuple[Tensor, list[tuple[int, int]]]] = {}
-    for i, u in enumerate(offsets):
-        for j in range(i, len(offsets)):
-            shift = tuple((b - a) * d for a, b, d in zip(u, offsets[j], dilation, strict=True))
-            if shift not in cores:
-                core = [_core(counts[d], kernel[d], dilation[d], shift[d]) for d in range(dims)]
-                cores[shift] = (_correlate(last, core, shift), core)
-            total, core = cores[shift]
-            box = [(a * d, a * d + count) for a, d, count in zip(u, dilation, counts, strict=True)]
-            for strip in _rim(box, core):
-                total = total + _correlate(last, strip, shift)
-            result[i, :, j, :] = total
-            if i != j:
-                result[j, :, i, :] = total.t()
-    return result.view(len(offsets) * channels, -1)
+    sizes, channels = image.shape[2:], image.shape[1]
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    before = [0, *reach[1:]]  # differences along the first dimension are not negative: the others follow by symmetry
+    padded = F.pad(image, [p for pad in reversed(list(zip(before, reach, strict=True))) for p in pad])
+    shape = (channels, channels, kernel[0], *(2 * k - 1 for k in kernel[1:]))
+    known: dict[tuple[Any, ...], Tensor] = {}
 
+    def left_out(axis: int, offset: int) -> list[tuple[int, int]]:
+        low = offset * dilation[axis] - padding[axis][0]
+        high = low + sizes[axis] + sum(padding[axis]) - reach[axis]
+        strips = ((0, min(low, sizes[axis])), (max(high, 0), sizes[axis]))
+        return [strip for strip in strips if strip[0] < strip[1]]
 
-def _core(count: int, kernel: int, dilation: int, shift: int) -> tuple[int, int]:
-    """Return the range that the boxes of all offsets with this difference have in common."""
-    steps = shift // dilation
-    first, last = max(0, -steps), min(kernel - 1, kernel - 1 - steps)
-    low, high = last * dilation, first * dilation + count
-    return low, max(low, high)
+    def correlation(ranges: tuple[tuple[int, int], ...]) -> Tensor:
+        inside = tuple(slice(*r) for r in ranges)
+        around = tuple(slice(a, b + r + p) for (a, b), r, p in zip(ranges, reach, before, strict=True))
+        every = (slice(None), slice(None))
+        here, there = image[every + inside].contiguous(), padded[every + around].contiguous()
+        none, weight = [0] * len(kernel), image.new_empty(1).expand(shape)
+        options = ([1] * len(kernel), none, dilation, False, none, 1, [False, True, False])
+        return torch.ops.aten.convolution_backward(here, there, weight, None, *options)[1]
 
+    def within(u: tuple[int, ...], ranges: tuple[tuple[int, int], ...]) -> Tensor:
+        key = (u[len(ranges) :], ranges)
+        if key not in known:
+            if len(ranges) == len(kernel):
+                known[key] = correlation(ranges)
+            else:
+                axis = len(ranges)
+                total = within(u, (*ranges, (0, sizes[axis])))
+                for strip in left_out(axis, u[axis]):
+                    total = total - within(u, (*ranges, strip))
+                known[key] = total
+        return known[key]
 
-def _rim(box: list[tuple[int, int]], core: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Return the box without the core, as disjoint boxes."""
-    strips: list[list[tuple[int, int]]] = []
-    rest = list(box)
-    for axis, (low, high) in enumerate(core):
-        start, stop = rest[axis]
-        inner = (max(start, low), min(stop, high))
-        if inner[0] >= inner[1]:
-            return [*strips, rest]
-        for strip in ((start, inner[0]), (inner[1], stop)):
-            if strip[0] < strip[1]:
-                strips.append([*rest[:axis], strip, *rest[axis + 1 :]])
-        rest[axis] = inner
-    return strips
-
-
-def _correlate(last: Tensor, box: list[tuple[int, int]], shift: tuple[int, ...]) -> Tensor:
-    """Sum over a box of x(s) x(s + shift)ᵀ, [I, I]."""
-    here = tuple(slice(start, stop) for start, stop in box)
-    there = tuple(slice(start + s, stop + s) for (start, stop), s in zip(box, shift, strict=True))
-    a = last[(slice(None), *here)].reshape(-1, last.shape[-1])
-    b = last[(slice(None), *there)].reshape(-1, last.shape[-1])
-    return a.t() @ b
+    result = image.new_empty(*kernel, channels, *kernel, channels)
+    for u in product(*(range(k) for k in kernel)):
+        others = [slice(k - 1 - a, 2 * k - 1 - a) for a, k in zip(u[1:], kernel[1:], strict=True)]
+        found = within(u, ())[(slice(None), slice(None), slice(0, kernel[0] - u[0]), *others)]
+        result[u][:, u[0] :] = found.movedim(1, -1)
+    side = prod(kernel[1:]) * channels
+    blocks = result.view(kernel[0], side, kernel[0], side)
+    for i in range(kernel[0]):
+        blocks[i, :, i] = (blocks[i, :, i] + blocks[i, :, i].t()) / 2  # symmetric to the last digit
+        for j in range(i):
+            blocks[i, :, j] = blocks[j, :, i].t()
+    return result.view(kernel[0] * side, -1)

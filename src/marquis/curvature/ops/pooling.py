@@ -1,4 +1,4 @@
-"""Pooling: maxima, averages, and extrema along a dimension.
+"""Define the rules of pooling: maxima, averages, and extrema along a dimension.
 
 Index letters: `c` columns of the factor S, `n` samples, `k` the kernel's sides.
 

@@ -1,4 +1,4 @@
-"""How every operation of PyTorch is treated: one entry per operation, in one registry.
+"""Register how every operation of PyTorch is treated: one entry per operation, in one registry.
 
 Backwards through y = g(x, w) with Jacobians Jx and Jw the engine needs three things:
 
@@ -126,6 +126,7 @@ def operation_of(step: Step) -> Operation:
 
 @lru_cache(maxsize=4096)
 def _entry(op: Any, name: str) -> Operation:
+    """Return the entry of an operation; elementwise ones without rules get the generic ones."""
     entry = OPERATIONS.get(name, UNKNOWN)
     if not is_tagged_pointwise(op):
         return entry

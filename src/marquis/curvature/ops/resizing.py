@@ -1,4 +1,4 @@
-"""Up- and down-sampling.
+"""Define the rules of up- and down-sampling.
 
 Index letters: `c` columns of the factor S, `n` samples. Along each axis the operation is a sparse matrix U with few
 entries per row, so that the cost is linear in the number of pixels.

@@ -1,4 +1,4 @@
-"""Operations that only move, copy, drop or add up entries: views, permutations, concatenation, slices, sums.
+"""Define the rules of operations that move, copy, drop or add up entries: views, permutations, slices, sums.
 
 Index letters: `c` columns of the factor S.
 

@@ -1,1 +1,1 @@
-"""What a call will do and cost, before anything large is allocated."""
+"""Plan what a call will do and cost before anything large is allocated."""

@@ -1,4 +1,4 @@
-"""How many samples of a batch fit into the memory at a time."""
+"""Compute how many samples of a batch fit into the memory at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marquis.likelihoods import Likelihood
 
 @dataclass(eq=False)
 class Budget:
-    """Plans each new kind of batch once, and halves it until it fits.
+    """Plan each new kind of batch once, and halve it until it fits.
 
     Attributes:
         model: the network.
@@ -59,6 +59,7 @@ class Budget:
             rows = self.limit_rows = max(1, rows // 2)
 
     def _plan(self, x: Any, size: int, rows: int, changed: dict[str, Any]) -> Plan | None:
+        """Return the plan for the first rows of a batch; None where it cannot be made."""
         try:
             return plan(self.model, first_samples(x, size, rows), self.likelihood, **{**self.options, **changed})
         except MarquisError:
@@ -75,6 +76,7 @@ class Budget:
         return made.total_bytes + 2 * whole * max(self.length or 0, batches + 1)  # all columns, and joined
 
     def _refusal(self, x: Any, size: int, made: Plan, needed: int, batches: int) -> str:
+        """Return the message that not even one sample fits, with what would."""
         structure, estimator = self.options["structure"], self.options["estimator"]
         others = [(structure, "sketched"), ("kronecker", estimator), ("diagonal", estimator), ("diagonal", "sketched")]
         fitting = []

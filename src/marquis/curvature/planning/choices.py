@@ -1,4 +1,4 @@
-"""The combinations of structure and estimator that make sense."""
+"""List the combinations of structure and estimator that make sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each parameter is treated, in words: the per-layer part of a plan."""
+"""Describe in words how each parameter is treated: the per-layer part of a plan."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def mixed_layers(
             layers.append(_unused(name, shape, "diagonal"))
             continue
         wide = [width(use.step) > width_limit for use in uses]
-        words = [SQUARED if w else _treatment(backward, name, use) for w, use in zip(wide, uses, strict=True)]
+        treatments = [SQUARED if w else _treatment(backward, name, use) for w, use in zip(wide, uses, strict=True)]
         columns = max(1 if w else width(use.step) for w, use in zip(wide, uses, strict=True))
-        layers.append(_layer(name, shape, [u.step for u in uses], _joined(words), "diagonal", columns, len(uses)))
+        layers.append(_layer(name, shape, [u.step for u in uses], _joined(treatments), "diagonal", columns, len(uses)))
     return tuple(layers)
 
 
@@ -140,6 +140,7 @@ def notes_on(
 
 
 def _treatment(backward: BackwardSteps, name: str, use: Use) -> str:
+    """Describe how one use of a parameter is differentiated."""
     rule = operation_of(use.step).gradient
     treatment = "elementwise rule" if rule in (None, elementwise_gradient) else f"{use.step.name} rule"
     if use.value != backward.network.parameters[name]:
@@ -149,6 +150,7 @@ def _treatment(backward: BackwardSteps, name: str, use: Use) -> str:
 
 
 def _steps_by_name(backward: BackwardSteps) -> dict[str, list[Step]]:
+    """Return the steps that use each parameter."""
     steps: dict[str, list[Step]] = {}
     for step in backward.steps:
         for _, name in backward.uses.get(step.value, ()):
@@ -159,18 +161,22 @@ def _steps_by_name(backward: BackwardSteps) -> dict[str, list[Step]]:
 def _layer(
     name: str, shape: tuple[int, ...], steps: list[Step], treatment: str, kept: str, columns: int, uses: int
 ) -> LayerPlan:
+    """Return the plan of a parameter that some steps use."""
     operation, module = _joined([step.name for step in steps]), _joined([step.path for step in steps])
     return LayerPlan(name, shape, operation, module, treatment, kept, columns, uses)
 
 
 def _unused(name: str, shape: tuple[int, ...], kept: str) -> LayerPlan:
+    """Return the plan of a parameter that the outputs do not depend on."""
     return LayerPlan(name, shape, "", "", UNUSED, kept, 0, 0)
 
 
-def _joined(words: list[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
+def _joined(texts: list[str]) -> str:
+    """Join texts, each once."""
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _listed(names: list[str]) -> str:
+    """List the first eight names, and how many more there are."""
     shown = ", ".join(f"'{name}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

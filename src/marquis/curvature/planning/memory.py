@@ -1,4 +1,4 @@
-"""Memory: what is free, what a structure will take, and a refusal with alternatives before anything is allocated."""
+"""Measure the free memory, predict what a structure will take, and refuse what does not fit before it is allocated."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def gigabytes(size: float) -> str:
 
 
 class AllocationMeter(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made while it is active, and the most that were alive at once.
+    """Count the bytes of the tensors that are made while it is active, and the most that were alive at once.
 
     Views count once, with what they are views of. It works on real tensors as well as on fake ones, which it takes for
     real.
@@ -154,6 +154,7 @@ class AllocationMeter(TorchDispatchMode):
         return result
 
     def _release(self, key: int) -> None:
+        """Subtract a tensor that was freed."""
         self.live -= self._sizes.pop(key, 0)
 
 

@@ -1,8 +1,7 @@
-"""What a curvature call will do and cost, before anything large is allocated."""
+"""Plan what a curvature call will do and cost, before anything large is allocated."""
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from marquis.functional.call import Model, describe
 from marquis.functional.checks import batch_size
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
+from marquis.options import renamed_attributes
 from marquis.structures import Layout
 
 _FITTING: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
@@ -55,6 +55,7 @@ class Recompression:
     after: int
 
 
+@renamed_attributes(stretches="segments")
 @dataclass(frozen=True)
 class Plan:
     """Describe what `ggn` would do with these arguments. `print` it for a table.
@@ -99,12 +100,6 @@ class Plan:
     def fits(self) -> bool:
         """Return whether the call stays within the memory that may be used."""
         return self.total_bytes <= self.available_bytes
-
-    @property
-    def stretches(self) -> tuple[Segment, ...]:
-        """Return `segments` under its old name; deprecated."""
-        warnings.warn("Plan.stretches is called Plan.segments now.", DeprecationWarning, stacklevel=2)
-        return self.segments
 
     def __str__(self) -> str:
         """Return a table, 100 characters wide."""
@@ -200,6 +195,7 @@ def require_fit(model: Model, x: Any, likelihood: Likelihood, structure: str, es
 
 
 def _allowed(like: Tensor, limit: int | None) -> int:
+    """Return the bytes that may be used."""
     return int(RESERVE * available_bytes(like.device)) if limit is None else limit
 
 
@@ -225,6 +221,7 @@ class _Planner:
         self.item = self.like.element_size()
 
     def make(self, estimator: str, probes: int, width_limit: float) -> Plan:
+        """Return the plan for an estimator, from a rehearsal of its pass."""
         if estimator == "approximate":
             names = [name for name in self.layout.names if name in self.network.parameters]
             rehearsed = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
@@ -254,11 +251,13 @@ class _Planner:
         return self.finish(estimator, rehearsed, layers, working, rehearsed.segments[0].columns)
 
     def _accumulator(self) -> Accumulator:
+        """Return a new accumulator of the structure."""
         return make_accumulator(self.structure, self.layout, self.like, self.size)
 
     def finish(
         self, estimator: str, rehearsed: Rehearsal, layers: tuple[LayerPlan, ...], working: int, columns: int
     ) -> Plan:
+        """Return the plan with memory, columns and notes filled in."""
         result = self._result_bytes(rehearsed, columns)
         if self.structure == "kronecker":
             working = max(0, working - result)  # its factors are summed while it is rehearsed
@@ -284,6 +283,7 @@ class _Planner:
         )
 
     def _recompressions(self, rehearsed: Rehearsal) -> tuple[Recompression, ...]:
+        """Return where columns are recompressed, and from how many to how many."""
         made = []
         for segment in rehearsed.segments:
             if segment.bottleneck is not None:
@@ -292,6 +292,7 @@ class _Planner:
         return tuple(made)
 
     def _result_bytes(self, rehearsed: Rehearsal, columns: int) -> int:
+        """Return the bytes of the finished structure."""
         if self.structure != "kronecker":
             return result_bytes(self.structure, self.layout, columns * self.size, self.item)
         kept = [rehearsed.kept.get(name, ("diagonal", size)) for name, size in self.layout.sizes.items()]
@@ -316,5 +317,6 @@ class _Planner:
         return most
 
     def _written(self, entries: int, limit: int) -> int:
+        """Return the bytes of rows that are written out at a time."""
         rows = min(self.size, max(1, limit // max(1, entries * self.item)))
         return rows * entries * self.item

@@ -1,4 +1,4 @@
-"""A plan as text, 100 characters wide."""
+"""Write a plan as text, 100 characters wide."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def render(made: Plan) -> str:
 
 
 def _head(made: Plan) -> list[str]:
+    """Return the lines about structure, columns and memory."""
     lines = [f"{made.structure} curvature, {made.estimator}, {made.likelihood}, batch of {made.batch}"]
     tail = "the diagonal of M only" if made.columns == 1 and not made.segments else f"{made.columns} columns"
     lines.append(f"output {list(made.outputs)}: {tail}")
@@ -42,6 +43,7 @@ def _head(made: Plan) -> list[str]:
 
 
 def _table(layers: tuple[LayerPlan, ...]) -> list[str]:
+    """Return the table of layers."""
     widths = (24, 14, 24, 14, 9, 5)  # with a space between each and the last column: at most 100
     titles = ("parameter", "shape", "treated by", "module", "kept as", "cols", "uses")
     rows: list[tuple[str, ...]] = [titles]
@@ -57,6 +59,7 @@ def _table(layers: tuple[LayerPlan, ...]) -> list[str]:
 
 
 def _fit(text: str, width: int) -> str:
+    """Return text of exactly this width, cut on the left."""
     return text.ljust(width) if len(text) <= width else "~" + text[len(text) - width + 1 :]
 
 

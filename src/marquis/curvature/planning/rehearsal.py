@@ -1,4 +1,4 @@
-"""A rehearsal of the engine's passes with tensors that have shapes but no entries.
+"""Rehearse the engine's passes with tensors that have shapes but no entries.
 
 The real passes run, on PyTorch's fake tensors, with an observer: what a rule does, which bottlenecks are used and how
 large every temporary is comes from the code that will do the work. Nothing is allocated, and one chunk of columns
@@ -129,7 +129,7 @@ class Rehearsal(Observer):
 
 @dataclass(eq=False)
 class _Rehearsed(Receiver):
-    """Takes gradients as another accumulator would, for the temporaries that this takes, and adds nothing up.
+    """Take gradients as another accumulator would, for the temporaries that this takes, and add nothing up.
 
     Attributes:
         real: the other one.
@@ -180,19 +180,7 @@ def rehearse_factored(
     probes: int | None,
     keep_everything: bool = False,
 ) -> Rehearsal:
-    """Rehearse the factor pass.
-
-    Args:
-        backward: the steps to visit.
-        params: all parameters of the network.
-        x: inputs.
-        samples: batch size.
-        likelihood: p(y|f), not yet resolved.
-        make_accumulator: makes the accumulator; called where nothing is allocated.
-        chunk_bytes: target size of a chunk of columns.
-        probes: number of columns at the output, or None for one per output.
-        keep_everything: whether the forward pass keeps all values.
-    """
+    """Rehearse the factor pass with tensors that have shapes but no entries."""
     network = backward.network
     result = Rehearsal()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

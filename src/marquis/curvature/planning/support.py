@@ -1,4 +1,4 @@
-"""The documentation's support table, generated from the registry of operations.
+"""Write the documentation's support table from the registry of operations.
 
 Run `python -m marquis.curvature.planning.support > docs/support.md` after adding a rule.
 """
@@ -74,10 +74,12 @@ def support_table() -> str:
 
 
 def _row(*cells: str) -> str:
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _code(names: Iterable[str]) -> str:
+    """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 

@@ -1,1 +1,1 @@
-"""The approximate backward passes: only the diagonal of M (squared), or all of M where a tensor is narrow (mixed)."""
+"""Run the approximate backward passes: only the diagonal of M (squared), or all of M at narrow tensors (mixed)."""

@@ -1,4 +1,4 @@
-"""Groups of elementwise steps that must be differentiated as one function.
+"""Find groups of elementwise steps that must be differentiated as one function.
 
 `x * sigmoid(x)` is one function phi of x, and m phi'(x)² is its rule; multiplying m by sigmoid(x)² and by x² in the
 two branches and adding is another number. Steps need to be taken together exactly where branches of elementwise steps

@@ -1,4 +1,4 @@
-"""The mixed pass: all of M at narrow tensors, only its diagonal at wide ones.
+"""Run the mixed pass: all of M at narrow tensors, only its diagonal at wide ones.
 
 See docs/method/curvature.md, Mixed estimator.
 
@@ -65,6 +65,7 @@ class _Mixed:
         return shape is not None and prod(shape) // max(1, self.context.size) <= self.width_limit
 
     def new_basis(self) -> int:
+        """Return the number of a new set of columns."""
         self.bases += 1
         return self.bases
 
@@ -101,6 +102,7 @@ class _Mixed:
             self.receive_factor(network.output, self.new_basis(), root.make(chunk))
 
     def visit(self, step: Step) -> None:
+        """Pass what has arrived at a step's result through the step."""
         state = self.pending.pop(step.value, None)
         if state is None:
             return
@@ -110,6 +112,7 @@ class _Mixed:
             self.through_factor(step, basis, cotangent)
 
     def through_factor(self, step: Step, basis: int, cotangent: Cotangent) -> None:
+        """Pass a whole M through a step, as columns of its root."""
         for number, name in self.backward.uses.get(step.value, ()):
             gradients = parameter_gradients(self.context, step, cotangent, number, name)
             self.collected.setdefault((name, basis), []).append(gradients)
@@ -117,6 +120,7 @@ class _Mixed:
             self.receive_factor(number, basis, part)
 
     def through_squares(self, step: Step, parts: dict[int, Tensor]) -> None:
+        """Pass a diagonal of M through a step; narrow inputs get all of M."""
         action = scheduled(step, self.context.network, self.live, self.data)
         narrow = [n for n in action.receivers if self.becomes_narrow(step, n, parts)] if action.rule is not None else []
         wanted = frozenset(n for n in action.receivers if n not in narrow)
@@ -134,6 +138,7 @@ class _Mixed:
             self.through_squares(step, {0: self.totals.pop(step.value)})
 
     def becomes_narrow(self, step: Step, number: int, parts: dict[int, Tensor]) -> bool:
+        """Return whether all of M is formed at this input of a step."""
         batched = number in self.context.network.batched
         return batched and set(parts) == {0} and self.is_narrow(number) and self.context.batch_first(number)
 
@@ -171,17 +176,7 @@ def mixed_pass(
     width_limit: float,
     rehearsing: bool = False,
 ) -> dict[str, Tensor]:
-    """Run the pass; exact contributions go to the accumulator, those of squared rules are returned by parameter name.
-
-    Args:
-        backward: the steps to visit.
-        context: forward values, all of them kept.
-        likelihood: resolved for the outputs.
-        mask: observed entries, or None.
-        accumulator: a diagonal accumulator.
-        width_limit: entries per sample up to which M is kept whole.
-        rehearsing: whether tensors have no entries, and only what is allocated matters.
-    """
+    """Run the pass: exact contributions go to the accumulator, those of squared rules are returned by name."""
     walk = _Mixed(backward, context, accumulator, width_limit, rehearsing)
     walk.start(likelihood, mask)
     for step in context.network.steps[::-1]:

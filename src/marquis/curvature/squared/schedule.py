@@ -1,4 +1,4 @@
-"""What the squared pass will do on a network, decided before anything runs.
+"""Decide what the squared pass will do on a network before anything runs.
 
 Finds the steps that m passes, picks the rule or the fused group for each, refuses what has no rule, and lists the
 forward values that the rules will read, so that the others need not be kept.
@@ -85,6 +85,7 @@ def _depending(network: Network, sources: Iterable[int], without: tuple[str, ...
 
 
 def _schedule(captured: Network, selected: frozenset[str]) -> Schedule:
+    """Decide for every step which rule it uses, and which values it needs."""
     steps, stands_for = merge_repeated(captured.steps)
     output = stands_for.get(captured.output, captured.output)
     network = replace(captured, steps=steps, output=output)
@@ -152,6 +153,7 @@ def _repeats_an_input(step: Step, live: frozenset[int]) -> bool:
 
 
 def _upstream(step: Step, network: Network, live: frozenset[int]) -> list[str]:
+    """Return the selected parameters that a step's result depends on."""
     pending, seen = [step.value], set()
     while pending:
         number = pending.pop()
@@ -163,6 +165,7 @@ def _upstream(step: Step, network: Network, live: frozenset[int]) -> list[str]:
 
 
 def _notes(network: Network, actions: list[ScheduledStep], data: frozenset[int]) -> tuple[str, ...]:
+    """Return notes on what the squared pass drops in this network."""
     notes = []
     for action in actions:
         for step in action.group or (action.step,):

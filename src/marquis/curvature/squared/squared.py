@@ -1,4 +1,4 @@
-"""The squared pass: an approximate GGN diagonal at the price of one backward pass.
+"""Approximate the GGN's diagonal at the price of one backward pass, the squared pass.
 
 Walks the captured network backwards with m = diag(M) only, M being the curvature with respect to an intermediate
 tensor: `m_x[j] = sum_i T[i, j]² m_y[i]` through every operation with Jacobian T, sums at forks. See
@@ -89,6 +89,7 @@ def squared_pass(
 def _result(
     network: Network, name: str, values: dict[int, Any], sums: dict[int, dict[int, Tensor]], start: Tensor
 ) -> Tensor:
+    """Return the diagonal of one parameter; zeros where nothing arrived."""
     if name not in network.parameters:
         raise DataError(f"the captured network has no parameter named '{name}'.")
     number = network.parameters[name]
@@ -116,6 +117,7 @@ def squared_forward(network: Network, values: dict[int, Any], selected: Iterable
 
 
 def _shape_only(value: Any) -> Any:
+    """Return a tensor of the same shape that holds no memory, for values of which only the shape is read."""
     if isinstance(value, (list, tuple)):
         return [_shape_only(item) for item in value]
     if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -41,10 +41,11 @@ export function quantile(array, q) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] : 0;
 }
 
-/** Return a number in few digits, a dash for what is not one. */
-export function short(value) {
+/** Return a number in few significant digits, a dash for what is not one. */
+export function short(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 1e5 || size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(digits)));
+  return text.replace("-", "−");
 }

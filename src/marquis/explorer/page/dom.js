@@ -12,6 +12,14 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Return a new SVG element with attributes. */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Put a message into the line that screen readers announce; `wrong` marks a failure. */
@@ -31,6 +39,13 @@ export function options(select, pairs, chosen) {
   select.replaceChildren(...pairs.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
 }
 
+/** Put other children into an element; if one of its controls had the focus, the new one in its place gets it. */
+export function replaceKeepingFocus(element, ...children) {
+  const controls = () => [...element.querySelectorAll("button, input")], focused = controls().indexOf(document.activeElement);
+  element.replaceChildren(...children);
+  if (focused >= 0) controls()[focused]?.focus();
+}
+
 /** Let the user save a blob under a name. */
 export function download(blob, name) {
   const link = el("a", { href: URL.createObjectURL(blob), download: name });
@@ -38,6 +53,16 @@ export function download(blob, name) {
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** Return a heading with the name of a model, where there are two. */
+export const modelHeading = (about, model) => (about.models.length > 1 ? [el("h3", {}, model.name)] : []);
+
+/** Return a small square in a colour, for legends. */
+export function swatch(colour, shape = "") {
+  const square = el("span", { className: `swatch ${shape}` });
+  square.style.setProperty("--of", colour);
+  return square;
 }
 
 /** Return a function that asks one question at a time: a new one withdraws the one before. */

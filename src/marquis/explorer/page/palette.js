@@ -1,12 +1,14 @@
-// Colours that people with any kind of colour vision can tell apart.
+// Colours that people with any kind of colour vision can tell apart: a test simulates the three kinds of dichromacy.
 
-const CLASSES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb7733", "#999999", "#7766dd", "#44aa99"];
+// The ten colours of M. A. Petroff, "Accessible color sequences for data visualization" (2021).
+const CLASSES = ["#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"];
 const SEQUENTIAL = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"].map(channels);
 const DIVERGING = ["#2166ac", "#92c5de", "#f7f7f7", "#fdb863", "#b35806"].map(channels);
 const GREY = ["#000000", "#ffffff"].map(channels);
 const PALETTES = { sequential: SEQUENTIAL, diverging: DIVERGING, grey: GREY };
 
-function channels(hex) {
+/** Return [r, g, b] of "#rrggbb". */
+export function channels(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
@@ -21,6 +23,9 @@ export function shade(share, name = "sequential") {
 }
 
 export const css = ([r, g, b]) => `rgb(${r | 0} ${g | 0} ${b | 0})`;
+
+/** Return the CSS colour of a 32-bit pixel. */
+export const cssOfPixel = (value) => css([value & 255, (value >> 8) & 255, (value >> 16) & 255]);
 
 /** Return a CSS gradient of a palette, for legends. */
 export const gradient = (name) => `linear-gradient(90deg, ${PALETTES[name].map(css).join(", ")})`;

@@ -1,8 +1,8 @@
-// Pictures of rows: images as pixels, rows of a table as lines with numbers and bars.
+// Images of rows: pixels, differences of either sign, and standard deviations, each with its scale.
 
 import { extent, short } from "./arrays.js";
 import { el } from "./dom.js";
-import { css, shade } from "./palette.js";
+import { shade } from "./palette.js";
 
 /** Return a canvas that shows an image [C, H, W] between low and high, enlarged to about `edge` pixels. */
 export function picture(values, shape, { low = 0, high = 1, palette = "grey", edge = 96, label = "" } = {}) {
@@ -29,41 +29,37 @@ export function perPixel(values, [channels, height, width]) {
   return channels === 1 ? values : sums;
 }
 
-/** Return a picture of numbers of either sign: blue below zero, white at zero, orange above. */
-export function signedPicture(values, shape, options) {
+/** Return a figure of an image with its name below; `range` is what is black and white. */
+export function imageFigure(values, shape, range, name, edge = 96) {
+  return captioned(picture(values, shape, { low: range[0], high: range[1], edge, label: name }), name);
+}
+
+/** Return a figure of numbers of either sign, with the scale: blue below zero, white at zero, orange above. */
+export function signedFigure(values, shape, name, edge = 96) {
   const sums = perPixel(values, shape);
   const most = Math.max(...extent(sums).map(Math.abs)) || 1;
-  return picture(sums, [1, ...shape.slice(1)], { low: -most, high: most, palette: "diverging", ...options });
+  const options = { low: -most, high: most, palette: "diverging", edge, label: `${name}, from ${short(-most, 2)} (blue) to ${short(most, 2)} (orange)` };
+  return captioned(picture(sums, [1, ...shape.slice(1)], options), name, scaleBar("diverging", short(-most, 2), short(most, 2)));
 }
 
-/** Return a picture of numbers from zero up, dark to light. */
-export function positivePicture(values, shape, options) {
-  const sums = perPixel(values, shape);
-  return picture(sums, [1, ...shape.slice(1)], { low: 0, high: extent(sums)[1] || 1, palette: "sequential", ...options });
+/** Return a figure of numbers from zero up to `most`, dark to bright, with the scale. */
+export function positiveFigure(values, shape, name, { most = null, edge = 96 } = {}) {
+  const sums = perPixel(values, shape), top = most || extent(sums)[1] || 1;
+  const options = { low: 0, high: top, palette: "sequential", edge, label: `${name}, from 0 (dark) to ${short(top, 2)} (bright)` };
+  return captioned(picture(sums, [1, ...shape.slice(1)], options), name, scaleBar("sequential", "0", short(top, 2)));
 }
 
-/** Return a figure: a picture with a caption below. */
-export const captioned = (content, caption) => el("figure", {}, content, el("figcaption", {}, caption));
-
-/** Return the text of a cell: a number in few digits, or the name of the level of a categorical column. */
-export const cellText = (value, levels) => (levels && !Number.isNaN(value) ? levels[Math.round(value)] ?? "(new)" : short(value));
-
-/** Return a table with one line per column; `fields` are [heading, numbers], `bars` a signed number for each line. */
-export function lines(columns, fields, { bars = null, order = null, label = "", levels = {} } = {}) {
-  const most = bars ? Math.max(...extent(bars).map(Math.abs)) || 1 : 1;
-  const numbers = order ?? columns.map((_, k) => k);
-  const headings = ["column", ...(bars ? ["contribution"] : []), ...fields.map(([name]) => name)];
-  const head = el("tr", {}, ...headings.map((name) => el("th", { scope: "col" }, name)));
-  const body = numbers.map((k) => {
-    const line = el("tr", {}, el("th", { scope: "row", title: columns[k] }, columns[k]));
-    if (bars) {
-      const bar = el("span", { className: "bar" });
-      bar.style.width = `${(40 * Math.abs(bars[k])) / most}px`;
-      bar.style.background = css(shade(bars[k] > 0 ? 1 : 0, "diverging"));
-      line.append(el("td", { className: "bars" }, bar, " ", short(bars[k])));
-    }
-    line.append(...fields.map(([, values]) => el("td", {}, cellText(values[k], levels[k]))));
-    return line;
-  });
-  return el("div", { className: "scroll" }, el("table", { "aria-label": label }, el("thead", {}, head), el("tbody", {}, ...body)));
+/** Return a figure of what each entry adds to a score: around zero if some take away from it, else from least to most. */
+export function contributionFigure(values, shape, name, edge = 96) {
+  const sums = perPixel(values, shape), [least, high] = extent(sums), low = least < 0.01 * high ? 0 : least;
+  if (least < 0) return signedFigure(values, shape, name, edge);
+  const options = { low, high, palette: "sequential", edge, label: `${name}, from ${short(low, 2)} (dark) to ${short(high, 2)} (bright)` };
+  return captioned(picture(sums, [1, ...shape.slice(1)], options), name, scaleBar("sequential", short(low, 2), short(high, 2)));
 }
+
+/** Return a bar in the colours of a palette between two numbers. */
+export const scaleBar = (palette, low, high) =>
+  el("span", { className: "scale" }, el("span", {}, low), el("span", { className: `ramp ${palette}` }), el("span", {}, high));
+
+/** Return a figure: a picture with a caption below, and a scale. */
+export const captioned = (content, caption, ...more) => el("figure", {}, content, el("figcaption", {}, caption), ...more);

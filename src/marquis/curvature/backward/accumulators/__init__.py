@@ -1,4 +1,4 @@
-"""Turning per-sample gradients into a structure: one accumulator for each kind of matrix.
+"""Turn per-sample gradients into a structure, by one accumulator for each kind of matrix.
 
 An accumulator receives each parameter's gradients once per chunk of columns. The diagonal and the Kronecker factors use
 them at once; block, full and low-rank need several parameters together and wait for them.

@@ -1,4 +1,4 @@
-"""What every accumulator does: take per-sample gradients; most give a structure."""
+"""Define what every accumulator does: take per-sample gradients and, in most cases, return a structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRADIENT_BYTES = 2**25
 
 @dataclass(eq=False)
 class Receiver(ABC):
-    """Takes the gradients that a backward walk meets; this much of it the walk knows.
+    """Define what a backward walk needs of an accumulator: it takes the gradients that the walk meets.
 
     Attributes:
         like: a tensor with the dtype and device of the result.
@@ -49,7 +49,7 @@ class Receiver(ABC):
 
 @dataclass(eq=False)
 class Accumulator(Receiver):
-    """Collects gradients of the parameters of a layout.
+    """Collect gradients of the parameters of a layout.
 
     Attributes:
         layout: selected parameters.

@@ -1,4 +1,4 @@
-"""The curvature along Kronecker eigenvectors: the diagonal of the exact block in that basis (EKFAC)."""
+"""Accumulate the curvature along Kronecker eigenvectors: the diagonal of the exact block in that basis (EKFAC)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marquis.structures.pieces import Piece
 
 @dataclass(eq=False)
 class CorrectedAccumulator(Accumulator):
-    """Sums `(Q^T G R)_ij^2` over columns and samples, the same columns that the exact estimator has.
+    """Sum `(Q^T G R)_ij^2` over columns and samples, the same columns that the exact estimator has.
 
     Attributes:
         bases: eigenvectors of every parameter of the layout.

@@ -1,4 +1,4 @@
-"""Dense matrices: one block per module, the whole matrix, or its exact low-rank factor."""
+"""Accumulate dense matrices: one block per module, the whole matrix, or its exact low-rank factor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marquis.structures import Block, Full, LowRank
 
 @dataclass(eq=False)
 class DenseAccumulator(Accumulator):
-    """Waits for the gradients of several parameters and writes them out side by side.
+    """Wait for the gradients of several parameters and write them out side by side.
 
     Attributes:
         waiting: gradients of the current chunk of columns.
@@ -36,7 +36,7 @@ class DenseAccumulator(Accumulator):
 
     @abstractmethod
     def take_chunk(self) -> None:
-        """Use what is waiting."""
+        """Add the gradients that are waiting to the result."""
 
     def rows(self, names: tuple[str, ...]) -> Iterator[Tensor]:
         """Yield the gradients of several parameters side by side, [c * m, P], a few samples at a time."""

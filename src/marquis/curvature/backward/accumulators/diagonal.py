@@ -1,4 +1,4 @@
-"""The diagonal: sums of squared gradients (docs/method/curvature.md, Exact diagonal)."""
+"""Accumulate the diagonal as sums of squared gradients (docs/method/curvature.md, Exact diagonal)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Running:
 
 @dataclass(eq=False)
 class DiagonalAccumulator(Accumulator):
-    """Sums of squares; for dense layers diag(M) is gathered over chunks and multiplied with the inputs at the end.
+    """Sum squared gradients; for dense layers diag(M) is summed over chunks and multiplied with the inputs at the end.
 
     Attributes:
         running: where the sums go; by default to new memory.
@@ -46,7 +46,7 @@ class DiagonalAccumulator(Accumulator):
         self.totals = self.layout.unflatten(self.vector)
 
     def add(self, name: str, gradients: ParameterGradients) -> None:
-        """Square and sum."""
+        """Add the squared gradients to the diagonal."""
         if isinstance(gradients, RankOne):
             if name not in self.waiting:
                 squares = gradients.factor.like.new_zeros(gradients.factor.shape)

@@ -1,4 +1,4 @@
-"""Kronecker factors: sums of input products and of output products for each layer.
+"""Accumulate Kronecker factors: sums of input products and of output products for each layer.
 
 See docs/method/kronecker.md, Factors of a dense layer and Convolutions.
 """
@@ -15,6 +15,7 @@ from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumul
 from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
+from marquis.curvature.factors.matmul import matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.errors import UnsupportedOperationError
 from marquis.structures import Kronecker
@@ -24,7 +25,7 @@ from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerPiece,
 
 @dataclass(eq=False)
 class KroneckerAccumulator(Accumulator):
-    """Sums of input products and of output products; what has no such form is kept exactly.
+    """Sum input products and output products; what has no such form is kept exactly.
 
     Attributes:
         samples: batch size.
@@ -55,7 +56,7 @@ class KroneckerAccumulator(Accumulator):
             gram = self._gram_of(gradients.factor)
             self.left[name] = gram if first else self.left[name] + gram
             if first:
-                self.right[name] = (gradients.inputs.t() @ gradients.inputs)[None]
+                self.right[name] = matmul(gradients.inputs.t(), gradients.inputs)[None]
                 self.counts[name], self.swapped[name] = float(self.samples), gradients.swapped
         elif isinstance(gradients, OuterProducts):
             self._add_outer(name, gradients)
@@ -65,7 +66,7 @@ class KroneckerAccumulator(Accumulator):
         elif isinstance(gradients, ExplicitGradients) and gradients.as_block:
             share = self.samples if gradients.values.shape[1] == 1 else 1
             flat = gradients.values.flatten(0, 1)
-            gram = flat.t() @ flat * share
+            gram = _times(matmul(flat.t(), flat), share)
             self.dense[name] = self.dense[name] + gram if name in self.dense else gram
         else:
             if name not in self.diagonal:
@@ -73,7 +74,7 @@ class KroneckerAccumulator(Accumulator):
             gradients.add_diagonal_(self.diagonal[name])
 
     def _gram_of(self, factor: Factor) -> Tensor:
-        """Sum of g gᵀ over columns and samples, [1, o, o]; weight and bias of one layer share it."""
+        """Return the sum of g gᵀ over columns and samples, [1, o, o]; weight and bias of one layer share it."""
         cached = self.grams.get(id(factor))
         if cached is not None and cached[0] is factor:
             return cached[1]
@@ -82,11 +83,12 @@ class KroneckerAccumulator(Accumulator):
         return gram
 
     def _add_outer(self, name: str, gradients: OuterProducts) -> None:
+        """Add outer products to the output factor, and once per batch those of the inputs to the input factor."""
         q, t, i = gradients.sizes
         outputs = gradients.outputs.sum(3, keepdim=True) if self.reduce else gradients.outputs
         g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
         share = self.samples if outputs.shape[1] == 1 else 1
-        gram = g.transpose(-1, -2) @ g * share
+        gram = _times(_gram(g), share)
         self.left[name] = self.left[name] + gram if name in self.left else gram
         if name in self.right:
             return
@@ -94,14 +96,14 @@ class KroneckerAccumulator(Accumulator):
         if gradients.input_products is not None:
             self.right[name], self.counts[name] = gradients.input_products("reduce" if self.reduce else "expand")
             return
-        products = gram.new_zeros(q, i, i)
+        products: Tensor | None = None
         limit = max(1, GRADIENT_BYTES // max(1, q * t * i * gradients.item))
         for start in range(0, self.samples, limit):
             a = gradients.inputs(start, min(self.samples, start + limit))
             a = a.mean(2, keepdim=True) if self.reduce else a
             a = a.transpose(0, 1).reshape(q, -1, i)
-            products.baddbmm_(a.transpose(-1, -2), a)
-        self.right[name] = products
+            products = _gram(a) if products is None else products.baddbmm_(a.mT, a)
+        self.right[name] = gram.new_zeros(q, i, i) if products is None else products
         self.counts[name] = float(self.samples if self.reduce else self.samples * t)
 
     def finish(self) -> Kronecker:
@@ -142,6 +144,16 @@ class KroneckerAccumulator(Accumulator):
         return KroneckerPiece(left, right, self.counts[name])
 
 
+def _gram(rows: Tensor) -> Tensor:
+    """Return `aᵀ a` of every group, for a [q, rows, i]."""
+    return matmul(rows[0].t(), rows[0])[None] if len(rows) == 1 else rows.mT @ rows
+
+
+def _times(gram: Tensor, share: int) -> Tensor:
+    """Return the Gram matrix times the number of samples that share it, without a pass over it where that is one."""
+    return gram if share == 1 else gram.mul_(share)
+
+
 def gram_matrix(factor: Factor, samples: int) -> Tensor:
     """Sum over columns and samples of g gᵀ for a factor at a flat value [n, o]: [o, o]."""
     if isinstance(factor, CentredFactor):
@@ -149,8 +161,7 @@ def gram_matrix(factor: Factor, samples: int) -> Tensor:
     columns = factor.product()
     share = samples if columns.shape[1] == 1 else 1
     flat = columns.reshape(columns.shape[0] * columns.shape[1], -1)
-    gram = flat.t() @ flat
-    gram = gram if share == 1 else gram * share
+    gram = _times(matmul(flat.t(), flat), share)
     window = factor.window
     if window is None or window.is_everything:
         return gram

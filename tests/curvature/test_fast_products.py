@@ -1,0 +1,71 @@
+"""Products by oneDNN, correlations for patches, and groups for samples equal the plain way to rounding."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from marquis.curvature import ggn
+from marquis.curvature.factors.matmul import LARGE, by_sample, matmul
+from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
+
+CONVOLUTIONS = {
+    "stride and bias": (nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.Tanh(), nn.Flatten()), (6, 3, 9, 11)),
+    "dilation": (nn.Sequential(nn.Conv2d(5, 4, 3, dilation=2, padding=1), nn.Flatten()), (4, 5, 9, 7)),
+    "one sample": (nn.Sequential(nn.Conv1d(2, 5, 4, padding=1), nn.Tanh(), nn.Flatten()), (1, 2, 17)),
+    "three dimensions": (nn.Sequential(nn.Conv3d(2, 4, (3, 2, 3), padding=(1, 0, 1)), nn.Flatten()), (3, 2, 5, 6, 4)),
+}
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, in units of the largest expected entry."""
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_large_product_equals_that_in_double_precision(transposed: bool):
+    a = torch.randn(2, 70, 301)
+    b = torch.randn(207, 301).t() if transposed else torch.randn(301, 207)
+    assert a.numel() * b.shape[1] >= LARGE
+    assert relative(matmul(a, b), a.double() @ b.double()) < 2e-6
+
+
+def test_a_product_that_is_differentiated_keeps_its_graph():
+    a, b = torch.randn(130, 301, requires_grad=True), torch.randn(301, 207)
+    (gradient,) = torch.autograd.grad(matmul(a, b).sum(), a)
+    torch.testing.assert_close(gradient, b.sum(1).expand(130, 301))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_products_by_sample_equal_those_in_double_precision(shared: bool):
+    a, b = torch.randn(1 if shared else 3, 1, 90, 196), torch.randn(3, 1, 196, 160)
+    assert relative(by_sample(a, b), a.double() @ b.double()) < 2e-6
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_a_sketch_in_single_precision_is_the_sum_of_squared_gradients(case: str):
+    torch.manual_seed(0)
+    model, shape = CONVOLUTIONS[case]
+    model, x = copy.deepcopy(model).eval(), torch.randn(shape)
+    found = ggn(model, x, "gaussian", "diagonal", "sketched", generator=torch.Generator().manual_seed(3)).diagonal()
+    wide = copy.deepcopy(model).double()
+    same = ggn(wide, x.double(), "gaussian", "diagonal", "sketched", generator=torch.Generator().manual_seed(3))
+    assert relative(found, same.diagonal()) < 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pads", [[(2, 2), (1, 1)], [(0, 0), (0, 0)], [(1, 2), (4, 0)]])
+@pytest.mark.parametrize("dilation", [[1, 1], [2, 1]])
+def test_products_of_patches_are_those_of_the_unfolded_image(
+    dtype: torch.dtype, pads: list[tuple[int, int]], dilation: list[int]
+):
+    image = torch.randn(3, 8, 9, 8, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    geometry = ConvolutionGeometry(torch.zeros(1, 8, 3, 4), (3, 4), [1, 1], dilation, pads, [0, 0], 1, False)
+    sizes = zip(image.shape[2:], pads, dilation, geometry.kernel, strict=True)
+    boxes = tuple((0, size + sum(pad) - d * (k - 1)) for size, pad, d, k in sizes)
+    patches = unfold(image.double(), geometry, boxes)[:, 0].flatten(0, 1)
+    found, count = patch_products(image, geometry, boxes, "expand")
+    assert count == len(patches)
+    assert relative(found[0], patches.t() @ patches) < (1e-12 if dtype is torch.float64 else 5e-6)
+    assert torch.equal(found[0], found[0].t())
