@@ -47,7 +47,10 @@ class Visit:
         return box["x"] + x, box["y"] + y
 
     def choose(self, row: int, number: int = 0) -> None:
-        self.page.mouse.click(*self.at(row, number))
+        place = None
+        while place != (place := self.at(row, number)):  # a legend that arrives late moves the map
+            self.page.wait_for_timeout(50)
+        self.page.mouse.click(*place)
 
     def drag(self, *places: tuple[float, float]) -> None:
         self.page.mouse.move(*places[0])

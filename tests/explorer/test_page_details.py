@@ -46,6 +46,20 @@ def test_questions_are_withdrawn_when_the_mouse_has_moved_on(visit: Visit):
     until(lambda: len(asked) == before + 1)  # now somebody does
 
 
+def test_the_map_stays_where_it_is_when_its_background_arrives(visit: Visit):
+    """A legend that appears late would shift the points under a click."""
+    page, held = visit.page, []
+    page.route("**/api/background", lambda route: held.append(route))
+    canvas = page.locator("canvas.map").first
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    until(lambda: held)
+    before = canvas.bounding_box()
+    held.pop().continue_()
+    until(lambda: page.evaluate("marquis.maps[0].backgroundScale !== null"))
+    assert canvas.bounding_box() == before
+
+
 def test_a_moving_map_is_not_drawn_anew(visit: Visit):
     """While one pans and zooms a bitmap moves, so that many points stay smooth; it is drawn anew at rest."""
     page = visit.page

@@ -143,6 +143,7 @@ async function background(app, map) {
   if (state.background === "none") { map.setBackground(null); return mapLegend(map); }
   if (!asking.has(map)) asking.set(map, latest((...question) => app.source.background(map.number, ...question)));
   const box = map.field(), quantity = state.background;
+  mapLegend(map);
   say(`computing: ${BACKGROUNDS[quantity][0]} …`);
   const values = await asking.get(map)(quantity, map.plane, box, GRID);
   if (!values) return;

@@ -77,7 +77,8 @@ export function mapLegend(map) {
     const what = kind === "score" ? nameOfScore(name) : kind === "column" ? map.columns[Number(name)] : "label";
     parts.push(el("span", {}, `${what} `, scaleBar("sequential", ...scale(map.colourScale))));
   }
-  if (state.background !== "none" && map.backgroundScale) {
+  if (state.background !== "none" && !map.backgroundScale) parts.push(el("span", {}, `${BACKGROUNDS[state.background][0]} …`)); // keeps the line's height: the map must not move under a click
+  else if (state.background !== "none") {
     const [name, meaning] = BACKGROUNDS[state.background], [low, high] = map.backgroundScale;
     const content = low === high ? [`${name}: ${short(low, 2)} everywhere${map.model.networks === 1 ? " (a single network)" : ""}`] : [`${name} `, scaleBar("field", ...scale([low, high]))];
     parts.push(el("span", { title: meaning }, ...content));
