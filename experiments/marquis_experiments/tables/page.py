@@ -33,6 +33,7 @@ SCORES = {
     "interval_score": ("90 % intervals, interval score", False),
 }
 """Score to its name, and whether larger is better."""
+COUNTS = "ours better / worse / undecided"
 
 
 def short(name: str) -> str:
@@ -81,7 +82,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     outliers, missing = results["outliers"], results["imputation"]
     splits, groups = len(unique([*outliers, *missing], "repetition")), unique([*outliers, *missing], "group")
     ours = {"auroc": OURS, "rmse": IMPUTER, "interval_score": IMPUTER}
-    body, means = [], {}
+    first, body, means = [], [], {}
     for group in groups:
         for score in SCORES:
             rows = [
@@ -90,11 +91,13 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             if not rows:
                 continue
             places = unique(rows, "table", "strange" if score == "auroc" else "pattern")
-            found = {method: mean(numbers(rows, score, method=method)) for method in unique(rows, "method")}
-            means[group, score] = found
-            for method in sorted(found, key=found.__getitem__, reverse=SCORES[score][1]):
-                tally = "–" if method == ours[score] else counts(rows, score, ours[score], method, places)
-                body.append([group, SCORES[score][0], method, f"{found[method]:.3f}", tally])
+            means[group, score] = {m: mean(numbers(rows, score, method=m)) for m in unique(rows, "method")}
+            ranked = sorted(means[group, score], key=means[group, score].__getitem__, reverse=SCORES[score][1])
+            written = {method: f"{means[group, score][method]:.3f}" for method in ranked}
+            tallies = {m: counts(rows, score, ours[score], m, places) for m in ranked if m != ours[score]}
+            body += [[group, SCORES[score][0], m, written[m], tallies.get(m, "–")] for m in ranked]
+            other = next(iter(tallies))
+            first.append([group, SCORES[score][0], written[ours[score]], f"{other} {written[other]}", tallies[other]])
     judged = [group for group in groups if group != "development"]
     best = {
         (group, score): (max if SCORES[score][1] else min)(means[group, score], key=means[group, score].__getitem__)
@@ -108,6 +111,9 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     worst = worst_ratio(missing)
     return {
         "splits": splits,
+        "groups": len(groups),
+        "tasks": len(unique(outliers, "group", "table", "strange")),
+        "cases": len(unique(missing, "group", "table", "pattern")),
         "sizes": "; ".join(size(group, outliers, missing) for group in groups),
         "chance": p_value(SURE, splits) if splits > 1 else 1.0,
         "verdict": verdict(
@@ -116,21 +122,17 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             complete(outliers, missing, splits) and len(best) == len(judged) * len(SCORES),
             not first_round(missing),
         ),
-        "best": " ".join(
-            f"{group.capitalize()} tables: "
-            + "; ".join(
-                f"{SCORES[score][0]} {means[group, score][ours[score]]:.3f}"
-                + ("" if name == ours[score] else f" (best is {name}, {means[group, score][name]:.3f})")
-                for score, name in ((score, best[group, score]) for score in SCORES if (group, score) in best)
-            )
-            + "."
-            for group in judged
+        "wins": sum(name == ours[score] for (_, score), name in best.items()),
+        "comparisons": len(best),
+        "beaten": "; ".join(
+            f"{group}, {SCORES[score][0]}: {name}" for (group, score), name in best.items() if name != ours[score]
         ),
         "worst": worst,
         "done": splits_done(outliers, missing),
         "first_round": first_round(missing),
         "losses": losses(outliers, missing, ours),
-        "table": table(["tables", "task and score", "method", "mean", "ours better / worse / undecided"], body),
+        "table": table(["tables", "task and score", "ours", "best other method", COUNTS], first),
+        "every_method": table(["tables", "task and score", "method", "mean", COUNTS], body),
         "outliers_table": outlier_table(outliers),
         "missing_table": missing_table(missing),
         "away": distances,
