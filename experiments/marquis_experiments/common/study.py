@@ -99,6 +99,10 @@ class Run:
         rows = [] if among is None else self.committed.get(among, [])
         return stored(self.cells, name, settings) or committed_row(rows, settings)
 
+    def keep(self, results: Mapping[str, Any]) -> None:
+        """Write results, also those of an unfinished run: its rows can be committed as they come."""
+        write_json(self.folder / "results.json", {"size": self.size, **results})
+
     def network(
         self,
         name: str,
@@ -196,7 +200,7 @@ class Study:
         """
         run = self.start(size, out, data_dir, say, settings, go_on)
         results = {"size": size, **self.measure(run)}
-        write_json(run.folder / "results.json", results)
+        run.keep(results)
         if self.draw is not None:
             self.draw(run.folder, results)
         return write_text(run.folder / f"{self.name}.md", self.text(results))
