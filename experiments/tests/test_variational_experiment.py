@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from marquis.errors import DataError
 from marquis_experiments.common import cells
 from marquis_experiments.common.metrics import classification_scores, expected_calibration_error
 from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, comparisons, line
+from marquis_experiments.variational_laplace.fashion_mnist.regularisers import EmpiricalFisher, SquaredGradient
 from marquis_experiments.variational_laplace.fashion_mnist.study import STUDY, best_tempering
 
 
@@ -66,8 +68,8 @@ def test_quick_run_writes_everything(quick):
     results = json.loads((page.parent / "results.json").read_text())
     assert len(results["grid"]) == 6 and len(results["multiplier"]) == 4 and len(results["resnet"]) == 3
     assert len(results["overfitting"]) == 6
-    assert len(lines) == 19
-    for picture in ("vl-tempering.png", "vl-multiplier.png", "vl-overfitting.png"):
+    assert len(results["regularisers"]) == 4 and len(lines) == 23
+    for picture in ("vl-tempering.png", "vl-multiplier.png", "vl-overfitting.png", "vl-epochs.png"):
         assert (page.parent / picture).stat().st_size > 10_000
     for row in [*results["grid"], *results["resnet"], *results["overfitting"]]:
         assert 0 <= row["mean"]["ece"] <= 1 and len(row["curve"]) == row["epochs"]
@@ -76,6 +78,35 @@ def test_quick_run_writes_everything(quick):
         assert [epoch for epoch, _ in row["watched"]] == [2, 4]
         assert row["watched"][-1][1] == row["validation"]["nll"]  # the last look is the finished network
         assert (row["train"], row["epochs"]) == (64, 4)
+
+
+def test_unweighted_square_is_the_empirical_fisher_with_one_fixed_variance():
+    """The same loss and gradient in the mean, up to the KL's constant."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softplus(), torch.nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 1, 0, 1, 0])
+    fisher = EmpiricalFisher(network, "categorical", num_data=6, tempering=0.0)
+    square = SquaredGradient(network, "categorical", num_data=6, tempering=0.0)
+    square.weight = 0.01
+    with torch.no_grad():
+        for width in fisher.widths:
+            width.fill_(0.5 * math.log(0.01))
+    losses = [method.step(x, y) for method in (fisher, square)]
+    assert losses[0].item() == pytest.approx(losses[1].item())
+    for loss in losses:
+        loss.backward()
+    for one, two in zip(fisher.means, square.means, strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_committed_rows_are_continued():
+    committed = STUDY.committed()
+    run = STUDY.start(go_on=True, say=lambda text: None)
+    names = ("architecture", "method", "tempering", "multiplier", "seed", "epochs", "width", "data", "train", "test")
+    for part in ("grid", "multiplier", "regularisers", "resnet", "overfitting"):
+        key = {name: committed[part][0][name] for name in (*names, "batch", "lr")}
+        key |= {name: committed[part][0][name] for name in ("weight", "watch_every") if name in committed[part][0]}
+        assert run.stored("no such file", key, part) is not None
 
 
 def test_finished_cells_are_not_computed_again(quick):
@@ -123,5 +154,5 @@ def test_settings_of_the_other_parts_say_nothing_of_overfitting(quick):
     """Cells of earlier versions, which had no such part, stay valid."""
     for path in (quick[0].parent / "cells").glob("*.json"):
         known = json.loads(path.read_text())
-        assert ("watch_every" in known["settings"]) == path.name.startswith("overfit-")
-        assert ("watched" in known["result"]) == path.name.startswith("overfit-")
+        watched = path.name.startswith(("overfit-", "multiplier-"))
+        assert ("watch_every" in known["settings"]) == watched == ("watched" in known["result"])

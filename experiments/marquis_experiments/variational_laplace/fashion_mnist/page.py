@@ -25,6 +25,7 @@ PAPER = {
     "MAP": "0.29 / 93.6 / 0.096",
 }
 """VL Table 1, Fashion-MNIST: test NLL, accuracy in percent, ECE."""
+OTHERS = {"empirical": "VL with the empirical Fisher", "gradient": "MAP with the unweighted squared gradient"}
 
 
 def of_variant(rows: list[Row], variant: str, tempering: float | None = None) -> list[Row]:
@@ -141,6 +142,12 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             for row in sorted(results["multiplier"], key=lambda r: (-r["tempering"], r["method"], r["multiplier"]))
             if not row["diverged"]
         ],
+        "regulariser_chosen": chosen_regularisers(results),
+        "regulariser_lines": [
+            _regulariser_line(OTHERS[row["method"]], row["tempering"], row["weight"], [row])
+            for row in results["regularisers"]
+            if not row["diverged"]
+        ],
         "seconds": [*seconds("CNN", grid), *seconds("narrow ResNet", resnet)],
         "lower_ece": vi_calibrated(grid),
         "image_error": 100 * (0.86 * 0.14 / results["settings"]["test"]) ** 0.5,
@@ -149,6 +156,36 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "seeds": {"grid": len(results["settings"]["seeds"]), "few": len(results["settings"]["overfitting"]["seeds"])},
         "digits": results["settings"]["data"] == "digits",
         "verdict": verdict(*(c.won for c in [*compared, *overfitted])) if compared and overfitted else "not",
+    }
+
+
+def chosen_regularisers(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return VL, MAP and the other regularisers, each at its tempering and weight of the smallest validation NLL.
+
+    All are of the seeds with which the other regularisers were run.
+    """
+    seeds = results["settings"]["regulariser_seeds"]
+    rows = [row for row in [*results["grid"], *results["regularisers"]] if row["seed"] in seeds and not row["diverged"]]
+    lines = []
+    for method, label in {"vl": "VL", **OTHERS, "map": "MAP"}.items():
+        groups: dict[tuple[float, float], list[Row]] = {}
+        for row in rows:
+            if row["method"] == method:
+                groups.setdefault((row["tempering"], row.get("weight", 0.0)), []).append(row)
+        if groups:
+            key = min(groups, key=lambda k: mean(row["validation"]["nll"] for row in groups[k]))
+            lines.append(_regulariser_line(label, *key, groups[key]))
+    return lines
+
+
+def _regulariser_line(label: str, tempering: float, weight: float, rows: list[Row]) -> dict[str, Any]:
+    scores_of = {name: Spread(row["mean"][name] for row in rows) for name in ("nll", "ece")}
+    percent = Spread(100 * row["mean"]["accuracy"] for row in rows)
+    validation = Spread(row["validation"]["nll"] for row in rows)
+    weight_text = f"{weight:g}" if weight else "-"
+    return {"method": label, "tempering": tempering, "weight": weight_text, "percent": percent} | {
+        "validation": validation,
+        **scores_of,
     }
 
 
@@ -170,13 +207,14 @@ def average_curve(rows: list[Row], variant: str, tempering: float) -> list[tuple
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the three figures, each with one legend above its panels."""
+    """Draw the four figures, each with one legend above its panels."""
     few = results["overfitting"]
     figures = {name: Figure(n, n, 4.6, 3.8) for name, n in (("tempering", 2), ("overfitting", 3), ("multiplier", 3))}
     draw_scores(figures["tempering"].axes, results["grid"])
     draw_scores(figures["overfitting"].axes[:2], few)
     draw_watched(figures["overfitting"].axes[2], few)
     draw_multiplier(figures["multiplier"].axes, results["multiplier"])
+    figures["epochs"] = draw_epochs(results["multiplier"])
     for name, figure in figures.items():
         figure.legend("outside upper center")
         figure.save(folder / f"vl-{name}.png", dpi=110)
@@ -231,3 +269,26 @@ def draw_multiplier(axes: Any, rows: list[Row]) -> None:
         axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
+
+
+def draw_epochs(rows: list[Row]) -> Figure:
+    """Draw training bound and validation log-likelihood against the epoch: a row of panels for every tempering."""
+    colours = (GREY, LIGHT_BLUE, BLUE, ORANGE)
+    figure = Figure(4 * len(temperings(rows)), 4, 3.4, 2.9)
+    panels = [
+        (t, label, score)
+        for t in reversed(temperings(rows))
+        for score in ("bound", "fit")
+        for label in ("VI (mean)", "VL")
+    ]
+    for axis, (tempering, label, score) in zip(figure.axes, panels, strict=True):
+        part = sorted(of_variant(rows, label, tempering), key=lambda r: r["multiplier"])
+        for row, colour in zip(part, colours, strict=False):
+            fit = [-nll for _, nll in row["watched"]]
+            y = row["curve"] if score == "bound" else fit
+            axis.plot(range(1, len(y) + 1), y, color=colour, label=f"multiplier {row['multiplier']:g}")
+        name = "training ELBO / N" if score == "bound" else "validation log-likelihood"
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set(title=f"{label.split()[0]}, β = {tempering:g}", xlabel="epoch", ylabel=name)
+        axis.grid(alpha=0.3)
+    return figure

@@ -1,8 +1,8 @@
 """`vl`: Variational Laplace, mean-field VI and MAP on Fashion-MNIST (VL Table 1, Table 2 and Figure 2).
 
-Four parts: a grid over the tempering with the CNN; the same where the CNN overfits (few images, many epochs); the
-learning-rate multiplier of log σ; and the narrow ResNet once per method at the tempering that validation chose. CIFAR
-and SVHN are not run: the data are not available here.
+Five parts: a grid over the tempering with the CNN; the same where the CNN overfits (few images, many epochs); the
+learning-rate multiplier of log σ; the narrow ResNet once per method at the tempering that validation chose; and two
+other squared-gradient regularisers. CIFAR and SVHN are not run: the data are not available here.
 """
 
 from __future__ import annotations
@@ -23,32 +23,39 @@ from marquis_experiments.common.metrics import classification_scores
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.common.training import Shuffled, descend
 from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, draw, values
+from marquis_experiments.variational_laplace.fashion_mnist.regularisers import EmpiricalFisher, SquaredGradient
 
 METHODS = {"vl": VariationalLaplace, "vi": MeanFieldVI, "map": MAP}
+REGULARISERS = {"empirical": EmpiricalFisher, "gradient": SquaredGradient}
 VARIANTS = {"vl": "VL", "vi": "VI (mean)", "map": "MAP"}
 SAMPLES = 10
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Train and score every cell of the four parts."""
+    """Train and score every cell of the five parts."""
     s, splits = load_splits(run)
     few = s.overfitting
 
-    def one(*what: Any, overfit: bool = False) -> dict[str, Any]:
-        row = trained_cell(run, s, splits, *what, overfit=overfit)
+    def one(part: str, *what: Any, weight: float | None = None) -> dict[str, Any]:
+        row = trained_cell(run, s, splits, part, *what, weight=weight)
         score = "diverged" if row["diverged"] else f"NLL {row['mean']['nll']:.3f}, ECE {row['mean']['ece']:.3f}"
-        run.say(f"{'overfitting ' if overfit else ''}{' '.join(map(str, what))}: {score}")
+        run.say(f"{part} {' '.join(map(str, what))}{'' if weight is None else f' weight {weight:g}'}: {score}")
         return row
 
-    grid = [one("cnn", m, t, 10.0, seed) for seed, t, m in product(s.seeds, s.temperings, METHODS)]
+    grid = [one("grid", "cnn", m, t, 10.0, seed) for seed, t, m in product(s.seeds, s.temperings, METHODS)]
     choices = product(s.study_temperings, s.multipliers, ("vl", "vi"))
+    others = [("empirical", 0.0), *product(["gradient"], s.weights)]
     return {
         "settings": s.plain(),
         "grid": grid,
-        "multiplier": [one("cnn", method, t, multiplier, 0) for t, multiplier, method in choices],
-        "resnet": [one("resnet", method, best_tempering(grid, method), 10.0, 0) for method in METHODS],
+        "multiplier": [one("multiplier", "cnn", method, t, multiplier, 0) for t, multiplier, method in choices],
+        "regularisers": [
+            one("regularisers", "cnn", method, t, 10.0, seed, weight=weight)
+            for seed, t, (method, weight) in product(s.regulariser_seeds, s.temperings, others)
+        ],
+        "resnet": [one("resnet", "resnet", method, best_tempering(grid, method), 10.0, 0) for method in METHODS],
         "overfitting": [
-            one("cnn", method, t, 10.0, seed, overfit=True)
+            one("overfitting", "cnn", method, t, 10.0, seed)
             for seed, t, method in product(few["seeds"], few["temperings"], METHODS)
         ],
     }
@@ -83,7 +90,7 @@ def load_splits(run: Run) -> tuple[Settings, dict[str, Labelled]]:
 
 
 def trained_cell(
-    run: Run, s: Settings, splits: dict[str, Labelled], *what: Any, overfit: bool = False
+    run: Run, s: Settings, splits: dict[str, Labelled], part: str, *what: Any, weight: float | None = None
 ) -> dict[str, Any]:
     """Return one cell: a network trained and scored; `what` are architecture, method, tempering, multiplier, seed."""
     described = dict(zip(("architecture", "method", "tempering", "multiplier", "seed"), what, strict=True))
@@ -92,14 +99,20 @@ def trained_cell(
     described |= {"data": s.data, "train": len(splits["train"]), "test": len(splits["test"])}
     described |= {"batch": s.batch, "lr": s.lr}
     name = "{}-{}-b{:g}-m{:g}-s{}".format(*what)
-    if overfit:
+    if part == "overfitting":
         few = s.overfitting
         train = Labelled(splits["train"].x[: few["train"]], splits["train"].y[: few["train"]])
         splits = {**splits, "train": train}
         described |= {"train": len(train), "epochs": few["epochs"], "batch": few["batch"], "lr": few["lr"]}
-        described["watch_every"] = few["watch_every"]  # only here: cells of the other parts keep their settings
+        described["watch_every"] = few["watch_every"]  # only where it is wanted: other cells keep their settings
         name = f"overfit-{name}"
-    return run.cell(name, described, lambda: _train(splits, described))
+    if part == "multiplier":
+        described["watch_every"] = 1
+        name = f"multiplier-{name}"
+    if weight is not None:
+        described["weight"] = weight
+        name = f"{name}-w{weight:g}"
+    return run.cell(name, described, lambda: _train(splits, described), among=part)
 
 
 def _train(splits: dict[str, Labelled], cell_settings: dict[str, Any]) -> dict[str, Any]:
@@ -107,10 +120,11 @@ def _train(splits: dict[str, Labelled], cell_settings: dict[str, Any]) -> dict[s
     torch.manual_seed(s["seed"])
     network = _network(s["architecture"], s["width"], splits["train"].x)
     generator = torch.Generator().manual_seed(1000 + s["seed"])
-    options: dict[str, Any] = {} if s["method"] == "map" else {"multiplier": s["multiplier"]}
-    method = METHODS[s["method"]](
-        network, "categorical", num_data=s["train"], tempering=s["tempering"], generator=generator, **options
-    )
+    kind = {**METHODS, **REGULARISERS}[s["method"]]
+    options: dict[str, Any] = {} if issubclass(kind, MAP) else {"multiplier": s["multiplier"]}
+    method = kind(network, "categorical", num_data=s["train"], tempering=s["tempering"], generator=generator, **options)
+    if isinstance(method, SquaredGradient):
+        method.weight = s["weight"]
     method.train()
     started = time.thread_time()
     try:
@@ -190,18 +204,19 @@ STUDY = Study(
         "data": "fashion-mnist", "train": 10_000, "validation": 2_000, "test": 10_000, "batch": 64, "lr": 3e-3,
         "width": 8, "epochs": 12, "temperings": (0.01, 0.03, 0.1, 1.0), "seeds": (0, 1),
         "multipliers": (1.0, 3.0, 10.0, 30.0), "study_temperings": (1.0, 0.1), "resnet_width": 1 / 8,
-        "resnet_epochs": 4, "overfitting": OVERFITTING,
+        "resnet_epochs": 4, "overfitting": OVERFITTING, "weights": (1e-4, 1e-3), "regulariser_seeds": (0,),
     },
     quick={
         "train": 128, "validation": 64, "test": 128, "width": 2, "epochs": 2, "temperings": (0.1, 1.0),
         "seeds": (0,), "multipliers": (1.0, 10.0), "study_temperings": (1.0,), "resnet_width": 1 / 32,
-        "resnet_epochs": 1, "overfitting": {
+        "resnet_epochs": 1, "weights": (1e-3,), "overfitting": {
             **OVERFITTING, "train": 64, "epochs": 4, "temperings": (0.01, 0.1), "seeds": (0,), "watch_every": 2,
         },
     },
     full={
         "train": 55_000, "validation": 5_000, "batch": 128, "lr": 1e-4, "width": 16, "epochs": 200,
         "temperings": FULL_GRID, "seeds": (0, 1, 2), "resnet_width": 1 / 4, "resnet_epochs": 200,
+        "weights": (1e-5, 1e-4, 1e-3, 1e-2), "regulariser_seeds": (0, 1, 2),
         "overfitting": {**OVERFITTING, "epochs": 200, "temperings": FULL_GRID},
     },
 )
