@@ -341,3 +341,47 @@ def test_a_parameter_that_nothing_depends_on_has_zero_curvature() -> None:
         dense = ggn(model, double(3, 3), "gaussian", structure).to_dense()
         assert float(dense[8:].abs().max()) == 0
         assert_matches(dense.diagonal(), oracle.diagonal(), RTOL)
+
+
+def blocks_network(kind: str) -> nn.Module:
+    head = nn.Linear(4 * 3 * 3, 6)
+    pool = (
+        nn.AvgPool2d(2)
+        if kind == "average"
+        else nn.MaxPool2d(3 if kind == "overlapping" else 2, 2, padding=int(kind == "overlapping"))
+    )
+    first = [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), pool]
+    shared = nn.Conv2d(3, 3, 3, padding=1)
+    twice = [shared, nn.Tanh(), shared] if kind == "shared weight" else [nn.Conv2d(3, 3, 1), nn.GroupNorm(1, 3)]
+    return nn.Sequential(
+        *first, *twice, nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), head, nn.Tanh(), nn.Linear(6, 3)
+    )
+
+
+@pytest.mark.parametrize("kind", ["max", "overlapping", "average", "shared weight"])
+@pytest.mark.parametrize("estimator", ["exact", "sketched"])
+def test_blocks_of_samples_give_the_same(monkeypatch: pytest.MonkeyPatch, kind: str, estimator: str) -> None:
+    """Samples in blocks (2, 2 and 1 of five) give the diagonal of the whole batch; the buffers of a block leave no trace."""
+    model, x = built(blocks_network(kind)), double(5, 2, 6, 6)
+    named = dict(model.named_parameters())
+    mask = torch.tensor([1, 0, 1, 1, 1])
+    sizes: list[int] = []
+    original = walk.BackwardWalk._all_segments
+
+    def counted(self: walk.BackwardWalk, root: Any) -> None:
+        sizes.append(self.context.size)
+        original(self, root)
+
+    def computed(mask: Tensor | None) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return ggn(model, x, "categorical", "diagonal", estimator, probes=2, generator=generator, mask=mask).diagonal()
+
+    whole = [computed(m) for m in (None, mask)]
+    monkeypatch.setattr(walk.BackwardWalk, "_all_segments", counted)
+    monkeypatch.setattr(walk, "BLOCK_BYTES", 2 * 2 * 3 * 36 * 8)
+    for m, expected in zip((None, mask), whole, strict=True):
+        assert_matches(computed(m), expected)
+        if estimator == "exact":
+            oracle = dense_ggn(model, x, "categorical", mask=m)
+            assert_structure(ggn(model, x, "categorical", mask=m), "diagonal", oracle, named)
+    assert set(sizes) == {2, 1}

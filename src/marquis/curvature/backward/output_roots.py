@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marquis.curvature.factors.centred import CentredFactor, Softmax
 from marquis.curvature.factors.factor import Factor, Window, identity_columns
@@ -39,6 +40,10 @@ class SquareRoot(ABC):
     def make(self, chunk: object) -> Factor:
         """Return the columns of one chunk."""
 
+    def of_samples(self, start: int, stop: int) -> SquareRoot | None:
+        """Return the root of the samples [start, stop) only; None where it is not cut."""
+        return None
+
 
 @dataclass(eq=False)
 class ExplicitRoot(SquareRoot):
@@ -61,6 +66,11 @@ class ExplicitRoot(SquareRoot):
         """Return a slice of the columns."""
         start, stop = chunk  # type: ignore[misc]
         return Factor(self.columns[start:stop], self.shape)
+
+    @override
+    def of_samples(self, start: int, stop: int) -> SquareRoot | None:
+        columns = self.columns if self.columns.shape[1] == 1 else self.columns[:, start:stop]
+        return ExplicitRoot(columns, (stop - start, *self.shape[1:]), self.shared)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients, ParameterGradients
-from marquis.curvature.factors.matmul import matmul
+from marquis.curvature.factors.matmul import by_sample, matmul
 
 SMALL = 2048
 """Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
@@ -122,7 +122,7 @@ class OuterProducts(ParameterGradients):
         """Return the gradients before arranging: [m, q, c * o, i]."""
         if self.direct is not None:
             return self.direct(start, stop)
-        return self._rows(start, stop) @ self.inputs(start, stop)
+        return by_sample(self._rows(start, stop), self.inputs(start, stop))
 
     def _rows(self, start: int, stop: int) -> Tensor:
         """Return g as the left side of a product, [m or 1, q, c * o, t]."""

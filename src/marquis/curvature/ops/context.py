@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,7 @@ class Context:
         folded: elementwise steps whose derivative an earlier rule has already multiplied in.
         caching: whether there is a next chunk of columns that could use what is cached.
         cache: anything computed from `values` that the next chunk can use again, by step and purpose.
+        buffers: memory that the next block of samples uses again, by step and shape; None where every tensor is new.
     """
 
     network: Network
@@ -41,6 +42,7 @@ class Context:
     folded: set[int] = field(default_factory=set)
     caching: bool = True
     cache: dict[tuple[int, str], Any] = field(default_factory=dict)
+    buffers: dict[tuple[int, tuple[int, ...]], Tensor] | None = None
 
     def targets(self, step: Step) -> list[int]:
         """Return the inputs of a step that need a factor: those that depend on data and on a selected parameter."""
@@ -70,6 +72,30 @@ class Context:
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
+
+    def zeros(self, step: Step, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return zeros for the columns behind a step, where blocks follow each other in the memory of the last one."""
+        if self.buffers is None:
+            return like.new_zeros(shape)
+        key = (step.value, shape)
+        if key not in self.buffers:
+            self.buffers[key] = like.new_empty(shape)
+        return self.buffers[key].zero_()
+
+    @property
+    def divisible(self) -> bool:
+        """Return whether every value that depends on the data is a tensor with the batch first, which can be cut."""
+        batched = self.network.batched
+        if self.network.fixed_batch is not None or not all(self.batch_first(n) and n in self.shapes for n in batched):
+            return False
+        return all(isinstance(value, Tensor) for n, value in self.values.items() if n in batched or n < 0)
+
+    def of_samples(self, start: int, stop: int) -> Context:
+        """Return the same for the samples [start, stop) only; their values are views."""
+        batched, size = self.network.batched, stop - start
+        values = {n: v[start:stop] if n in batched or n < 0 else v for n, v in self.values.items()}
+        shapes = {n: (size, *shape[1:]) if n in batched else shape for n, shape in self.shapes.items()}
+        return replace(self, values=values, shapes=shapes, size=size, folded=set(), cache={})
 
     def factor(self, columns: Tensor, number: int) -> Factor:
         """Return a plain factor at a value from columns [c, *shape] that are written out."""

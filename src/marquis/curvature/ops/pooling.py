@@ -47,7 +47,7 @@ def max_pool_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Fact
     if factor.window is not None and tiled and len(factor.window.full) == 3:
         return {number: _within_window(context, step, factor, shape, kernel, indices)}
     columns = factor.dense()
-    spread = columns.new_zeros(columns.shape[0], *shape)
+    spread = context.zeros(step, columns, (columns.shape[0], *shape))
     flat = indices.flatten(-2).expand(columns.shape[0], *indices.shape[:-2], -1)
     spread.flatten(-2).scatter_add_(-1, flat, columns.flatten(-2))
     return {number: context.factor(spread, number)}

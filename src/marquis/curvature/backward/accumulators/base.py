@@ -25,6 +25,8 @@ class Receiver(ABC):
     like: Tensor
     recompresses: bool = field(default=False, init=False)
     """Whether the columns may be replaced by others with the same S Sᵀ."""
+    takes_blocks: bool = field(default=False, init=False)
+    """Whether the samples of a batch may come in blocks, one after the other."""
 
     @abstractmethod
     def add(self, name: str, gradients: ParameterGradients) -> None:
@@ -36,6 +38,10 @@ class Receiver(ABC):
 
     def end_segment(self) -> None:
         """Take note that all chunks of columns down to the next bottleneck have been added."""
+        return None
+
+    def end_block(self) -> None:
+        """Take note that a block of samples has been added, and that others follow."""
         return None
 
     def groups(self) -> list[tuple[str, ...]]:

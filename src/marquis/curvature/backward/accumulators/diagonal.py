@@ -29,12 +29,14 @@ class DiagonalAccumulator(Accumulator):
 
     Attributes:
         running: where the sums go; by default to new memory.
-        waiting: inputs, whether the weight is stored as [i, o], and diag(M) of dense layers.
+        waiting: inputs, whether the weight is stored as [i, o], and diag(M) of dense layers, per block of samples.
         sums: of all other parameters.
     """
 
     running: Running | None = None
-    waiting: dict[str, tuple[Tensor, bool, Tensor]] = field(default_factory=dict)
+    takes_blocks: bool = field(default=True, init=False)
+    waiting: dict[str, list[tuple[Tensor, bool, Tensor]]] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,16 +50,22 @@ class DiagonalAccumulator(Accumulator):
     def add(self, name: str, gradients: ParameterGradients) -> None:
         """Add the squared gradients to the diagonal."""
         if isinstance(gradients, RankOne):
-            if name not in self.waiting:
+            blocks = self.waiting.setdefault(name, [])
+            if name not in self.started:
                 squares = gradients.factor.like.new_zeros(gradients.factor.shape)
-                self.waiting[name] = (gradients.inputs, gradients.swapped, squares)
-            gradients.factor.add_square_sum_(self.waiting[name][2])
+                blocks.append((gradients.inputs, gradients.swapped, squares))
+                self.started.add(name)
+            gradients.factor.add_square_sum_(blocks[-1][2])
         else:
             if name not in self.sums:
                 new = self.running is not None
                 total = torch.zeros_like(self.totals[name]) if new else self.totals[name].zero_()
                 self.sums[name] = total
             gradients.add_diagonal_(self.sums[name])
+
+    def end_block(self) -> None:
+        """Let the dense layers start with the inputs of other samples."""
+        self.started.clear()
 
     def finish(self) -> Diagonal:
         """Return the diagonal; parameters that the output does not depend on have zeros."""
@@ -93,7 +101,10 @@ class DiagonalAccumulator(Accumulator):
 
     def _product(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the factors of diag W = sum_n m_n a_n² of a dense layer."""
-        inputs, swapped, squares = self.waiting[name]
+        blocks = self.waiting[name]
+        inputs, swapped, squares = blocks[0]
+        if len(blocks) > 1:
+            inputs, squares = torch.cat([block[0] for block in blocks]), torch.cat([block[2] for block in blocks])
         left, right = (inputs.square(), squares) if swapped else (squares, inputs.square())
         return left.t(), right
 
