@@ -16,7 +16,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.functional.checks import all_finite
-from marquis.likelihoods.tools import as_mask, describe, flatten_outputs, sum_outputs
+from marquis.likelihoods.tools import any_not_finite, any_true, as_mask, describe, flatten_outputs, sum_outputs
 
 
 class Predictive(NamedTuple):
@@ -110,6 +110,7 @@ class Likelihood:
         """
         if type(self).apply_sqrt is Likelihood.apply_sqrt:
             raise self._missing("hessian_sqrt")
+        self._check_values(f, mask)
         root = self.root_shape(f)
         columns = math.prod(root)
         unit = torch.eye(columns, dtype=f.dtype, device=f.device).reshape(columns, 1, *root)
@@ -194,17 +195,13 @@ class Likelihood:
     def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:
         """Refuse outputs, labels and masks that cannot be meant.
 
-        The other methods check shapes only, so that they stay free of branches on data; call this once per batch.
+        The other methods refuse wrong shapes and NaN only, and cannot see labels out of range; call this once per
+        batch.
 
         Raises:
             DataError: Wrong shape or dtype, NaN or infinity in `f` or in an observed label, label out of range.
         """
-        self._check_outputs(f)
-        if not all_finite(f):
-            raise DataError(
-                f"{self}: the network's outputs contain NaN or infinity "
-                f"({int((~f.isfinite()).sum())} of {f.numel()} values). Check the inputs, or whether training diverged."
-            )
+        self._check_values(f)
         if mask is not None:
             as_mask(mask, self.target_shape(f))
             if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
@@ -220,6 +217,29 @@ class Likelihood:
             raise DataError(
                 f"{self}: outputs must be floating point with the batch first, [B, ...]; got {describe(f)}."
             )
+
+    def _check_values(self, f: Tensor, mask: Tensor | None = None) -> None:
+        """Refuse outputs that are not finite, where their values are known; those under a mask may be anything."""
+        self._check_outputs(f)
+        if any_not_finite(self._masked(f, f, mask)):
+            raise DataError(
+                f"{self}: the network's outputs contain NaN or infinity "
+                f"({int((~f.isfinite()).sum())} of {f.numel()} values). Check the inputs, or whether training diverged."
+            )
+
+    def _masked(self, value: Tensor, f: Tensor, mask: Tensor | None) -> Tensor:
+        """Set entries of `value` (shaped like `f`, possibly with a leading axis) to zero where the label is missing.
+
+        Without knowing which outputs a label depends on, nothing is set to zero.
+        """
+        del f, mask
+        return value
+
+    def _require_number(self, log_prob: Tensor) -> Tensor:
+        """Return log densities unless one of them is NaN; minus infinity is a density of 0."""
+        if any_true(log_prob.isnan()):
+            raise DataError(f"{self}: the log density is NaN, as outputs or observed labels hold NaN or infinity.")
+        return log_prob
 
     def _check_target_shape(self, f: Tensor, y: Tensor) -> None:
         self._check_outputs(f)
@@ -245,6 +265,9 @@ class Likelihood:
                 f"{self}: predictive needs the marginal variance of each output, shape {list(mean.shape)} like the "
                 f"mean; got {list(variance.shape)}. Of a covariance matrix pass the diagonal."
             )
+        for name, moment in (("mean", mean), ("variance", variance)):
+            if any_not_finite(moment):
+                raise DataError(f"{self}: the {name} of the outputs holds NaN or infinity.")
 
     def _check_coefficients(self, f: Tensor, v: Tensor) -> None:
         self._check_outputs(f)

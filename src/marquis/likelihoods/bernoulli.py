@@ -28,7 +28,7 @@ class Bernoulli(PointwiseLikelihood):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
-        self._check_outputs(f)
+        self._check_values(f)
         chance = uniform(f.shape, f, generator)
         return (chance < f.detach().sigmoid()).to(f.dtype)
 

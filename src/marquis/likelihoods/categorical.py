@@ -67,9 +67,8 @@ class Categorical(PointwiseLikelihood):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        self._check_values(f)
         probs = f.detach().movedim(self._class_dim(f), -1).softmax(-1)
-        if bool(probs.isnan().any()):
-            raise DataError("f holds NaN or infinite outputs, from which no label can be drawn.")
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.reshape(probs.shape[:-1])
 
@@ -83,8 +82,6 @@ class Categorical(PointwiseLikelihood):
             covariance: Of the flattened outputs of each sample, `[B, O, O]`, or of all of them, `[B O, B O]`.
         """
         self._check_moments(mean, variance)
-        if mean.device.type != "meta" and bool(mean.isinf().any()):
-            raise DataError("mean holds infinite logits, of which no probabilities can be computed.")
         dim = self._class_dim(mean)
         blocks = None if covariance is None else self._class_blocks(covariance, mean, dim)
         probs = softmax_average(mean.movedim(dim, -1), variance.movedim(dim, -1), blocks)

@@ -13,6 +13,7 @@ from marquis.arguments import checked
 from marquis.errors import DataError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.tools import any_not_finite
 
 
 class _Counts(PointwiseLikelihood):
@@ -34,15 +35,17 @@ class _Counts(PointwiseLikelihood):
         """
         self._check_moments(mean, variance)
         rate, squared = (mean + variance / 2).exp(), (2 * (mean + variance)).exp()
+        if any_not_finite(squared):
+            raise DataError(f"{self}: the variance of the counts is too large for {mean.dtype}.")
         return rate, rate + squared / self._inverse_dispersion() + squared - rate.square()
 
     def _inverse_dispersion(self) -> float:
         """Return r in `Var(y|f) = mu + mu^2 / r`."""
         return float("inf")
 
-    def validate(self, f: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> None:
-        super().validate(f, y, mask)
-        if not bool(f.exp().isfinite().all()):
+    def _check_values(self, f: Tensor, mask: Tensor | None = None) -> None:
+        super()._check_values(f, mask)
+        if any_not_finite(self._masked(f, f, mask).exp()):
             raise DataError(f"{self}: exp({f.max().item():.4g}) is infinite; outputs are logarithms of rates.")
 
     def _check_labels(self, f: Tensor, y: Tensor) -> None:
@@ -62,7 +65,7 @@ class Poisson(_Counts):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
-        self._check_outputs(f)
+        self._check_values(f)
         return torch.poisson(f.detach().exp(), generator=generator)
 
     def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
@@ -100,7 +103,7 @@ class NegativeBinomial(_Counts):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
-        self._check_outputs(f)
+        self._check_values(f)
         shape = torch.full_like(f.detach(), self.dispersion)
         rate = torch._standard_gamma(shape, generator=generator) * f.detach().exp() / self.dispersion
         return torch.poisson(rate, generator=generator)

@@ -100,7 +100,7 @@ class Gaussian(PointwiseLikelihood):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
-        self._check_outputs(f)
+        self._check_values(f)
         return f.detach() + self._noise.inverse_root_transposed(normal(f.shape, f, generator)).detach()
 
     def fisher_column(  # noqa: D102
@@ -120,7 +120,7 @@ class Gaussian(PointwiseLikelihood):
         error = flatten_outputs(y.to(f.dtype) - f)
         precision = self._noise.diagonal(f)
         constant = 0.5 * error.shape[1] * (precision.log() - math.log(2 * math.pi))
-        return constant - 0.5 * precision * torch.linalg.vecdot(error, error)
+        return self._require_number(constant - 0.5 * precision * torch.linalg.vecdot(error, error))
 
     @checked
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:

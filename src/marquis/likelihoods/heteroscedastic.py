@@ -52,6 +52,7 @@ class Heteroscedastic(PointwiseLikelihood):
 
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        self._check_values(f)
         mean, log_variance = self._split(f.detach())
         noise = normal(mean.shape, f, generator)
         return mean + noise * (0.5 * log_variance).exp()

@@ -17,11 +17,14 @@ class PointwiseLikelihood(Likelihood):
 
     @checked
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
-        return sum_outputs(self.entry_log_prob(f, y, mask))
+        return self._require_number(sum_outputs(self._entry_log_prob(f, y, mask)))
 
     @checked
     def entry_log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the summands of `log_prob`, shaped like the labels; 0 where the mask is."""
+        return self._require_number(self._entry_log_prob(f, y, mask))
+
+    def _entry_log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
         self._check_target_shape(f, y)
         if mask is None:
             return self._log_density(f, y)

@@ -36,6 +36,21 @@ def flatten_outputs(t: Tensor) -> Tensor:
     return t.reshape(t.shape[0], math.prod(t.shape[1:]))
 
 
+def any_true(t: Tensor) -> bool:
+    """Return whether an entry is true; False where entries are not known: on meta, in `vmap` and `torch.compile`."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(t.any())
+    except RuntimeError:  # torch's word for a tensor whose values cannot be read
+        return False
+
+
+def any_not_finite(t: Tensor) -> bool:
+    """Return whether an entry is NaN or infinite; False where entries are not known. A finite sum proves it first."""
+    return any_true(~t.sum().isfinite()) and any_true(~t.isfinite())
+
+
 def describe(t: Tensor) -> str:
     """Return shape and dtype for messages."""
     return f"shape {list(t.shape)}, {t.dtype}"
