@@ -148,6 +148,53 @@ def test_no_process_ever_holds_more_than_its_part_of_the_curvature(tmp_path: Pat
     in_processes(never_whole, tmp_path, count=4)
 
 
+class Interrupted:
+    """A loader that stops in the middle of its second reading: the first group is done, the second is not."""
+
+    def __init__(self, batches):
+        self.batches, self.readings = batches, 0
+
+    def __iter__(self):
+        self.readings += 1
+        yield self.batches[0]
+        if self.readings == 2:
+            raise KeyboardInterrupt
+        yield from self.batches[1:]
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def begun(rank, folder):
+    with pytest.raises((KeyboardInterrupt, mq.MarquisError)):
+        loader = Interrupted(shares(2)[rank])
+        accumulate(sharded(), loader, "categorical", "kronecker", progress=False, checkpoint=f"{folder}/half")
+
+
+def refused(rank, folder):
+    count = torch.distributed.get_world_size()
+    with pytest.raises(mq.MarquisError, match=rf"of 2 processes and there are {count} now"):
+        options = {"progress": False, "checkpoint": f"{folder}/half"}
+        accumulate(sharded(), shares(count)[rank], "categorical", "kronecker", **options)
+
+
+def continued(rank, folder):
+    options = {"progress": False, "checkpoint": f"{folder}/half"}
+    total = accumulate(sharded(), shares(2)[rank], "categorical", "kronecker", **options)
+    whole = accumulate(network(), [data()[0]], "categorical", "kronecker", progress=False, distributed=False)
+    torch.testing.assert_close(total.to_dense(), whole.to_dense())
+
+
+@pytest.mark.parametrize("after", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_half_done_pass_is_refused_by_another_number_and_continued_by_the_same(tmp_path: Path, after: int):
+    in_processes(begun, tmp_path)
+    assert len(list(tmp_path.glob("half.group*-of-2"))) == 2
+    in_processes(refused, tmp_path, count=after)
+    assert len(list(tmp_path.glob("half.group*-of-2"))) == 2  # nothing is lost by asking
+    in_processes(continued, tmp_path)
+    assert not list(tmp_path.glob("half.group*-of-*"))
+
+
 def decomposed(rank, folder):
     """Decomposes in one process what the other then has."""
     x, y = data()

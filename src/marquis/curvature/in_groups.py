@@ -6,6 +6,7 @@ own group and the one at work, about 2/R of the whole for R processes, for R pas
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import distributed as dist
 
 from marquis.curvature.planning.memory import result_bytes
 from marquis.curvature.resume import Checkpoint
+from marquis.distributed import fails_together
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import submodule
@@ -53,6 +55,8 @@ def sum_in_groups(
             "a sharded network's curvature takes one pass over the data per process; pass a list of batches or a "
             "DataLoader, not a one-shot iterator."
         )
+    if checkpoint is not None:
+        fails_together(_refuse_other_groups)(Path(checkpoint))
     groups = neighbours(model, layout, structure, dist.get_world_size())
     local: Structure = Diagonal(Layout({}), like.detach().new_zeros(0))
     files: list[Checkpoint] = []
@@ -68,6 +72,23 @@ def sum_in_groups(
     for file in files:
         file.remove()
     return Spread(layout, local, structure)
+
+
+def _refuse_other_groups(checkpoint: Path) -> None:
+    """Refuse the checkpoints of another number of processes, whose groups of parameters are others.
+
+    Raises:
+        DataError: There are such files.
+    """
+    now = dist.get_world_size()
+    pattern = re.compile(rf"{re.escape(checkpoint.name)}\.group\d+(?:\.\d+-of-(\d+))?")
+    names = [path.name for path in checkpoint.parent.glob("*")] if checkpoint.parent.is_dir() else []
+    counts = {int(match[1] or 1) for name in names if (match := pattern.fullmatch(name))}
+    if counts - {now}:
+        raise DataError(
+            f"the checkpoints {checkpoint}.group* are of {', '.join(map(str, sorted(counts)))} processes and there are "
+            f"{now} now: a sharded network's groups of parameters differ. Continue with as many, or delete the files."
+        )
 
 
 def neighbours(model: Model, layout: Layout, structure: str, processes: int) -> list[list[str]]:
