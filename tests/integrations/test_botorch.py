@@ -18,7 +18,7 @@ from botorch.models.transforms.outcome import Standardize
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 
-from marquis.integrations.botorch import LaplaceModel
+from marquis.integrations.botorch import LaplaceModel, fit_network
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
@@ -96,3 +96,28 @@ def test_other_likelihoods_and_output_counts_are_refused():
     classes = mq.Laplace(la.model, "categorical").fit([(x, torch.zeros(15, dtype=torch.long))], progress=False)
     with pytest.raises(UnsupportedOperationError, match="regression"):
         LaplaceModel(classes)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_network_of_few_points_follows_the_function_and_knows_where_it_does_not(outputs):
+    torch.manual_seed(0)
+    x = torch.rand(25, 2, dtype=torch.float64)
+    truth = lambda x: 50 + 10 * torch.stack([(4 * x.sum(1) + k).sin() for k in range(outputs)], 1)  # noqa: E731
+    model = fit_network(x, truth(x), restarts=1)
+    new = torch.rand(400, 2, dtype=torch.float64)
+    posterior = model.posterior(new)
+    assert posterior.mean.shape == (400, outputs)
+    errors = posterior.mean - truth(new)
+    assert errors.square().mean() < 0.05 * truth(new).var()
+    far = torch.rand(50, 2, dtype=torch.float64) + 2
+    assert model.posterior(far).variance.mean() > 10 * model.posterior(x).variance.mean()
+    assert torch.isfinite(posterior.rsample(torch.Size([2]))).all()  # 400 points: the joint covariance is singular
+
+
+def test_networks_of_no_points_are_refused():
+    x = torch.rand(5, 2, dtype=torch.float64)
+    for inputs, targets in ((x, x[:, 0]), (x, x[:4]), (x[:1], x[:1])):
+        with pytest.raises(DataError, match="at least two points"):
+            fit_network(inputs, targets)
+    with pytest.raises(DataError, match="restarts=0"):
+        fit_network(x, x, restarts=0)
