@@ -38,10 +38,10 @@ def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) 
         ModelMismatchError: The model is not of the kind that the description names.
     """
     kind = find_kind(spec.kind)
-    wanted = PosteriorAutoencoder if kind.posthoc else kind.model
-    if type(model) is not wanted:
+    expected = PosteriorAutoencoder if kind.posthoc else kind.model
+    if type(model) is not expected:
         raise ModelMismatchError(
-            f"a {spec.kind!r} is a {wanted.__name__}, this is a {type(model).__name__}; describe it by its own kind, "
+            f"a {spec.kind!r} is a {expected.__name__}, this is a {type(model).__name__}; describe it by its own kind, "
             "or save the model that it was made of."
         )
     described, tensors = _pack_spec(spec)

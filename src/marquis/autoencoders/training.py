@@ -93,19 +93,19 @@ def fit(
     """
     out, checkpoints = Path(out), Path(out) / CHECKPOINTS
     rule = StoppingRule(patience)
-    kept = EpochCheckpoints(checkpoints, rule)
-    _check(max_epochs, seed, kept, resume)
+    epoch_checkpoints = EpochCheckpoints(checkpoints, rule)
+    _check(max_epochs, seed, epoch_checkpoints, resume)
     with storage_errors(checkpoints):
         checkpoints.mkdir(parents=True, exist_ok=True)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
     interruption, watch = Interruption(), FolderWatch(checkpoints)
-    ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, kept, interruption]
+    ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, epoch_checkpoints, interruption]
     if progress and on_terminal:
         ours.append(_Bar(leave=False))
     lightning_deals = trainer_options.pop("use_distributed_sampler", False)
     with _only_writer(out), _quiet(), torch.random.fork_rng():
-        start = kept.last if any_generation(kept.last) else None
+        start = epoch_checkpoints.last if any_generation(epoch_checkpoints.last) else None
         trainer = Trainer(
             max_epochs=max_epochs,
             callbacks=[*ours, *callbacks],
@@ -139,9 +139,9 @@ def fit(
             f"{out} was removed during training. It was made again and holds the checkpoint of epoch "
             f"{len(table.rows) - 1}, with which training goes on (resume=True)."
         )
-    if not any_generation(kept.best):
+    if not any_generation(epoch_checkpoints.best):
         raise DataError("the validation loss was never finite: training diverged. Lower the learning rate.")
-    epoch = restore(model, kept.best)  # that of the rule, unless its file is damaged
+    epoch = restore(model, epoch_checkpoints.best)  # that of the rule, unless its file is damaged
     best = table.rows[epoch].get(MONITOR) if 0 <= epoch < len(table.rows) else None
     return TrainingResult(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
 
@@ -158,15 +158,15 @@ def _only_writer(out: Path) -> Iterator[None]:
         yield
 
 
-def _check(max_epochs: int, seed: int, kept: EpochCheckpoints, resume: bool) -> None:
+def _check(max_epochs: int, seed: int, epoch_checkpoints: EpochCheckpoints, resume: bool) -> None:
     """Refuse wrong numbers, and a folder that holds a training which is not to be resumed."""
     for name, value, least in (("max_epochs", max_epochs, 1), ("seed", seed, 0)):
         if value < least:
             raise DataError(f"{name}={value}: at least {least}.")
-    if any_generation(kept.last) and not resume:
+    if any_generation(epoch_checkpoints.last) and not resume:
         raise DataError(
-            f"{kept.last.parent} holds checkpoints of a training already: pass resume=True to go on with it, "
-            "or choose another folder."
+            f"{epoch_checkpoints.last.parent} holds checkpoints of a training already: pass resume=True to go on "
+            "with it, or choose another folder."
         )
 
 

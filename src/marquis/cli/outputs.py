@@ -52,9 +52,9 @@ def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:
     return run / f"{what}-{name}{'-linearised' if linear else ''}.csv"
 
 
-def column_names(known: Sequence[str] | None, width: int) -> tuple[str, ...]:
+def column_names(names: Sequence[str] | None, width: int) -> tuple[str, ...]:
     """Return the names of a table's columns, where there are none column_1, column_2, ..."""
-    return tuple(known or (f"column_{number}" for number in range(1, width + 1)))
+    return tuple(names or (f"column_{number}" for number in range(1, width + 1)))
 
 
 def as_text(name: str) -> str:

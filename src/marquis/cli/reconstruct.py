@@ -180,10 +180,10 @@ def _geometry(
     return FanBeam(size, directions, bins, spacing, source=source, detector=detector, pixel_size=pixel_size)
 
 
-def _angles(option: str | None, stored: np.ndarray | None, rows: int) -> int | list[float]:
+def _angles(option: str | None, stored_angles: np.ndarray | None, rows: int) -> int | list[float]:
     """Return the number of equidistant angles, or angles in radians from a file."""
     if option is None:
-        return rows if stored is None else [float(value) for value in stored.reshape(-1)]
+        return rows if stored_angles is None else [float(value) for value in stored_angles.reshape(-1)]
     if option.isdigit():
         return int(option)
     import numpy as np

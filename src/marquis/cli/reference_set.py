@@ -37,12 +37,12 @@ def reference_rows(run: Run, to_fill: Tensor, source: str | None, most: int, gen
     if most < 1:
         raise DataError(f"--reference-rows {most}: at least 1")
     if source is None:
-        stored, name = _training_rows(run), f"training rows of {run.settings.data}"
+        reference, name = _training_rows(run), f"training rows of {run.settings.data}"
     else:
         split = "train" if set_name(source) else None
-        stored, name = run.read(source, split=split, allow_missing=True).x, f"rows of {source}"
-    complete = stored.flatten(1).isfinite().all(1)
-    repeated = complete & _is_among(stored, to_fill)
+        reference, name = run.read(source, split=split, allow_missing=True).x, f"rows of {source}"
+    complete = reference.flatten(1).isfinite().all(1)
+    repeated = complete & _is_among(reference, to_fill)
     rows = (complete & ~repeated).nonzero()[:, 0]
     if len(rows) == 0 and not bool(complete.any()):
         raise DataError(f"reference set: all {name} have missing entries; {HELP}")
@@ -55,8 +55,8 @@ def reference_rows(run: Run, to_fill: Tensor, source: str | None, most: int, gen
     left_out = {"with missing entries": int((~complete).sum()), "among those to be filled": int(repeated.sum())}
     notes = [f"{count} {reason}" for reason, count in left_out.items() if count]
     end = f"; left out: {', '.join(notes)}" if notes else ""
-    typer.echo(f"reference set: {len(rows)} of {len(stored)} {name}{end}")
-    return as_floats(stored[rows], torch.float32)
+    typer.echo(f"reference set: {len(rows)} of {len(reference)} {name}{end}")
+    return as_floats(reference[rows], torch.float32)
 
 
 def _training_rows(run: Run) -> Tensor:
@@ -68,8 +68,8 @@ def _training_rows(run: Run) -> Tensor:
     return run.data_module.train.stored
 
 
-def _is_among(stored: Tensor, others: Tensor) -> Tensor:
+def _is_among(reference: Tensor, others: Tensor) -> Tensor:
     """Return which rows are equal, to the bit, to one of the others."""
-    known = {row.tobytes() for row in others.numpy()}
-    parts = (as_floats(part, others.dtype).numpy() for part in stored.split(1000))
-    return torch.tensor([row.tobytes() in known for part in parts for row in part])
+    row_bytes = {row.tobytes() for row in others.numpy()}
+    parts = (as_floats(part, others.dtype).numpy() for part in reference.split(1000))
+    return torch.tensor([row.tobytes() in row_bytes for part in parts for row in part])

@@ -66,14 +66,14 @@ def score(
             raise DataError("--explain is for images, and for tables of runs of lae with the gaussian likelihood")
         require_free(explain, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
     rows = opened.read(data, split=split, limit=limit, header=header)
-    model, known = opened.model(linear=linear), opened.data_module
+    model, data_module = opened.model(linear=linear), opened.data_module
     if explain is not None:
         if len(opened.spec.shape) == 1:
             write_explanation(explain, opened, rows)
         else:
             write_pixel_maps(explain, model, rows.x, samples, seed)
         typer.echo(f"written: {explain}")
-    known.setup()
+    data_module.setup()
 
     import torch
 
@@ -82,11 +82,11 @@ def score(
     def scores(x: Tensor) -> ood.Scores:  # the same networks for all three, so that they can be compared
         return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
 
-    train_rows = at_random(known.train, reference, seed).x
+    train_rows = at_random(data_module.train, reference, seed).x
     result, trained = scores(rows.x), scores(train_rows)
     result["combined"] = ood.combined(result, trained)
-    if known.test is not None:
-        held_out = ood.combined(scores(at_random(known.test, reference, seed).x), trained)
+    if data_module.test is not None:
+        held_out = ood.combined(scores(at_random(data_module.test, reference, seed).x), trained)
         at_least = (held_out[None, :] >= result["combined"][:, None]).sum(1)
         result["p_value"] = (1 + at_least).double() / (1 + len(held_out))
         outliers = int((at_least < 0.01 * len(held_out)).sum())

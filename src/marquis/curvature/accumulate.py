@@ -127,7 +127,7 @@ def accumulate(
         raise UnsupportedOperationError(
             "corrected=True is for structure='kronecker', and its second pass has no checkpoint; leave one of them out."
         )
-    known = as_likelihood(likelihood)
+    likelihood = as_likelihood(likelihood)
     everything = parameters_of(model, params)
     params = everything if is_sharded(model) else params  # gathered once, not at every batch
     layout = Layout.of(select(everything, parameters))
@@ -157,7 +157,7 @@ def accumulate(
                 "structure": structure,
                 "kind": kind,
                 "estimator": f"{estimator} ({how})",
-                "likelihood": _identity_of(known),
+                "likelihood": _identity_of(likelihood),
                 "dtype": str(dtype),
                 "parameters": str(layout.select(names)),
                 "values of the parameters": digest_of_network(model, everything),
@@ -169,7 +169,7 @@ def accumulate(
             return ggn(
                 model,
                 batch.x,
-                known,
+                likelihood,
                 **options,
                 generator=generator,
                 mask=batch.mask,
@@ -183,15 +183,15 @@ def accumulate(
             if batch.y is None and kind != "fisher":
                 raise DataError(f"the batch has no labels, but kind={kind!r} depends on them; yield (x, y).")
             if kind == "hessian":
-                return hessian(model, batch.x, batch.y, known, structure, params=params, parameters=names)
+                return hessian(model, batch.x, batch.y, likelihood, structure, params=params, parameters=names)
             common: dict[str, Any] = {
                 name: options[name] for name in ("structure", "params", "parameters", "memory_limit")
             }
             common |= {"mask": batch.mask, "weight_sharing": weight_sharing}
             if kind == "fisher":
-                return fisher(model, batch.x, known, samples=probes, generator=generator, **common)
+                return fisher(model, batch.x, likelihood, samples=probes, generator=generator, **common)
             assert batch.y is not None
-            return empirical_fisher(model, batch.x, batch.y, known, **common)
+            return empirical_fisher(model, batch.x, batch.y, likelihood, **common)
 
         @torch.no_grad()
         def observe(batch: Batch) -> None:
@@ -202,7 +202,7 @@ def accumulate(
         work = DataPass(
             each=each,
             skipped=observe if observed else None,
-            budget=Budget(model, known, options, dtype, number_of_batches(loader)),
+            budget=Budget(model, likelihood, options, dtype, number_of_batches(loader)),
             home=home,
             dtype=dtype,
             device=device,
@@ -230,7 +230,7 @@ def accumulate(
             like = everything[layout.names[0]]
             there = {name: piece.to(computing_dtype(like.dtype), home) for name, piece in bases.items()}
             named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
-            return curvature_along(there, model, batch.x, known, **named, generator=generator, mask=batch.mask)
+            return curvature_along(there, model, batch.x, likelihood, **named, generator=generator, mask=batch.mask)
 
         assert isinstance(total, Kronecker)
         with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(together)) as bar:

@@ -376,5 +376,5 @@ def _widened(values: Mapping[int, Any]) -> dict[int, Any]:
 def _without_graph(value: Tensor) -> Tensor:
     """Return a tensor without its graph, in the type that curvature is computed in."""
     value = value.detach() if value.requires_grad else value
-    wanted = computing_dtype(value.dtype)
-    return value if value.dtype is wanted else value.to(wanted)
+    dtype = computing_dtype(value.dtype)
+    return value if value.dtype is dtype else value.to(dtype)

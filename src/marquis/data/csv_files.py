@@ -93,8 +93,8 @@ def _delimiter(text: str) -> str:
     """
     widths = {delimiter: _first_widths(text, delimiter) for delimiter in ",;\t"}
     cutting = [delimiter for delimiter, counts in widths.items() if counts[:1] > [1]]
-    alike = [delimiter for delimiter in cutting if len(set(widths[delimiter])) == 1]
-    return next(iter(alike or cutting), ",")
+    consistent = [delimiter for delimiter in cutting if len(set(widths[delimiter])) == 1]
+    return next(iter(consistent or cutting), ",")
 
 
 def _first_widths(text: str, delimiter: str) -> list[int]:

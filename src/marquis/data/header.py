@@ -70,8 +70,8 @@ def checked_names(names: Sequence[str], path: Path) -> tuple[str, ...]:
             f"{path}: column number {unnamed + 1} has no name; if it holds row numbers, write the file without them "
             "(pandas: index=False), otherwise give it a name"
         )
-    seen: set[str] = set()
-    twice = next((name for name in names if name in seen or seen.add(name)), None)
+    used: set[str] = set()
+    twice = next((name for name in names if name in used or used.add(name)), None)
     if twice is not None:
         raise DataError(f"{path} has two columns named {twice!r}; rename one")
     return tuple(names)

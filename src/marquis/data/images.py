@@ -56,10 +56,10 @@ def load_image_folder(
     rows = rows if some is None else rows[rows_at_random(len(rows), some, seed)]
     if len(rows) == 0:
         raise DataError(f"{folder}: split {split!r} of {len(files)} images has none; at least five are needed to split")
-    stored = decode_images([files[i] for i in rows], [str(files[i]) for i in rows], size=size)
+    pixels = decode_images([files[i] for i in rows], [str(files[i]) for i in rows], size=size)
     y = torch.tensor([labels[i] for i in rows]) if classes else None
     names = tuple(files[i].relative_to(folder).as_posix() for i in rows)
-    return Data(stored, y, name, split, target_names=classes or None, source=name, files=names)
+    return Data(pixels, y, name, split, target_names=classes or None, source=name, files=names)
 
 
 def _list_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:

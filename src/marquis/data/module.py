@@ -126,8 +126,8 @@ class DataModule(LightningDataModule):
             self.train, self.validation = rows, self._load("validation")
         else:
             held_out = self._validation_rows(len(rows))
-            kept, chosen = held_out_rows(len(rows), held_out, self.seed)
-            self.train = rows[kept]
+            training, chosen = held_out_rows(len(rows), held_out, self.seed)
+            self.train = rows[training]
             self.validation = rows[chosen] if held_out else None
         self._is_set_up = True
 

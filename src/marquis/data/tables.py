@@ -149,11 +149,11 @@ def _take_targets(
     for name in targets:
         if name not in names:
             raise DataError(f"{path} has no column {name!r}; it has {', '.join(names)}")
-    kept = [i for i, name in enumerate(names) if name not in targets]
-    if not kept:
+    rest = [i for i, name in enumerate(names) if name not in targets]
+    if not rest:
         raise DataError(f"{path}: all columns are targets; nothing is left for x")
     y = x[:, [names.index(name) for name in targets]]
-    return x[:, kept], y, tuple(names[i] for i in kept), targets
+    return x[:, rest], y, tuple(names[i] for i in rest), targets
 
 
 def _as_rows(

@@ -81,11 +81,11 @@ def posterior_samples(
     def matrix(rows: Tensor) -> Tensor:
         return scale * product(rows) + precision * rows
 
-    known = torch.zeros_like(target) if start is None else start
+    start_values = torch.zeros_like(target) if start is None else start
     residual = target if start is None else target - matrix(start)
     shrunk = float((target.norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-300)).min())
     if shrunk * tolerance >= 1:
-        return known
+        return start_values
     solved = conjugate_gradients(
         matrix,
         residual,
@@ -93,7 +93,7 @@ def posterior_samples(
         max_iterations=max_products,
         preconditioner=lambda rows: rows / diagonal,
     )
-    return known + solved.x
+    return start_values + solved.x
 
 
 def effective_by_samples(prior: BoundPrior, samples: Tensor, products: Tensor) -> Tensor:

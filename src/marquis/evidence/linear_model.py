@@ -114,19 +114,19 @@ class LinearModel:
         if self._stored is not None:
             yield from self._stored
             return
-        kept: list[StoredBatch] | None = []
+        remembered: list[StoredBatch] | None = []
         for x, y, mask in read_batches(self._loader, self.network.device, self._mask_of, labels_for="the evidence"):
             batch: TangentBatch | StoredBatch = TangentBatch(self.network, self.layout, x, y, mask)
             self.likelihood.validate(batch.f, y, mask)
-            if kept is not None:
+            if remembered is not None:
                 stored = self._kept(x, y, mask, batch.f)
-                kept = None if stored is None else [*kept, stored]
+                remembered = None if stored is None else [*remembered, stored]
                 batch = batch if stored is None else stored
             yield batch
-        if kept is None:
+        if remembered is None:
             self._limit = 0  # do not try again
-        elif kept:
-            self._stored = kept
+        elif remembered:
+            self._stored = remembered
 
     def _kept(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor) -> StoredBatch | None:
         """Return a batch with its Jacobian, if the Jacobians of all data fit."""
@@ -143,18 +143,18 @@ class LinearModel:
 
     def fit(self, theta: Tensor) -> tuple[Statistics, Tensor]:
         """Return the statistics of h(theta) and the gradient `sum_n J^T r` of the data term there, `[P]`."""
-        seen = Collector(self.likelihood)
+        collector = Collector(self.likelihood)
 
         def share() -> list[Tensor]:
             gradient = torch.zeros_like(theta)
             for batch in self.batches():
                 h = self.outputs(batch, theta)
-                seen.add(h, batch.y, batch.mask)
+                collector.add(h, batch.y, batch.mask)
                 gradient += batch.transposed_times(self.likelihood.gradient(h, batch.y, batch.mask)[None])[0].to(theta)
             return [gradient]
 
         (gradient,) = sum_of_shares(share, self._shared)
-        statistics = seen.statistics_of_all(self._shared)
+        statistics = collector.statistics_of_all(self._shared)
         assert statistics is not None
         return statistics, gradient
 
@@ -177,8 +177,8 @@ class LinearModel:
 
     def matrix(self, theta: Tensor | None = None) -> Matvec:
         """Return `product` at one theta, for many vectors: where Jacobians are kept, so are the outputs and L there."""
-        kept = self._stored
-        ready = None if kept is None else [(batch, self._curvature(batch, theta)) for batch in kept]
+        remembered = self._stored
+        ready = None if remembered is None else [(batch, self._curvature(batch, theta)) for batch in remembered]
 
         def share(rows: Tensor) -> list[Tensor]:
             total = torch.zeros_like(rows)
@@ -204,14 +204,14 @@ class LinearModel:
         """
         if not self.kept_rows() or self.layout.total > DENSE_WEIGHTS:
             return None
-        kept = self._stored or []
-        many = any(batch.f[0].numel() > FEW_OUTPUTS for batch in kept[:1])
+        remembered = self._stored or []
+        many = any(batch.f[0].numel() > FEW_OUTPUTS for batch in remembered[:1])
         if any(exchange(many)) if self._shared else many:
             return None
 
         def share() -> list[Tensor]:
             total = self.centre.new_zeros(self.layout.total, self.layout.total)
-            for batch in kept:
+            for batch in remembered:
                 at = batch.f if theta is None else self.outputs(batch, theta)
                 total += batch.gram(self.likelihood.hessian(at, batch.mask)).to(total)
             return [0.5 * (total + total.mT)]

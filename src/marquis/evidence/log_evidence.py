@@ -58,13 +58,13 @@ def log_evidence(problem: EvidenceProblem) -> Tensor:
 
 def log_likelihood(problem: EvidenceProblem) -> Tensor:
     """Return the sum of `log p(y|f)` over the data at the present noise."""
-    seen, noise = problem.statistics, problem.noise
+    statistics, noise = problem.statistics, problem.noise
     if noise is None:
-        assert seen.log_likelihood is not None
-        return seen.log_likelihood.double()
-    assert seen.sse is not None
-    beta = noise.double().to(seen.sse.device)
-    return 0.5 * (seen.observed * torch.log(beta / (2 * math.pi)) - beta * seen.sse.double())
+        assert statistics.log_likelihood is not None
+        return statistics.log_likelihood.double()
+    assert statistics.sse is not None
+    beta = noise.double().to(statistics.sse.device)
+    return 0.5 * (statistics.observed * torch.log(beta / (2 * math.pi)) - beta * statistics.sse.double())
 
 
 @checked

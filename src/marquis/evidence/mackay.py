@@ -21,11 +21,11 @@ def proposal(problem: EvidenceProblem, gamma: Tensor) -> tuple[Tensor, Tensor | 
     """
     prior = problem.grouped_prior
     precision = limited(gamma.double() / prior.scatter(problem.mean).double())
-    seen = problem.statistics
-    if problem.noise is None or seen.sse is None:
+    statistics = problem.statistics
+    if problem.noise is None or statistics.sse is None:
         return precision, None
-    left = seen.observed - problem.temperature * gamma.double().sum()
-    noise = limited(left / seen.sse.double()) if bool(left > 0) else left * float("nan")
+    left = statistics.observed - problem.temperature * gamma.double().sum()
+    noise = limited(left / statistics.sse.double()) if bool(left > 0) else left * float("nan")
     return precision, noise
 
 

@@ -145,8 +145,8 @@ def sampled(
             "the optimum of the linear model."
         )
     notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
-    for doubt in notes:
-        warnings.warn(f"tune('sampled'): {doubt}", TuningWarning, stacklevel=3)
+    for note in notes:
+        warnings.warn(f"tune('sampled'): {note}", TuningWarning, stacklevel=3)
     if isinstance(expectation, Sampled):
         notes.append(f"effective numbers of parameters are means over {expectation}.")
     before = problem

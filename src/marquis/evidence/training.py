@@ -241,20 +241,20 @@ class _Run:
     def epoch(self, loader: Iterable[Any], optimiser: torch.optim.Optimizer, number: int) -> float:
         """Train for one epoch, and return the mean loss per sample."""
         self.network.train()
-        total, seen = 0.0, 0
+        total, samples = 0.0, 0
         batches = read_batches(loader, self.prior.mean.device, self.mask_of, labels_for="the evidence")
         while True:
             optimiser.zero_grad()
             data, count = self._add_gradient(batches)
             if count == 0:
-                return total / seen
+                return total / samples
             penalty = 0.5 * self.prior.quadratic(self.layout.flatten(self.chosen)) / self.n
             penalty.backward()
             loss = data + float(penalty.detach())
             if not math.isfinite(loss):
                 raise NumericalError(f"the loss is {loss} in epoch {number}; lower the learning rate.")
             optimiser.step()
-            total, seen = total + count * loss, seen + count
+            total, samples = total + count * loss, samples + count
 
     def _add_gradient(self, batches: Iterator[Batch]) -> tuple[float, int]:
         """Differentiate the mean loss of the next batch, of all processes together; return it and its samples.
@@ -306,15 +306,15 @@ class _Run:
         )
         if not collector.labelled:
             raise DataError("the loader yields batches without labels, but the evidence depends on them; yield (x, y).")
-        seen = collector.statistics_of_all()
-        assert seen is not None
-        if seen.n != self.n:
+        statistics = collector.statistics_of_all()
+        assert statistics is not None
+        if statistics.n != self.n:
             raise DataError(
-                f"the curvature's loader holds {seen.n} data and the training loader {self.n}; both must hold the same "
-                "data (drop_last leaves some out)."
+                f"the curvature's loader holds {statistics.n} data and the training loader {self.n}; both must hold "
+                "the same data (drop_last leaves some out)."
             )
         theta = self.layout.flatten(self.chosen).detach()
-        return EvidenceProblem(curvature, theta, self.prior, self.likelihood, seen, self.temperature)
+        return EvidenceProblem(curvature, theta, self.prior, self.likelihood, statistics, self.temperature)
 
 
 def _count(loader: Iterable[Any], device: torch.device, mask_of: MaskOf | None) -> tuple[int, Any]:

@@ -45,11 +45,11 @@ def tune(problem: EvidenceProblem, method: str = "evidence", **options: Any) -> 
     """
     method = choose("method", method, METHODS)
     functions = {"evidence": by_evidence, "gradient": by_gradient, "adapted": adapted, "grid": grid, "sampled": sampled}
-    known = list(inspect.signature(functions[method]).parameters)[1:]
-    unknown = [name for name in options if name not in known]
+    names = list(inspect.signature(functions[method]).parameters)[1:]
+    unknown = [name for name in options if name not in names]
     if unknown:
         raise UnsupportedOperationError(
-            f"tune(method={method!r}) has no option {', '.join(map(repr, unknown))}; it has {', '.join(known)}."
+            f"tune(method={method!r}) has no option {', '.join(map(repr, unknown))}; it has {', '.join(names)}."
         )
     if method == "grid" and "score" not in options:
         raise UnsupportedOperationError(

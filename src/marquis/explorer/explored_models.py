@@ -161,9 +161,9 @@ class ExploredRun(ExploredModel):
     def reference(self) -> Tensor | None:  # noqa: D102
         from marquis.run.rows import at_random
 
-        known = self.run.data_module
-        known.setup()
-        return at_random(known.train, 1000, 0).x
+        data_module = self.run.data_module
+        data_module.setup()
+        return at_random(data_module.train, 1000, 0).x
 
 
 class ExploredEstimator(ExploredModel):
@@ -191,9 +191,9 @@ class ExploredEstimator(ExploredModel):
         names = getattr(self.estimator, "feature_names_in_", None)
         columns, source = None if names is None else tuple(map(str, names)), UNNAMED
         if isinstance(data, Data):
-            known = points_of_data(data, labels)
-            labels, source = known.labels, known.source
-            data = known.rows if known.columns is None else pd.DataFrame(known.rows, columns=list(known.columns))
+            points = points_of_data(data, labels)
+            labels, source = points.labels, points.source
+            data = points.rows if points.columns is None else pd.DataFrame(points.rows, columns=list(points.columns))
         if columns is not None and isinstance(data, pd.DataFrame):  # in the order of training, without others
             absent = [name for name in columns if name not in data.columns]
             if absent:

@@ -77,13 +77,13 @@ class Guard:
 
 def _limited(receive: Receive, limit: int) -> Receive:
     """Return a receiver that stops at a number of bytes, for bodies that do not state their length."""
-    seen = 0
+    received = 0
 
     async def counted() -> Message:
-        nonlocal seen
+        nonlocal received
         message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
+        received += len(message.get("body", b""))
+        if received > limit:
             raise HTTPException(413, _too_large(limit))
         return message
 

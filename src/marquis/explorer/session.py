@@ -121,12 +121,12 @@ class Session:
         scores = self._with_combined(parts)
         curves = {}
         for name, score in scores.items():
-            inside, outside = torch.from_numpy(self.scores[name]), torch.from_numpy(score)
-            curve = roc_curve(inside, outside)
+            in_distribution, out_of_distribution = torch.from_numpy(self.scores[name]), torch.from_numpy(score)
+            curve = roc_curve(in_distribution, out_of_distribution)
             last = len(curve.threshold) - 1
             some = torch.linspace(0, last, min(ROC_POINTS, last + 1)).round().long()
             curves[name] = {
-                "auroc": auroc(inside, outside),
+                "auroc": auroc(in_distribution, out_of_distribution),
                 "fpr": curve.false_positive_rate[some].numpy(),
                 "tpr": curve.true_positive_rate[some].numpy(),
             }

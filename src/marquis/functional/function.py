@@ -95,14 +95,14 @@ class NetworkFunction:
             if self.at is None:
                 return self._one_tensor(call(self.model, everything, buffers, x))
             assert isinstance(self.model, nn.Module)
-            seen: list[Any] = []
-            watched = dict(named_modules(self.model))[self.at]
-            call(self.model, everything, buffers, x, {watched: lambda _, output: seen.append(output)})
-        if len(seen) != 1:
+            outputs: list[Any] = []
+            module = dict(named_modules(self.model))[self.at]
+            call(self.model, everything, buffers, x, {module: lambda _, output: outputs.append(output)})
+        if len(outputs) != 1:
             raise UnsupportedOperationError(
-                f"module {self.at!r} runs {len(seen)} times in one forward pass; at= needs a module that runs once."
+                f"module {self.at!r} runs {len(outputs)} times in one forward pass; at= needs a module that runs once."
             )
-        return self._one_tensor(seen[0])
+        return self._one_tensor(outputs[0])
 
     def _one_tensor(self, output: Any) -> Tensor:
         """Return the output in the type that is computed in, if it is a single tensor."""

@@ -140,9 +140,9 @@ class Linearisation:
             UnsupportedOperationError: The function has an operation without a forward-mode derivative.
         """
         with plain_attention():
-            known = self._traced
-            if known is not None and known[0] == function and known[1] is x:
-                value, change = known[2], known[3](step)
+            traced = self._traced
+            if traced is not None and traced[0] == function and traced[1] is x:
+                value, change = traced[2], traced[3](step)
             else:
                 value, change = self._by_differentiation(function, x, step)
                 if self._tracing:

@@ -71,13 +71,13 @@ class _Replicas:
 
     def module(self, module: nn.Module, path: str) -> nn.Module:
         """Replicate a module and everything below it, depth first as in `named_modules()`."""
-        known = self.modules.get(id(module))
-        if known is not None:
-            return known
+        existing = self.modules.get(id(module))
+        if existing is not None:
+            return existing
         refuse_torchscript(module, path.removesuffix("."))
-        inside = inner(module)
-        if inside is not None:  # the wrapper's place is taken by what it wraps
-            replica = self.module(inside, path)
+        wrapped = inner(module)
+        if wrapped is not None:  # the wrapper's place is taken by what it wraps
+            replica = self.module(wrapped, path)
             self.modules[id(module)] = replica
             return replica
         kind = class_before_sharding(module)

@@ -39,17 +39,17 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
                 "pass params={name: tensor}, the first argument it is called with."
             )
         return dict(params)
-    known = named_parameters(model)
+    named = named_parameters(model)
     if params is None:
-        return {name: whole(tensor) for name, tensor in known.items()}
-    differing = [name for name in known if name not in params or params[name].shape != known[name].shape]
-    differing += [name for name in params if name not in known]
+        return {name: whole(tensor) for name, tensor in named.items()}
+    differing = [name for name in named if name not in params or params[name].shape != named[name].shape]
+    differing += [name for name in params if name not in named]
     if differing:
         raise SelectionError(
             f"params does not fit {describe(model)}: names or shapes differ at {sorted(set(differing))}; "
             "pass one tensor for each of model.named_parameters()."
         )
-    return {name: params[name] for name in known}
+    return {name: params[name] for name in named}
 
 
 def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[str, Tensor]:
@@ -81,8 +81,8 @@ def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[
         unknown = [name for name in names if name not in tensors]
         if unknown:
             raise SelectionError(f"the model has no parameter named {_with_matches(unknown, tensors)}.")
-        wanted = set(names)
-        chosen = {name: t for name, t in tensors.items() if name in wanted}
+        selected = set(names)
+        chosen = {name: t for name, t in tensors.items() if name in selected}
         described = "an empty list of names"
     if chosen:
         return chosen

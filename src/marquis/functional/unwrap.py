@@ -68,20 +68,20 @@ def inner(module: nn.Module) -> nn.Module | None:
 
 def unwrap(model: Any) -> Any:
     """Return the module inside all wrappers; anything else than a module is returned as it is."""
-    while isinstance(model, nn.Module) and (inside := inner(model)) is not None:
-        model = inside
+    while isinstance(model, nn.Module) and (wrapped := inner(model)) is not None:
+        model = wrapped
     return model
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules inside all wrappers, each once, as `nn.Module.named_modules` does."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         module = unwrap(module)
-        if id(module) in seen:
+        if id(module) in visited:
             return
-        seen.add(id(module))
+        visited.add(id(module))
         yield path, module
         for name, child in module._modules.items():
             if child is not None:
@@ -103,11 +103,11 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
 def _named(model: nn.Module, tensors_of: Callable[[nn.Module], Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
     """Return the tensors of all modules by their path, each tensor once."""
     named: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, module in named_modules(model):
         for name, tensor in tensors_of(module).items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if tensor is not None and id(tensor) not in visited:
+                visited.add(id(tensor))
                 named[f"{path}.{name}" if path else name] = tensor
     return named
 

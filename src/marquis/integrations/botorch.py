@@ -92,9 +92,9 @@ class LaplaceModel(Model):
             assert noise is not None
             covariance = covariance + torch.eye(rows.shape[-2], dtype=values.dtype, device=values.device) / noise
         if output_indices is not None:
-            kept = torch.arange(points, device=X.device)[:, None] * self.num_outputs
-            kept = (kept + torch.tensor(output_indices, device=X.device)).flatten()
-            mean, covariance = mean[..., output_indices], covariance[..., kept, :][..., kept]
+            columns = torch.arange(points, device=X.device)[:, None] * self.num_outputs
+            columns = (columns + torch.tensor(output_indices, device=X.device)).flatten()
+            mean, covariance = mean[..., output_indices], covariance[..., columns, :][..., columns]
         # As an operator it is decomposed when samples are drawn, with jitter where many points make it singular.
         if mean.shape[-1] == 1:
             distribution = MultivariateNormal(mean.squeeze(-1), to_linear_operator(covariance))

@@ -27,7 +27,7 @@ def save_pretrained(laplace: Laplace, folder: str | Path) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     laplace.save(path / TENSORS)
-    seen = laplace.statistics
+    statistics = laplace.statistics
     config = {
         "marquis": __version__,
         "model": describe(laplace.model),
@@ -36,7 +36,7 @@ def save_pretrained(laplace: Laplace, folder: str | Path) -> Path:
         "structure": laplace.fitted.structure,
         "estimator": laplace.fitted.estimator,
         "weights": laplace.posterior.num_random,
-        "data": None if seen is None else seen.n,
+        "data": None if statistics is None else statistics.n,
     }
     write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
     write_text(path / CARD, _card(config))

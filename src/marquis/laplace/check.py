@@ -157,10 +157,10 @@ def check(
         ),
     ]
     if noise_is_tuned is not None:
-        seen, noise = problem.statistics, problem.noise
+        statistics, noise = problem.statistics, problem.noise
         value = "" if noise is None else f"{float(noise):.3g}"
-        if seen.sse is not None and float(seen.sse) > 0:
-            value += f" (residuals: {seen.observed / float(seen.sse):.3g})"
+        if statistics.sse is not None and float(statistics.sse) > 0:
+            value += f" (residuals: {statistics.observed / float(statistics.sse):.3g})"
         findings.append(Finding("noise precision tuned", value, noise_is_tuned, "call tune() before predicting"))
     return CheckReport(relative, distance, error, share, noise_is_tuned, tuple(findings))
 

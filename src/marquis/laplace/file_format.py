@@ -27,20 +27,20 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 
 def pack_fitted(fitted: Fitted) -> State:
     """Return a fit, prior included, as a header and tensors."""
-    seen = fitted.statistics
+    statistics = fitted.statistics
     header: dict[str, Any] = {
         "layout": [[name, list(shape)] for name, shape in fitted.layout.items],
         "structure": fitted.structure,
         "estimator": fitted.estimator,
-        "statistics": None if seen is None else {"n": seen.n, "observed": seen.observed},
+        "statistics": None if statistics is None else {"n": statistics.n, "observed": statistics.observed},
     }
     tensors = {f"mean.{name}": tensor for name, tensor in fitted.mean.items()}
     tensors |= {f"curvature.{key}": tensor for key, tensor in fitted.curvature.state_dict().items()}
     if fitted.index is not None:
         tensors["index"] = fitted.index
-    if seen is not None:
-        tensors["sse" if seen.sse is not None else "log_likelihood"] = (
-            seen.sse if seen.sse is not None else torch.as_tensor(seen.log_likelihood)
+    if statistics is not None:
+        tensors["sse" if statistics.sse is not None else "log_likelihood"] = (
+            statistics.sse if statistics.sse is not None else torch.as_tensor(statistics.log_likelihood)
         )
     prior = fitted.prior
     tensors["prior.mean"] = prior.mean
@@ -86,8 +86,8 @@ def unpack_fitted(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> F
             require_index(index, layout, curvature.layout)
         mean = {name: means[name] for name in layout.names}
         prior = _prior(header, tensors, curvature.layout)
-        seen = _statistics(header["statistics"], tensors)
-        return Fitted(layout, mean, index, curvature, prior, seen, curvature.kind, header["estimator"])
+        statistics = _statistics(header["statistics"], tensors)
+        return Fitted(layout, mean, index, curvature, prior, statistics, curvature.kind, header["estimator"])
     except MarquisError:
         raise
     except BROKEN as error:

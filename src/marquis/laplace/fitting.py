@@ -255,9 +255,9 @@ def _as_before(prior: Posterior) -> tuple[Chosen, StructuredPrior]:
             "the prior is a posterior over whole parameters, which a subnetwork cannot continue; use the same "
             "parameters= as before."
         )
-    inside = prior.precision.layout
-    chosen = Chosen(prior.layout, prior.index.cpu(), inside, prior.index.cpu())
-    return chosen, StructuredPrior(inside, prior.precision, prior.restrict(prior.vector))
+    layout = prior.precision.layout
+    chosen = Chosen(prior.layout, prior.index.cpu(), layout, prior.index.cpu())
+    return chosen, StructuredPrior(layout, prior.precision, prior.restrict(prior.vector))
 
 
 def require_same_likelihood(before: Likelihood, after: Likelihood) -> None:

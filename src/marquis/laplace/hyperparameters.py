@@ -79,8 +79,8 @@ class Hyperparameters:
 
         Without a loader there is no pass, and a process may run alone.
         """
-        together = self._shared and any(loader is not None for loader in loaders)
-        return fails_together(run, confirm=False)() if together else run()
+        distributed = self._shared and any(loader is not None for loader in loaders)
+        return fails_together(run, confirm=False)() if distributed else run()
 
     def problem(self, loader: Iterable[Any] | None = None) -> EvidenceProblem:
         """Return what the evidence is a function of, for `marquis.evidence`.
@@ -93,8 +93,8 @@ class Hyperparameters:
             raise DataError("the evidence depends on labels, but the data of fit had none; fit on (x, y).")
         model, params = self.model, self._params
         if fitted.index is not None:
-            inside = fitted.curvature.layout
-            model, params = function_of_chosen(model, params, fitted.mean, fitted.index, inside)
+            layout = fitted.curvature.layout
+            model, params = function_of_chosen(model, params, fitted.mean, fitted.index, layout)
         return EvidenceProblem(
             fitted.curvature,
             fitted.vector,

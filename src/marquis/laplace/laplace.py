@@ -379,7 +379,7 @@ class Laplace(Hyperparameters):
         if self._fitted is None:
             how = self.estimator or "estimator by number of outputs"
             return f"Laplace({describe(self.model)}, {self.likelihood}, {self.structure}, {how}; not fitted)"
-        seen = "" if self.statistics is None else f" on {self.statistics.n} data"
+        number = "" if self.statistics is None else f" on {self.statistics.n} data"
         weights = f"{self.posterior.num_random} weights"
-        inside = f"{self.likelihood}, {self.fitted.structure}, {self.fitted.estimator}"
-        return f"Laplace({describe(self.model)}, {inside}; {weights}{seen}, {self.prior!r})"
+        settings = f"{self.likelihood}, {self.fitted.structure}, {self.fitted.estimator}"
+        return f"Laplace({describe(self.model)}, {settings}; {weights}{number}, {self.prior!r})"

@@ -86,7 +86,7 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
     fitted = unpack_fitted(header, tensors)
     require_model(model, header["model"], fitted.mean)
     _require_same_dtypes(fitted.mean, model)
-    known = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
+    likelihood = unpack_likelihood(header["likelihood"], tensors) if likelihood is None else as_likelihood(likelihood)
     tuned = header["noise_tuned"]
     # Files of version 0.1.0 have no posterior_temperature and no kind.
     kind = choose("kind", header.get("kind", "ggn"), KINDS, error=DataError)
@@ -99,14 +99,14 @@ def _laplace(header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Mo
             raise DataError(f"{name} {value!r} in the file is not a number.")
     if not isinstance(tuned, bool):
         raise DataError(f"noise_tuned {tuned!r} in the file is neither true nor false.")
-    seen = fitted.statistics
-    if seen is not None and (seen.sse is None) != (known.scalar_noise_precision is None):
+    statistics = fitted.statistics
+    if statistics is not None and (statistics.sse is None) != (likelihood.scalar_noise_precision is None):
         raise ModelMismatchError(
-            f"the file's fit of the data was computed with another kind of likelihood than {known}: a sum of squares "
-            "belongs to a Gaussian with one noise precision, a log likelihood to all others."
+            f"the file's fit of the data was computed with another kind of likelihood than {likelihood}: a sum of "
+            "squares belongs to a Gaussian with one noise precision, a log likelihood to all others."
         )
     is_module = isinstance(model, torch.nn.Module)
     if is_module:
         fitted = fitted.to(next(iter(model.parameters())).device)
     params = None if is_module else fitted.mean
-    return Laplace.from_fitted(model, known, fitted, params=params, noise_tuned=tuned, kind=kind, **temperatures)
+    return Laplace.from_fitted(model, likelihood, fitted, params=params, noise_tuned=tuned, kind=kind, **temperatures)

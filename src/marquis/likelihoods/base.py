@@ -172,8 +172,8 @@ class Likelihood:
 
     def observed(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the number of observed scalar labels per sample, `[B]`, which replaces `O` in every `N * O`."""
-        seen = torch.ones_like(y, dtype=torch.bool) if mask is None else as_mask(mask, y.shape)
-        return sum_outputs(seen.long())
+        observed = torch.ones_like(y, dtype=torch.bool) if mask is None else as_mask(mask, y.shape)
+        return sum_outputs(observed.long())
 
     @property
     def scalar_noise_precision(self) -> Tensor | None:

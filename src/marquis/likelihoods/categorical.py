@@ -114,8 +114,8 @@ class Categorical(PointwiseLikelihood):
         matrix = matrix.diagonal_scatter(diagonal, dim1=1, dim2=2)
         if mask is None:
             return matrix
-        seen = self._masked(torch.ones_like(f), f, mask).reshape(batch, classes * positions)
-        return matrix * seen.unsqueeze(1) * seen.unsqueeze(2)
+        observed = self._masked(torch.ones_like(f), f, mask).reshape(batch, classes * positions)
+        return matrix * observed.unsqueeze(1) * observed.unsqueeze(2)
 
     def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
         dim = self._class_dim(f)

@@ -28,10 +28,10 @@ class PointwiseLikelihood(Likelihood):
         self._check_target_shape(f, y)
         if mask is None:
             return self._log_density(f, y)
-        seen = as_mask(mask, y.shape)
+        observed = as_mask(mask, y.shape)
         # Both arguments are replaced *before* any arithmetic: 0 * NaN is NaN, in the value and in the gradient.
-        f = f.masked_fill(~self._spread_mask(f, seen), 0)
-        return self._log_density(f, y.masked_fill(~seen, 0)).masked_fill(~seen, 0)
+        f = f.masked_fill(~self._spread_mask(f, observed), 0)
+        return self._log_density(f, y.masked_fill(~observed, 0)).masked_fill(~observed, 0)
 
     def gradient(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         self._check_target_shape(f, y)

@@ -15,14 +15,14 @@ Number = float | Literal["learnt"] | None
 
 def likelihood_and_noise(likelihood: str | Likelihood, noise_precision: Number) -> tuple[Likelihood, Number]:
     """Return the likelihood object, and its noise precision: the user's, or that of a Gaussian object."""
-    known = as_likelihood(likelihood)
-    scalar = known.scalar_noise_precision
+    resolved = as_likelihood(likelihood)
+    scalar = resolved.scalar_noise_precision
     if scalar is None:
         if noise_precision is not None:
-            raise UnsupportedOperationError(f"noise_precision={noise_precision!r}: {known} has no single one.")
-        return known, 1.0  # β multiplies the curvature: 1 where the likelihood is complete
-    is_fixed = not isinstance(likelihood, str) and isinstance(known, Gaussian) and not known.learnt
-    return known, float(scalar) if noise_precision is None and is_fixed else noise_precision
+            raise UnsupportedOperationError(f"noise_precision={noise_precision!r}: {resolved} has no single one.")
+        return resolved, 1.0  # β multiplies the curvature: 1 where the likelihood is complete
+    is_fixed = not isinstance(likelihood, str) and isinstance(resolved, Gaussian) and not resolved.learnt
+    return resolved, float(scalar) if noise_precision is None and is_fixed else noise_precision
 
 
 def start_value(precision: float | str) -> float:
@@ -42,11 +42,11 @@ def squared_error(
         groups: "scalar" for the sums over everything; else tensors that broadcast to one sample's outputs, with one sum
             per "channel" (dimension 1) or "output".
     """
-    seen = None if mask is None else mask.to(torch.bool).expand_as(f)
-    squares = (f - y).square() if seen is None else torch.where(seen, f - y, 0).square()
+    observed = None if mask is None else mask.to(torch.bool).expand_as(f)
+    squares = (f - y).square() if observed is None else torch.where(observed, f - y, 0).square()
     if groups == "scalar":
-        return float(squares.sum()), float(f.numel() if seen is None else seen.sum())
-    counts = torch.ones_like(squares) if seen is None else seen
+        return float(squares.sum()), float(f.numel() if observed is None else observed.sum())
+    counts = torch.ones_like(squares) if observed is None else observed
     error, entries = (values.double().sum(0).cpu() for values in (squares, counts))
     rest = tuple(range(1, error.ndim))
     if groups == "channel" and rest:

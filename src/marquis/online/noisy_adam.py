@@ -48,10 +48,10 @@ class NoisyAdam(torch.optim.Optimizer):
         for (name, mean), parameter in zip(self.online.means().items(), group["params"], strict=True):
             if parameter.grad is None:
                 continue
-            kept = self.state[parameter]
-            kept["step"] = kept.get("step", 0) + 1
-            average = kept.setdefault("average", torch.zeros_like(mean))
+            moments = self.state[parameter]
+            moments["step"] = moments.get("step", 0) + 1
+            average = moments.setdefault("average", torch.zeros_like(mean))
             average.lerp_(parameter.grad, 1 - group["momentum"])
             metric = values[name] * (state.noise_precision / number) + constant
-            parameter.addcdiv_(average, metric, value=-group["lr"] / (1 - group["momentum"] ** kept["step"]))
+            parameter.addcdiv_(average, metric, value=-group["lr"] / (1 - group["momentum"] ** moments["step"]))
         return loss

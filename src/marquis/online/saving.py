@@ -25,11 +25,11 @@ def pack(state: OnlineState, streams: Mapping[str, torch.Generator], layout: Lay
     # Sums by group of outputs stand beside the numbers, which are what JSON can hold.
     by_group = {name: value.clone() for name, value in numbers.items() if isinstance(value, Tensor)}
     numbers |= {name: float(value.sum()) for name, value in by_group.items()}
-    kept: dict[str, Structure | None] = {name: getattr(state, name) for name in _STRUCTURES}
+    structures: dict[str, Structure | None] = {name: getattr(state, name) for name in _STRUCTURES}
     return {
         "numbers": numbers,
         "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
-        "structures": {name: value.state_dict() for name, value in kept.items() if value is not None},
+        "structures": {name: value.state_dict() for name, value in structures.items() if value is not None},
         "streams": {name: stream.get_state() for name, stream in streams.items()},
         "noise": by_group,
     }

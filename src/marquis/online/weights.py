@@ -45,8 +45,8 @@ def require_finite_weights(samples: Mapping[str, Tensor], layout: Layout) -> Non
     """Raise if the standard deviation of a weight was infinite."""
     for name, value in samples.items():
         if not bool(value.detach().sum().isfinite()):  # a finite sum proves finite entries without a temporary
-            inside = int((~value.detach().isfinite()).reshape(-1).nonzero()[0])
-            place = layout.locate(layout.slice(name).start + inside)
+            index = int((~value.detach().isfinite()).reshape(-1).nonzero()[0])
+            place = layout.locate(layout.slice(name).start + index)
             raise NumericalError(
                 f"the precision of weight {place} has decayed to zero, so its standard deviation is infinite: without "
                 "a prior in the precision, weights that see no data are forgotten. Use prior_precision > 0."

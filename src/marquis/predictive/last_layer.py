@@ -110,13 +110,13 @@ def find_last_layer(function: PosteriorFunction, x: Any) -> LastLayer | None:
     factors = _factors(function, owner)
     if factors is None:
         return None
-    seen: list[tuple[Any, Any]] = []
-    observers: dict[nn.Module, Observer] = {layer: lambda args, output: seen.append((args[0], output))}
+    calls: list[tuple[Any, Any]] = []
+    observers: dict[nn.Module, Observer] = {layer: lambda args, output: calls.append((args[0], output))}
     with torch.no_grad(), plain_attention():
         outputs = call(model, {**function.fixed, **posterior.mean}, copied_buffers(model), x, observers)
-    if len(seen) != 1 or seen[0][1] is not outputs or outputs.dim() != 2:
+    if len(calls) != 1 or calls[0][1] is not outputs or outputs.dim() != 2:
         return None  # something follows the layer, or it is applied at several positions
-    return LastLayer(function.checked(outputs, x), seen[0][0].to(factors.inverse.dtype), factors)
+    return LastLayer(function.checked(outputs, x), calls[0][0].to(factors.inverse.dtype), factors)
 
 
 def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:

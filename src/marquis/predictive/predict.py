@@ -97,8 +97,8 @@ def predict(
     if isinstance(posterior.precision, Spread):
         require_same("inputs", digest_of(x))
     function = PosteriorFunction(model, posterior, at)
-    known = None if likelihood is None or at is not None else as_likelihood(likelihood)
-    link = check_link(link, known)
+    likelihood = None if likelihood is None or at is not None else as_likelihood(likelihood)
+    link = check_link(link, likelihood)
     with naming_inputs(model, x, lambda: function.at_point(x)):
         if differentiable:
             if method != "linearised" or link == "mc":
@@ -106,8 +106,8 @@ def predict(
                     "differentiable=True is for the closed form: method='linearised', link None, 'probit' or 'bridge'."
                 )
             moments, draw = differentiable_moments(function, x, joint=joint, limit=memory_limit)
-            predictive = linked(known, moments.mean, moments.variance, moments.covariance, link)
-            return Prediction(*predictive, moments.covariance, "linearised (differentiable)", known, draw)
+            predictive = linked(likelihood, moments.mean, moments.variance, moments.covariance, link)
+            return Prediction(*predictive, moments.covariance, "linearised (differentiable)", likelihood, draw)
         if method == "sampled":
             if joint or diagonal is False or link not in (None, "mc"):
                 raise UnsupportedOperationError(
@@ -115,17 +115,17 @@ def predict(
                     "link; use method='linearised', or prediction.sample(n)."
                 )
             runner = WeightSamples(function, x, False, memory_limit)
-            summary = summarise_networks(runner, known, samples, generator)
+            summary = summarise_networks(runner, likelihood, samples, generator)
             how = f"sampled ({samples} networks)"
-            return Prediction(*summary[:4], None, how, known, runner.collect, summary.expected_entropy)
+            return Prediction(*summary[:4], None, how, likelihood, runner.collect, summary.expected_entropy)
         runner = WeightSamples(function, x, True, memory_limit)
         if method == "linearised":
             moments = closed_form(function, x, joint=joint, diagonal=diagonal, limit=memory_limit)
             if moments is not None:
-                return _from_moments(moments, known, link, samples, runner, generator)
+                return _from_moments(moments, likelihood, link, samples, runner, generator)
         elif joint or diagonal is False:
             raise UnsupportedOperationError("covariances are in closed form: use method='linearised', or sample(n).")
-        return _from_samples(known, link, samples, runner, generator)
+        return _from_samples(likelihood, link, samples, runner, generator)
 
 
 def _from_moments(

@@ -120,8 +120,8 @@ class Prediction:
         averaged over the Gaussian outputs by quadrature.
         """
         check_finite(y, "y")
-        if self.likelihood is not None and y.shape != (wanted := self.likelihood.target_shape(self.mean)):
-            raise DataError(f"labels have shape {list(y.shape)}, the prediction is about {list(wanted)}.")
+        if self.likelihood is not None and y.shape != (expected := self.likelihood.target_shape(self.mean)):
+            raise DataError(f"labels have shape {list(y.shape)}, the prediction is about {list(expected)}.")
         if isinstance(self.likelihood, Categorical) and self.probs is not None:
             dim = self.likelihood.dim % self.probs.dim()
             each = self.probs.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)

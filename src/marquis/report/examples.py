@@ -130,10 +130,10 @@ def table_figure(
     shown = _worst(x, [mean for mean, _ in predictions.values()])
     figure, axes = panels(len(shown), 4, 2.9, 2.7)
     for axis, column in zip(axes, shown, strict=True):
-        seen = ~x[:, column].isnan()
-        true = x[seen, column][:MOST_POINTS].numpy()
+        observed = ~x[:, column].isnan()
+        true = x[observed, column][:MOST_POINTS].numpy()
         for (name, (mean, std)), colour in zip(predictions.items(), LINES * len(predictions), strict=False):
-            guess, bars = mean[seen, column][:MOST_POINTS].numpy(), 2 * std[seen, column][:MOST_POINTS].numpy()
+            guess, bars = mean[observed, column][:MOST_POINTS].numpy(), 2 * std[observed, column][:MOST_POINTS].numpy()
             style: dict[str, Any] = {"fmt": "o", "ms": 2.5, "elinewidth": 0.5, "alpha": 0.6, "color": colour}
             axis.errorbar(true, guess, yerr=bars, label=label(name), **style)
         if len(true):

@@ -104,8 +104,8 @@ def series(rows: History, key: str) -> tuple[list[float], list[float]]:
     """Return epochs (from 1) and values of one quantity, without those that cannot be plotted."""
     pairs = [(row.get("epoch", number) + 1, row[key]) for number, row in enumerate(rows) if key in row]
     least = 0.0 if key in LOGARITHMIC else -math.inf
-    kept = [(epoch, value) for epoch, value in pairs if math.isfinite(value) and value > least]
-    return [epoch for epoch, _ in kept], [value for _, value in kept]
+    finite = [(epoch, value) for epoch, value in pairs if math.isfinite(value) and value > least]
+    return [epoch for epoch, _ in finite], [value for _, value in finite]
 
 
 def _curve(axis: Axes, rows: History, key: str, legend: str, colour: str) -> None:

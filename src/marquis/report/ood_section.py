@@ -40,8 +40,8 @@ def add_ood(page: Page, folder: Path) -> None:
     page.heading("Out-of-distribution data")
     page.text(EXPLAINED, small=True)
     for number, (name, result) in enumerate(parts.items(), 1):
-        inside, outside = result["in_distribution"], result["out_of_distribution"]
-        page.text(f"{name}: {outside} OOD rows against {inside} held-out rows, {result['samples']} posterior samples.")
+        held_out, ood = result["in_distribution"], result["out_of_distribution"]
+        page.text(f"{name}: {ood} OOD rows against {held_out} held-out rows, {result['samples']} posterior samples.")
         rows = [
             [score, MEANINGS.get(score, ""), *(cell(float(row[key])) for key in ("auroc", "aupr", "fpr95"))]
             for score, row in result["table"].items()

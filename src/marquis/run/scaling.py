@@ -35,22 +35,22 @@ class Scaling:
         Raises:
             DataError: A column has no values, or values whose deviation no double can hold.
         """
-        seen = ~x.isnan()
-        count = seen.sum(0)
+        present = ~x.isnan()
+        count = present.sum(0)
         if not bool((count > 0).all()):
             raise DataError(f"{_called(count == 0, names)} has no values in the training rows; remove it")
         if len(x) > 1 and not bool((count > 1).all()):
             raise DataError(f"{_called(count == 1, names)} has a single value in the training rows; remove it")
-        values = torch.where(seen, x, 0).double()
+        values = torch.where(present, x, 0).double()
         mean = values.sum(0) / count
-        difference = torch.where(seen, x.double() - mean, 0)
+        difference = torch.where(present, x.double() - mean, 0)
         deviation = (difference.square().sum(0) / count).sqrt()
         # a mean of equal numbers may be off by a bit
         constant = (difference.abs().amax(0) <= 1e-12 * mean.abs()) & mean.isfinite()
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
             raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
-        return cls(torch.where(constant, first_seen(x, seen), mean), torch.where(constant, 1.0, deviation), constant)
+        return cls(torch.where(constant, first_seen(x, present), mean), torch.where(constant, 1.0, deviation), constant)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return rows scaled to mean 0 and standard deviation 1."""
@@ -96,9 +96,9 @@ class Scaling:
         return cls(mean, scale, constant)
 
 
-def first_seen(x: Tensor, seen: Tensor) -> Tensor:
+def first_seen(x: Tensor, present: Tensor) -> Tensor:
     """Return the first value of each column that is not missing, `[d]`."""
-    return x.double().gather(0, seen.int().argmax(0, keepdim=True))[0]
+    return x.double().gather(0, present.int().argmax(0, keepdim=True))[0]
 
 
 def _called(wrong: Tensor, names: Sequence[str] | None) -> str:

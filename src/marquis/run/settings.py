@@ -95,7 +95,7 @@ class TrainingSettings:
         takes = KINDS[self.model].options
         for name in self.options:
             if name not in takes:
-                owners = [kind for kind, known in KINDS.items() if name in known.options]
+                owners = [kind for kind, kind_settings in KINDS.items() if name in kind_settings.options]
                 raise DataError(f"{_flag(name)} belongs to the model {' and '.join(owners)}, not to {self.model}")
         likelihood = choose(
             "likelihood", self.likelihood, ("gaussian", "bernoulli", "heteroscedastic"), error=DataError
@@ -138,8 +138,8 @@ class TrainingSettings:
         Raises:
             DataError: They do; the message names the option.
         """
-        kept = asdict(self)
-        present = {**kept, **self.options}
+        values = asdict(self)
+        present = {**values, **self.options}
         for name, value in chosen.items():
             if value is None or value == present.get(name) or name in CHANGEABLE:
                 continue
@@ -147,7 +147,7 @@ class TrainingSettings:
                 f"{_flag(name)} {value} contradicts the run to be resumed, which has "
                 f"{present.get(name, 'the default')}; leave it out, or train anew in another folder"
             )
-        return TrainingSettings(**kept | {name: chosen[name] for name in CHANGEABLE if chosen.get(name) is not None})
+        return TrainingSettings(**values | {name: chosen[name] for name in CHANGEABLE if chosen.get(name) is not None})
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""

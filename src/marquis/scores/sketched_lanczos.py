@@ -45,8 +45,8 @@ class FourierSketch:
     def draw(size: int, sketch: int, generator: torch.Generator | None, device: torch.device) -> FourierSketch:
         """Return a random sketch of vectors of this size to at most `sketch` numbers."""
         signs = torch.randint(2, (size,), generator=generator, device=device_for(generator), dtype=torch.bool)
-        kept = permutation(size, generator)[: max(1, sketch // 2)]
-        return FourierSketch(signs.to(device), kept.to(device))
+        rows = permutation(size, generator)[: max(1, sketch // 2)]
+        return FourierSketch(signs.to(device), rows.to(device))
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return the sketches `[..., s]` of vectors `[..., P]`. Cost: P log P."""
@@ -102,19 +102,19 @@ def sketched_lanczos(
 def _lanczos(matrix: CurvatureOperator, start: Tensor, steps: int, sketch: FourierSketch | None) -> Tensor:
     """Return the Lanczos vectors `[k, s]`; sketched ones are orthogonal to their neighbours only."""
     current, before, beta = start / start.norm(), torch.zeros_like(start), start.new_zeros(())
-    kept: list[Tensor] = []
+    basis: list[Tensor] = []
     scale = 0.0
     for _ in range(min(steps, matrix.size)):
-        kept.append(current if sketch is None else sketch(current))
+        basis.append(current if sketch is None else sketch(current))
         product = matrix.matvec(current[0])[None] - beta * before
-        others = current if sketch is not None else torch.cat(kept)
+        others = current if sketch is not None else torch.cat(basis)
         for _ in range(2):  # rounding of the first time is as large as a small result
             product = product - (product @ others.mT) @ others
         scale, beta = max(scale, float(product.norm())), product.norm()
         if float(beta) <= torch.finfo(matrix.dtype).eps ** 0.5 * scale:
             break
         before, current = current, product / beta
-    return torch.cat(kept)
+    return torch.cat(basis)
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,8 +52,8 @@ class Category:
 
     def indicators(self, codes: np.ndarray) -> np.ndarray:
         """Return standardised indicators `[N, L]` of codes; NaN where a level is missing or was not seen."""
-        known = np.where(np.isnan(codes) | (codes < 0), 0, codes).astype(int)
-        columns = (np.eye(len(self.levels))[known] - self.share.numpy()) / self.scale
+        codes_or_zero = np.where(np.isnan(codes) | (codes < 0), 0, codes).astype(int)
+        columns = (np.eye(len(self.levels))[codes_or_zero] - self.share.numpy()) / self.scale
         columns[np.isnan(codes) | (codes < 0)] = np.nan
         return columns
 
@@ -101,9 +101,9 @@ def _is_category(values: Any, pandas: Any) -> bool:
         return True
     if not pandas.api.types.is_object_dtype(kind):
         return False
-    known = [value for value in values if not pandas.isna(value)] if len(values) else []
-    return bool(known) and any(
-        isinstance(value, (str, bool, np.bool_)) or not isinstance(value, Real) for value in known
+    present = [value for value in values if not pandas.isna(value)] if len(values) else []
+    return bool(present) and any(
+        isinstance(value, (str, bool, np.bool_)) or not isinstance(value, Real) for value in present
     )
 
 
@@ -116,11 +116,11 @@ def categories_of(X: Any) -> tuple[Category, ...]:
     categories = []
     for number in category_columns(X):
         values = X.iloc[:, number]
-        known = values.dropna()
+        present = values.dropna()
         try:
-            levels = sorted(known.unique().tolist())
+            levels = sorted(present.unique().tolist())
         except TypeError:
-            levels = list(dict.fromkeys(known.tolist()))
+            levels = list(dict.fromkeys(present.tolist()))
         name = str(X.columns[number])
         if not levels:
             raise DataError(f"column {name!r} has no values in the training rows: nothing can be learnt; remove it.")
@@ -129,8 +129,8 @@ def categories_of(X: Any) -> tuple[Category, ...]:
                 f"column {name!r} has {len(levels)} different levels, more than {MOST_LEVELS}: leave it out if they "
                 "are names of something, or give numbers."
             )
-        counts = torch.tensor([int((known == level).sum()) for level in levels], dtype=torch.float64)
-        categories.append(Category(number, tuple(levels), values.dtype, counts / counts.sum(), len(known)))
+        counts = torch.tensor([int((present == level).sum()) for level in levels], dtype=torch.float64)
+        categories.append(Category(number, tuple(levels), values.dtype, counts / counts.sum(), len(present)))
     return tuple(categories)
 
 

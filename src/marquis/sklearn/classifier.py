@@ -152,8 +152,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
             return Bernoulli()
         if outputs == classes:
             return Categorical()
-        wanted = "1 or 2 outputs" if classes == 2 else f"{classes} outputs"
-        raise DataError(f"the module has {outputs} outputs; for {classes} classes it needs {wanted} (logits).")
+        expected = "1 or 2 outputs" if classes == 2 else f"{classes} outputs"
+        raise DataError(f"the module has {outputs} outputs; for {classes} classes it needs {expected} (logits).")
 
     def _encode(self, y: np.ndarray, outputs: int) -> Tensor:
         numbers = torch.from_numpy(np.searchsorted(self.classes_, y).astype(np.int64))
@@ -224,8 +224,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         The weights of a draw are the same for every row. How much the draws differ is what more data could settle.
         """
         count = whole("n_samples", n_samples)
-        drawn = self._predict(X, keep_inputs=True, diagonal=True).sample(count, generator_from(random_state))
-        return np.moveaxis(_two_columns(_probabilities(drawn).double().cpu().numpy()), 0, -1)
+        samples = self._predict(X, keep_inputs=True, diagonal=True).sample(count, generator_from(random_state))
+        return np.moveaxis(_two_columns(_probabilities(samples).double().cpu().numpy()), 0, -1)
 
 
 def _probabilities(logits: Tensor) -> Tensor:

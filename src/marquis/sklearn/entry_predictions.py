@@ -97,8 +97,8 @@ class EntryModel:
         mean, variance = self.linear.entries(x, self.groups)
         count = self.samples if samples is None else samples
         if not bool(self.for_missing.weight.any()):
-            kept = mean.expand(count, *x.shape) if keep else None
-            return Predicted(mean, self._variance(self.for_missing, variance), kept)
+            copies = mean.expand(count, *x.shape) if keep else None
+            return Predicted(mean, self._variance(self.for_missing, variance), copies)
         parts = [self._reconstructed(part, count, keep) for part in x.split(ROWS)]
         correction, spread = (torch.cat([part[i] for part in parts]) for i in range(2))
         mixed = mean + self.for_missing.weight * (correction - mean)
@@ -224,20 +224,20 @@ def _weight(error: Tensor, correction: Tensor, variance: Tensor) -> tuple[Tensor
         correction: The network's minus the linear prediction, `[M, d]`.
         variance: The linear model's, `[M, d]`, in units of which the squares are.
     """
-    known = ~error.isnan()
-    product = torch.where(known, error * correction / variance, 0.0)
-    square = torch.where(known, correction.square() / variance, 0.0)
+    observed = ~error.isnan()
+    product = torch.where(observed, error * correction / variance, 0.0)
+    square = torch.where(observed, correction.square() / variance, 0.0)
     by_row = product.sum(1)
     sure = float(by_row.sum() - by_row.square().sum().sqrt())
-    total, count = float(square.sum()), known.sum(0).clamp_min(1)
+    total, count = float(square.sum()), observed.sum(0).clamp_min(1)
     if sure <= 0 or total == 0:
         return torch.zeros_like(error[0]), torch.ones_like(error[0])
     common = min(1.0, sure / total)
-    typical = COMMON_ENTRIES * total / float(known.sum())
-    doubt = product.square().sum(0).sqrt()
-    weight = ((product.sum(0) - doubt + typical * common) / (square.sum(0) + typical)).clamp(0.0, 1.0)
-    before = torch.where(known, error.square() / variance, 0.0).sum(0)
-    after = torch.where(known, (error - weight * correction).square() / variance, 0.0).sum(0)
+    typical = COMMON_ENTRIES * total / float(observed.sum())
+    deviation = product.square().sum(0).sqrt()
+    weight = ((product.sum(0) - deviation + typical * common) / (square.sum(0) + typical)).clamp(0.0, 1.0)
+    before = torch.where(observed, error.square() / variance, 0.0).sum(0)
+    after = torch.where(observed, (error - weight * correction).square() / variance, 0.0).sum(0)
     change = float(after.sum() / before.sum())
     ratio = (after / count + COMMON_ENTRIES / count * change) / (before / count + COMMON_ENTRIES / count)
     return weight, ratio.clamp_min(1e-3)
@@ -253,10 +253,10 @@ def interval_scale(standardised: Tensor) -> Tensor:
         standardised: Errors of hidden entries over their standard deviation, `[M, d]`; NaN for entries that were not.
     """
     sizes = standardised.abs().numpy()
-    known = sizes[~np.isnan(sizes)]
-    if not known.size:
+    finite = sizes[~np.isnan(sizes)]
+    if not finite.size:
         return torch.ones_like(standardised[0])
-    common = np.quantile(known, (np.arange(COMMON_ENTRIES) + 0.5) / COMMON_ENTRIES)
+    common = np.quantile(finite, (np.arange(COMMON_ENTRIES) + 0.5) / COMMON_ENTRIES)
     pooled = np.concatenate([sizes, np.repeat(common[:, None], sizes.shape[1], 1)])
     return torch.as_tensor((np.nanquantile(pooled, 0.9, axis=0) / NORMAL_QUANTILE) ** 2).clamp_min(1e-6)
 

@@ -140,11 +140,11 @@ def spectrum_of(x: Tensor) -> CovarianceSpectrum:
 
     Above `DENSE` columns the covariances of missing entries enter its diagonal only.
     """
-    seen = ~x.isnan()
+    present = ~x.isnan()
     mean = x.nanmean(0)
     centred = (x - mean).nan_to_num(0.0)
-    spectrum = _spectrum(mean, centred, _missing_variance(centred, seen))
-    if bool(seen.all()):
+    spectrum = _spectrum(mean, centred, _missing_variance(centred, present))
+    if bool(present.all()):
         return spectrum
     for _ in range(MAX_ITERATIONS):
         before, spectrum = spectrum, _stepped(x, spectrum.gaussian(_em_rank(spectrum), DURING_EM))
@@ -191,10 +191,10 @@ def _spectrum(mean: Tensor, centred: Tensor, extra: Tensor) -> CovarianceSpectru
     return CovarianceSpectrum(mean, variance, values[-kept:], vectors[:, -kept:])
 
 
-def _missing_variance(centred: Tensor, seen: Tensor) -> Tensor:
+def _missing_variance(centred: Tensor, present: Tensor) -> Tensor:
     """Return what missing entries add to the scatter if nothing but their column's variance is known, `[d]`."""
-    observed = seen.sum(0)
-    return centred.square().sum(0) / observed.clamp_min(1) * (len(seen) - observed)
+    observed = present.sum(0)
+    return centred.square().sum(0) / observed.clamp_min(1) * (len(present) - observed)
 
 
 def _some(x: Tensor, generator: torch.Generator) -> Tensor:

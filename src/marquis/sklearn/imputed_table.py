@@ -100,11 +100,11 @@ def write_imputations(
 ) -> None:
     """Write imputations of some rows: mean, standard deviation and samples."""
     missing, samples = into.missing[rows], len(into.samples)
-    drawn = _samples(entries, x, samples, generator)
+    imputations = _samples(entries, x, samples, generator)
     predicted = entries.missing(x)
     into.mean[rows] = np.where(missing, columns.rows(predicted.mean.numpy()), into.mean[rows])
     into.std[rows] = np.where(missing, columns.deviations(predicted.variance.sqrt().numpy()), 0.0)
-    into.samples[:, rows] = np.where(missing, columns.rows(drawn.numpy()), into.samples[:, rows])
+    into.samples[:, rows] = np.where(missing, columns.rows(imputations.numpy()), into.samples[:, rows])
     if not isinstance(columns, EncodedColumns):
         return
     for category, group in zip(columns.categories, columns.groups, strict=True):

@@ -85,9 +85,9 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             raise DataError("no column has any value: there is nothing to learn from.")
         if self.add_indicator:
             self.indicator_ = MissingIndicator(error_on_new=False).fit(table)
-        known = table[:, self._known]
-        columns_of(known.astype(np.float64), labels_of(self)[self._known])  # refused by the names they have here
-        self.estimator_ = self._autoencoder().fit(known)
+        observed = table[:, self._known]
+        columns_of(observed.astype(np.float64), labels_of(self)[self._known])  # refused by the names they have here
+        self.estimator_ = self._autoencoder().fit(observed)
         return self
 
     def _fit_mixed(self, X: Any) -> LaplacianImputer:
@@ -167,8 +167,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _impute(self, table: np.ndarray, samples: int | None = None, random_state: Random = None) -> Any:
         """Impute the columns that had values in training."""
         count = self.samples if samples is None else samples
-        known = table[:, self._known].astype(np.float64)
-        return self.estimator_.impute(known, count, rounds=self.rounds, random_state=random_state)
+        observed = table[:, self._known].astype(np.float64)
+        return self.estimator_.impute(observed, count, rounds=self.rounds, random_state=random_state)
 
     def _assembled(self, table: np.ndarray, missing: np.ndarray, filled: np.ndarray) -> np.ndarray:
         """Return filled versions `[S, N, known columns]` with empty columns and indicators as the parameters say."""

@@ -41,10 +41,10 @@ class LinearGaussian:
             x: `[N, d]`; NaN where entries are missing.
             groups: Numbers of columns that are left out together, such as the levels of a category.
         """
-        centred, seen = (x - self.mean).nan_to_num(0.0), ~x.isnan()
+        centred, observed = (x - self.mean).nan_to_num(0.0), ~x.isnan()
         mean, variance = torch.empty_like(x), torch.empty_like(x)
-        for rows, which, root in self._patterns(seen):
-            fitted = self._codes(centred[rows], seen[rows], which, root) @ self.loadings.T
+        for rows, which, root in self._patterns(observed):
+            fitted = self._codes(centred[rows], observed[rows], which, root) @ self.loadings.T
             halves = torch.linalg.solve_triangular(root, self.loadings.T.expand(len(root), -1, -1), upper=False)
             explained = halves.square().sum(1)  # the diagonal of W G Wᵀ
             weighted = (centred[rows] - fitted) / self.noise  # P (x - mean)
@@ -55,7 +55,7 @@ class LinearGaussian:
                 block = torch.linalg.inv(torch.diag(1 / self.noise[group]) - scaled.mT @ scaled)[which]
                 alone[:, group] = centred[rows][:, group] - (block @ weighted[:, group, None])[:, :, 0]
                 alone_variance[:, group] = block.diagonal(dim1=1, dim2=2)
-            known = seen[rows]
+            known = observed[rows]
             mean[rows] = self.mean + torch.where(known, alone, fitted)
             variance[rows] = torch.where(known, alone_variance, explained[which] + self.noise)
         return mean, variance
@@ -67,31 +67,31 @@ class LinearGaussian:
 
     def codes(self, x: Tensor) -> Tensor:
         """Return the posterior mean of the factors `[N, K]` given the observed entries of each row."""
-        centred, seen = (x - self.mean).nan_to_num(0.0), ~x.isnan()
+        centred, observed = (x - self.mean).nan_to_num(0.0), ~x.isnan()
         codes = x.new_empty(len(x), self.loadings.shape[1])
-        for rows, which, root in self._patterns(seen):
-            codes[rows] = self._codes(centred[rows], seen[rows], which, root)
+        for rows, which, root in self._patterns(observed):
+            codes[rows] = self._codes(centred[rows], observed[rows], which, root)
         return codes
 
     def spread(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """Return joint samples `[S, N, d]` of the missing entries minus their conditional mean; 0 where observed."""
-        seen, k = ~x.isnan(), self.loadings.shape[1]
+        observed, k = ~x.isnan(), self.loadings.shape[1]
         factors = torch.randn(samples, len(x), k, dtype=x.dtype, generator=generator)
         noise = torch.randn(samples, *x.shape, dtype=x.dtype, generator=generator) * self.noise.sqrt()
-        for rows, which, root in self._patterns(seen):
-            drawn = torch.linalg.solve_triangular(root[which].mT, factors[:, rows].permute(1, 2, 0), upper=True)
-            noise[:, rows] += drawn.permute(2, 0, 1) @ self.loadings.T
-        return torch.where(seen, 0.0, noise)
+        for rows, which, root in self._patterns(observed):
+            scaled = torch.linalg.solve_triangular(root[which].mT, factors[:, rows].permute(1, 2, 0), upper=True)
+            noise[:, rows] += scaled.permute(2, 0, 1) @ self.loadings.T
+        return torch.where(observed, 0.0, noise)
 
     def expected_scatter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return completed rows `[N, d]`, and the sum of the conditional covariances of what is missing, `[d, d]`."""
-        centred, seen = (x - self.mean).nan_to_num(0.0), ~x.isnan()
-        complete, total = torch.where(seen, x, 0), x.new_zeros(x.shape[1], x.shape[1])
-        for rows, which, root in self._patterns(seen):
-            codes = self._codes(centred[rows], seen[rows], which, root)
-            complete[rows] = torch.where(seen[rows], x[rows], self.mean + codes @ self.loadings.T)
+        centred, observed = (x - self.mean).nan_to_num(0.0), ~x.isnan()
+        complete, total = torch.where(observed, x, 0), x.new_zeros(x.shape[1], x.shape[1])
+        for rows, which, root in self._patterns(observed):
+            codes = self._codes(centred[rows], observed[rows], which, root)
+            complete[rows] = torch.where(observed[rows], x[rows], self.mean + codes @ self.loadings.T)
             hidden = x.new_zeros(len(root), x.shape[1])
-            hidden[which] = (~seen[rows]).to(x.dtype)
+            hidden[which] = (~observed[rows]).to(x.dtype)
             counts = torch.bincount(which, minlength=len(root)).to(x.dtype)
             halves = torch.linalg.solve_triangular(root, (hidden[:, :, None] * self.loadings).mT, upper=False)
             halves = (halves * counts.sqrt()[:, None, None]).flatten(0, 1)
@@ -99,9 +99,9 @@ class LinearGaussian:
             total.diagonal().add_(self.noise * (counts @ hidden))
         return complete, total
 
-    def _patterns(self, seen: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _patterns(self, observed: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield rows, the number of each row's pattern, and the Cholesky factors of `G⁻¹` by pattern."""
-        patterns, which = torch.unique(seen, dim=0, return_inverse=True)
+        patterns, which = torch.unique(observed, dim=0, return_inverse=True)
         order = which.argsort(stable=True)
         size = max(1, CHUNK // self.loadings.numel())
         bounds = torch.searchsorted(which[order], torch.arange(0, len(patterns) + size, size))
@@ -111,9 +111,9 @@ class LinearGaussian:
             precision.diagonal(dim1=1, dim2=2).add_(1.0)
             yield rows, which[rows] - which[rows[0]], torch.linalg.cholesky(precision)
 
-    def _codes(self, centred: Tensor, seen: Tensor, which: Tensor, root: Tensor) -> Tensor:
+    def _codes(self, centred: Tensor, observed: Tensor, which: Tensor, root: Tensor) -> Tensor:
         """Return the factors' posterior means for rows with a pattern of observed entries."""
-        weighted = torch.where(seen, centred, 0) / self.noise @ self.loadings
+        weighted = torch.where(observed, centred, 0) / self.noise @ self.loadings
         if len(root) == 1:
             return torch.cholesky_solve(weighted.T, root[0]).T
         return torch.cholesky_solve(weighted[:, :, None], root[which])[:, :, 0]

@@ -81,12 +81,12 @@ def choose_by_refits(
     objectives = (trained,) if tuned is trained else (trained, tuned)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit of all data has said it
-        for inside, outside in _folds(trained.y):
+        for train_rows, test_rows in _folds(trained.y):
             network = copy.deepcopy(trained.network)
             network.load_state_dict(initial)
-            part = {"network": network, "x": trained.x[inside], "y": trained.y[inside]}
-            data = [(trained.x[rows], trained.y[rows]) for rows in inside.split(ROWS)]
-            held_out = [(trained.x[rows], trained.y[rows]) for rows in outside.split(ROWS)]
+            part = {"network": network, "x": trained.x[train_rows], "y": trained.y[train_rows]}
+            data = [(trained.x[rows], trained.y[rows]) for rows in train_rows.split(ROWS)]
+            held_out = [(trained.x[rows], trained.y[rows]) for rows in test_rows.split(ROWS)]
             for batches, objective in zip(parts, objectives, strict=False):
                 try:
                     training.run(replace(objective, **part), generator)
@@ -127,6 +127,6 @@ def _folds(y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     counts = np.unique(flat[:, 0], return_counts=True)[1]
     by_class = flat.shape[1] == 1 and counts.max() >= FOLDS and len(counts) <= n // FOLDS
     folds = (StratifiedKFold if by_class else KFold)(min(FOLDS, n), shuffle=True, random_state=0)
-    for number, (inside, outside) in enumerate(folds.split(flat, np.searchsorted(np.unique(flat), flat[:, 0]))):
+    for number, (train_rows, test_rows) in enumerate(folds.split(flat, np.searchsorted(np.unique(flat), flat[:, 0]))):
         if number == 0 or n <= SMALL:
-            yield torch.from_numpy(inside).to(y.device), torch.from_numpy(outside).to(y.device)
+            yield torch.from_numpy(train_rows).to(y.device), torch.from_numpy(test_rows).to(y.device)

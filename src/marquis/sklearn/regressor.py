@@ -211,8 +211,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         """
         generator, count = generator_from(random_state), whole("n_samples", n_samples)
         prediction = self._predict(X, keep_inputs=True, diagonal=True)
-        drawn = prediction.sample(count, generator, labels=noise).double().cpu().numpy()
-        values = drawn * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
+        samples = prediction.sample(count, generator, labels=noise).double().cpu().numpy()
+        values = samples * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
         values = np.moveaxis(values, 0, -1)
         return values[:, 0] if self._is_flat else values
 

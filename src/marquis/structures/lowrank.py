@@ -86,9 +86,9 @@ class LowRank(Structure):
         dual = self.rank <= self.layout.total
         small = self.columns.mT @ self.columns if dual else self.columns @ self.columns.mT
         values, vectors = eigh_psd(small, "the Gram matrix of the columns")
-        keep = slice(max(len(values) - rank, 0), None)
+        largest = slice(max(len(values) - rank, 0), None)
         # G V has columns sqrt(l) u already; the primal eigenvectors still need their length.
-        columns = self.columns @ vectors[:, keep] if dual else vectors[:, keep] * values[keep].sqrt()
+        columns = self.columns @ vectors[:, largest] if dual else vectors[:, largest] * values[largest].sqrt()
         return type(self)(self.layout, columns, self.shift, self.scale)
 
     def tensors(self) -> list[Tensor]:
@@ -218,8 +218,8 @@ class LowRankOperator(Operator):
         """Map noise by Matheron's rule: a sample of the diagonal, corrected by its product with the columns."""
         prior = z[..., : self.size] / self._diagonal.sqrt()
         root = square_root(self.factor, z)
-        seen = root * (prior @ self.columns) + z[..., self.size :]
-        return prior - root * (self._weights(seen) @ self.columns.mT) / self._diagonal
+        noisy = root * (prior @ self.columns) + z[..., self.size :]
+        return prior - root * (self._weights(noisy) @ self.columns.mT) / self._diagonal
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
         """Return (J M)(J M)^T with Matheron's map M: a sum of squares, where the difference could turn negative."""

@@ -128,10 +128,10 @@ class Subnetwork:
         count = round(self.size * layout.total) if isinstance(self.size, float) and self.size < 1 else int(self.size)
         if not 1 <= count <= layout.total:
             raise DataError(f"Subnetwork(size={self.size}) of {layout.total} weights: that is {count} of them.")
-        kept = torch.sort(scores, descending=True, stable=True).indices[:count]
+        chosen = torch.sort(scores, descending=True, stable=True).indices[:count]
         if self.by == "variance" and prior is not None and count < layout.total:
-            _warn_if_undetermined(scores[kept] * prior.vector()[kept].to(scores))
-        return Chosen.of(layout, kept.sort().values)
+            _warn_if_undetermined(scores[chosen] * prior.vector()[chosen].to(scores))
+        return Chosen.of(layout, chosen.sort().values)
 
     def _scores(
         self,

@@ -50,7 +50,7 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
         raise DataError(f"{what}: data are [n, ...] with at least one entry per sample, got shape {list(data.shape)}.")
     parts: Iterable[Any] = data.split(batch_size) if isinstance(data, Tensor) else data
     total = len(parts) if hasattr(parts, "__len__") else None  # pyright: ignore[reportArgumentType]
-    device, shape, seen = device_of(model), None, 0
+    device, shape, start = device_of(model), None, 0
     with ProgressBar(what, total, progress) as bar:
         for part in parts:
             x = inputs_of(part)
@@ -58,10 +58,10 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
             if x.shape[1:] != shape:
                 raise DataError(f"{what}: a batch has shape {list(x.shape)}, the ones before [n, {str([*shape])[1:]}.")
             if len(x):
-                seen += len(x)
+                start += len(x)
                 yield x if device is None else x.to(device)
             bar.advance()
-    if not seen:
+    if not start:
         raise DataError(f"{what}: there are no data.")
 
 

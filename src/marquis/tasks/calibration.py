@@ -162,10 +162,10 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
             f"samples are [S, *target.shape], S at least 2; got {list(samples.shape)}, {list(target.shape)}."
         )
     _check_levels(levels)
-    seen = ~target.isnan()
-    if not bool(seen.any()):
+    observed = ~target.isnan()
+    if not bool(observed.any()):
         raise DataError("there is no target to compare with: all entries are missing.")
-    ordered, targets = samples.detach().double()[:, seen].sort(0).values, target.detach().double()[seen]
+    ordered, targets = samples.detach().double()[:, observed].sort(0).values, target.detach().double()[observed]
     if bool(ordered[-1].isnan().any()):  # sorted to the end, where they would pass for the upper quantiles
         raise DataError("samples must not be NaN where there is a target.")
     return {level: _between(ordered, targets, level) for level in levels}
@@ -227,10 +227,10 @@ def _observed(mean: Tensor, variance: Tensor, target: Tensor) -> tuple[Tensor, T
     if not mean.shape == variance.shape == target.shape:
         shapes = f"{list(mean.shape)}, {list(variance.shape)}, {list(target.shape)}"
         raise DataError(f"mean, variance and target must have one shape, got {shapes}.")
-    seen = ~target.isnan()
-    if not bool(seen.any()):
+    observed = ~target.isnan()
+    if not bool(observed.any()):
         raise DataError("there is no target to compare with: all entries are missing, or there are none.")
-    mean, variance, target = (t.detach()[seen].double() for t in (mean, variance, target))
+    mean, variance, target = (t.detach()[observed].double() for t in (mean, variance, target))
     if not bool((variance >= 0).all()) or not bool(mean.isfinite().all()):
         raise DataError("means must be finite and variances not negative where there is a target.")
     return mean, variance, target

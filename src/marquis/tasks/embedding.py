@@ -33,8 +33,8 @@ def codes_of(
     """Encode all data in one pass; samples are kept only of those that are in one of the sets."""
     selected = torch.zeros(len(x), dtype=torch.bool)
     selected[torch.cat(sets)] = True
-    means, kept = means_and_copies(model, x, selected, copies, same, batch_size, progress)
-    return Codes(means, kept, selected.cumsum(0) - 1)
+    means, copies_of_code = means_and_copies(model, x, selected, copies, same, batch_size, progress)
+    return Codes(means, copies_of_code, selected.cumsum(0) - 1)
 
 
 @torch.no_grad()

@@ -298,7 +298,7 @@ def _resampled(path: Tensor, points: int) -> Tensor:
     """Return points at equal steps along a polygon `[p, K]`, ends included."""
     steps = path.diff(dim=0).norm(dim=1)
     at = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
-    wanted = torch.linspace(0, 1, points, dtype=path.dtype, device=path.device) * at[-1]
-    right = torch.searchsorted(at, wanted).clamp(1, len(path) - 1)
-    share = ((wanted - at[right - 1]) / steps[right - 1].clamp_min(torch.finfo(path.dtype).tiny)).clamp(0, 1)[:, None]
+    arc = torch.linspace(0, 1, points, dtype=path.dtype, device=path.device) * at[-1]
+    right = torch.searchsorted(at, arc).clamp(1, len(path) - 1)
+    share = ((arc - at[right - 1]) / steps[right - 1].clamp_min(torch.finfo(path.dtype).tiny)).clamp(0, 1)[:, None]
     return path[right - 1] * (1 - share) + path[right] * share

@@ -70,12 +70,12 @@ def impute_weighted(
     _check_reference(reference, x)
     means, noise = _candidates(model, reference, SameSeed(model, generator), networks, batch_size, progress)
     prior = means.mean(0)
-    seen = ~missing.flatten(1)
-    density = _Density(means, noise, seen.any(0).to(means.device))
+    present = ~missing.flatten(1)
+    density = _Density(means, noise, present.any(0).to(means.device))
     parts: list[tuple[Tensor, ...]] = []
     start = 0
     for batch in batches(model, torch.where(missing, 0, x), batch_size, "imputation", progress):
-        observed = seen[start : start + len(batch)].to(batch.device)
+        observed = present[start : start + len(batch)].to(batch.device)
         start += len(batch)
         weights = (exponent * density.log(batch.flatten(1), observed)).softmax(1)  # by log-sum-exp
         rows, effective = systematic(weights, samples, generator), 1 / weights.square().sum(1)

@@ -250,9 +250,9 @@ class LikelihoodConformance:
         if y.ndim == 1 or y.shape[-1] == 1:
             pytest.skip("nothing left after dropping")
         mask = torch.arange(y.shape[-1]) > 0  # broadcasts over the batch
-        kept = self.keep(f, y, mask.nonzero()[:, 0])
-        same(likelihood.log_prob(f, y, mask), likelihood.log_prob(*kept))
-        same(likelihood.hessian_diagonal(f, mask).sum(), likelihood.hessian_diagonal(kept[0]).sum())
+        subset = self.keep(f, y, mask.nonzero()[:, 0])
+        same(likelihood.log_prob(f, y, mask), likelihood.log_prob(*subset))
+        same(likelihood.hessian_diagonal(f, mask).sum(), likelihood.hessian_diagonal(subset[0]).sum())
 
     def test_garbage_under_the_mask_does_no_harm(self, shape):
         likelihood, f, y, mask = self.masked_case(shape)
@@ -282,15 +282,15 @@ class LikelihoodConformance:
         matrix = likelihood.hessian(f, mask)
         if likelihood.label_independent:
             same(autograd_hessian(likelihood, f, y, mask), matrix)
-        seen = (flat(likelihood.gradient(f, y, mask)) != 0) | (flat(likelihood.hessian_diagonal(f, mask)) != 0)
-        seen = seen.to(f.dtype)
-        assert seen.mean() < 1
-        same(matrix, likelihood.hessian(f) * seen[:, :, None] * seen[:, None, :])
+        observed = (flat(likelihood.gradient(f, y, mask)) != 0) | (flat(likelihood.hessian_diagonal(f, mask)) != 0)
+        observed = observed.to(f.dtype)
+        assert observed.mean() < 1
+        same(matrix, likelihood.hessian(f) * observed[:, :, None] * observed[:, None, :])
         root = flat(likelihood.hessian_sqrt(f, mask), 2)
         same(torch.einsum("cni,cnj->nij", root, root), matrix)
         same(flat(likelihood.hessian_diagonal(f, mask)), matrix.diagonal(dim1=1, dim2=2))
         column = flat(likelihood.fisher_column(f, seeded(4), mask))
-        same(column, flat(likelihood.fisher_column(f, seeded(4))) * seen)
+        same(column, flat(likelihood.fisher_column(f, seeded(4))) * observed)
 
     def test_masks_that_fit_nothing_are_refused(self, shape):
         likelihood, f, y = self.case(shape)

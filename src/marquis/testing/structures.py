@@ -345,14 +345,14 @@ class StructureConformance:
 
     def test_nothing_is_mutated(self) -> None:
         value, _ = self.build(STANDARD)
-        kept = [tensor.clone() for tensor in value.tensors()]
+        copies = [tensor.clone() for tensor in value.tensors()]
         v, d = normal(2, STANDARD.total, seed=8), torch.full((STANDARD.total,), 0.5, dtype=F64)
         v_kept, d_kept = v.clone(), d.clone()
         value.solve(v), value.matvec(v), value.quadratic(v), value.logdet(), value.sample(2, seeded(0))
         value.add_diagonal(d), value.effective_dimension(d), value.decay(0.5), 3 * value, value + value
         value.inverse_diagonal(), value.by_parameter(), value.state_dict(), value.to_dense().zero_()
         value.sample_from(normal(2, value.noise_dim, seed=9))
-        assert all(torch.equal(a, b) for a, b in zip(kept, value.tensors(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(copies, value.tensors(), strict=True))
         assert torch.equal(v, v_kept) and torch.equal(d, d_kept)
         with pytest.raises(AttributeError):
             value.layout = STANDARD  # type: ignore[misc]

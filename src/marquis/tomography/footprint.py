@@ -83,9 +83,9 @@ def _one_angle(
     edges = first_edge + spacing * (first[None, :] + np.arange(span + 1)[:, None])
     entries = mass * np.diff(_trapezoid_integral(edges, breakpoints), axis=0) / spacing  # [span, pixels]
     bins = first[None, :] + np.arange(span)[:, None]
-    kept = (bins >= 0) & (bins < detectors) & (entries > 0)
+    valid = (bins >= 0) & (bins < detectors) & (entries > 0)
     columns = np.broadcast_to(np.arange(x.size), bins.shape)
-    return csr_matrix((entries[kept], (bins[kept], columns[kept])), shape=(detectors, x.size))
+    return csr_matrix((entries[valid], (bins[valid], columns[valid])), shape=(detectors, x.size))
 
 
 def _trapezoid_integral(u: np.ndarray, breakpoints: np.ndarray) -> np.ndarray:

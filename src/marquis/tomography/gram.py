@@ -51,9 +51,9 @@ class Grams:
 
     def independent(self) -> Grams:
         """Return the terms of independent weights: those that couple a tap with itself."""
-        kept = self.distance == 0
+        independent = self.distance == 0
         parts = (self.block, self.distance, self.image, self.data, self.roughness)
-        return Grams(*(part[kept] for part in parts))
+        return Grams(*(part[independent] for part in parts))
 
     def image_covariance(self, coefficients: Tensor) -> Tensor:
         """Return `K_xx`, `[dx, dx]`."""

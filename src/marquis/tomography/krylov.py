@@ -168,8 +168,8 @@ class SpectralData:
         if residual is None:
             return logdet, noise_variance.new_zeros(())
         along = (self.approximation.vectors @ residual).square()
-        outside = (residual.square().sum() - along.sum()).clamp_min(0.0)
-        return logdet, (along / values).sum() + outside / noise_variance
+        orthogonal = (residual.square().sum() - along.sum()).clamp_min(0.0)
+        return logdet, (along / values).sum() + orthogonal / noise_variance
 
 
 def effective_parameters(operator: DataOperator, probes: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:

@@ -167,8 +167,8 @@ def _digest(
 ) -> str:
     """Return a name for this reconstruction: what it depends on resumes, anything else starts anew."""
     total = hashlib.sha256(data.contiguous().numpy().tobytes())
-    seen = measurement.adjoint(data)  # tells one operator from another; rounded, since threads may change last digits
-    total.update((seen / seen.abs().max().clamp_min(1e-300) * 2**14).round().to(torch.int16).numpy().tobytes())
+    image = measurement.adjoint(data)  # tells one operator from another; rounded, since threads may change last digits
+    total.update((image / image.abs().max().clamp_min(1e-300) * 2**14).round().to(torch.int16).numpy().tobytes())
     for name, value in {} if network is None else network.state_dict().items():
         total.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     total.update(json.dumps(options, default=str).encode())

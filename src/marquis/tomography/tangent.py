@@ -98,14 +98,14 @@ class LinearisedImage:
     def _vector_jacobian_product(self, rows: Tensor, names: list[str]) -> Tensor:
         """Return the products of rows with the Jacobian in some parameters."""
         image, leaves = self._graph
-        wanted = [leaves[name] for name in names]
+        inputs = [leaves[name] for name in names]
         cotangents = rows.to(self.dtype).reshape(-1, *image.shape)
         if image.numel() <= SMALL_IMAGE:
-            gradients = torch.autograd.grad(image, wanted, cotangents, retain_graph=True, is_grads_batched=True)
+            gradients = torch.autograd.grad(image, inputs, cotangents, retain_graph=True, is_grads_batched=True)
             return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
         products = []
         for cotangent in cotangents:
-            gradients = torch.autograd.grad(image, wanted, cotangent, retain_graph=True)
+            gradients = torch.autograd.grad(image, inputs, cotangent, retain_graph=True)
             products.append(torch.cat([gradient.flatten() for gradient in gradients]))
         return torch.stack(products)
 

@@ -203,9 +203,9 @@ def chosen_bottlenecks(
         for position, step in enumerate(backward.steps):
             for _, name in backward.uses.get(step.value, ()):
                 positions.setdefault(name, []).append(position)
-        together = [[p for name in names for p in positions.get(name, ())] for names in groups]
+        grouped = [[p for name in names for p in positions.get(name, ())] for names in groups]
         network, steps, active = backward.network, backward.steps, backward.active
-        candidates = find_bottlenecks(network, steps, active, shapes, together, root.shared)
+        candidates = find_bottlenecks(network, steps, active, shapes, grouped, root.shared)
         costs = step_costs(network, steps, active, shapes, samples)
         memo[key] = choose_bottlenecks(candidates, root.count, costs, samples)
     return memo[key]

@@ -33,9 +33,7 @@ def by_sample(a: Tensor, b: Tensor) -> Tensor:
 
 def _one_dnn_takes(a: Tensor, b: Tensor) -> bool:
     """Return whether both are ordinary float32 tensors of the CPU that nobody differentiates or traces."""
-    plain = all(
-        type(t) in (Tensor, Parameter) and t.dtype is torch.float32 and t.device.type == "cpu" for t in (a, b)
-    )
+    plain = all(type(t) in (Tensor, Parameter) and t.dtype is torch.float32 and t.device.type == "cpu" for t in (a, b))
     if not plain or not _available() or b.dim() != 2:
         return False
     return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))

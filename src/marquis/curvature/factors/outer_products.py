@@ -184,8 +184,8 @@ def sum_over_uses(uses: list[ParameterGradients]) -> ParameterGradients:
     if len(uses) == 1:
         return uses[0]
     outers = [use.as_outer_products() if isinstance(use, RankOne) else use for use in uses]
-    alike = [use for use in outers if isinstance(use, OuterProducts)]
-    joined = concatenate(alike) if len(alike) == len(uses) else None
+    same_kind = [use for use in outers if isinstance(use, OuterProducts)]
+    joined = concatenate(same_kind) if len(same_kind) == len(uses) else None
     if joined is not None:
         return joined
     first = uses[0]

@@ -126,7 +126,7 @@ class Network:
             with_extra: step number -> an operation to run instead, which returns the result and one more tensor for the
                 backward pass (the positions of maxima), kept as `values[~number]`.
         """
-        kept = None if keep is None else {*keep, self.output}
+        kept_positions = None if keep is None else {*keep, self.output}
         if shapes is not None:
             shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
@@ -138,9 +138,9 @@ class Network:
             result = values[step.value]
             if shapes is not None and isinstance(result, Tensor):
                 shapes[step.value] = tuple(result.shape)
-            if kept is not None:
+            if kept_positions is not None:
                 for number in self.released[step.value]:
-                    if number not in kept:
+                    if number not in kept_positions:
                         del values[number]
         return values[self.output]
 

@@ -77,15 +77,15 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
         weights = random_weights(output)
         gradients = torch.autograd.grad(output, free, weights, retain_graph=True, allow_unused=True)
         true_gradients = torch.autograd.grad(expected, free, weights, retain_graph=True, allow_unused=True)
-        for name, captured, wanted in zip(
+        for name, captured, truth in zip(
             (n for n, p in leaves.items() if p.requires_grad), gradients, true_gradients, strict=True
         ):
-            if captured is None and wanted is None:
+            if captured is None and truth is None:
                 continue
             zero = torch.zeros_like(leaves[name])
             _compare(
                 captured if captured is not None else zero,
-                wanted if wanted is not None else zero,
+                truth if truth is not None else zero,
                 f"the gradient of {describe(model)} with respect to '{name}' is not that of its forward operations "
                 "(a custom autograd.Function, a hook that changes gradients, or a block under no_grad)",
             )

@@ -196,9 +196,9 @@ def lanczos(matvec: Matvec, start: Tensor, steps: int) -> tuple[Tensor, Tensor, 
         if j + 1 == steps:
             break
         # Twice is enough (Kahan, Parlett): the second sweep removes what rounding left in the first.
-        known = basis[:, : j + 1]
+        previous = basis[:, : j + 1]
         for _ in range(2):
-            product = product - torch.einsum("kmp,km->kp", known, torch.einsum("kmp,kp->km", known, product))
+            product = product - torch.einsum("kmp,km->kp", previous, torch.einsum("kmp,kp->km", previous, product))
         beta = product.norm(dim=-1)
         ended = alive & (beta <= 10 * torch.finfo(start.dtype).eps * scale)
         lengths[ended.cpu()] = j + 1
@@ -256,7 +256,7 @@ def top_eigenpairs(
     Returns:
         Values `[k]`, largest first, and orthonormal vectors `[k, P]`.
     """
-    wanted = start.shape[0]
+    count = start.shape[0]
     eps = torch.finfo(start.dtype).eps
     block = _orthonormal_rows(start, start[:0], 0.0)
     basis, images = start[:0], start[:0]
@@ -267,7 +267,7 @@ def top_eigenpairs(
         basis, images = torch.cat([basis, block]), torch.cat([images, image])
         projected = basis @ images.T
         values, rotation = torch.linalg.eigh((projected + projected.T) / 2)
-        values, rotation = values.flip(0)[:wanted], rotation.flip(1)[:, :wanted]
+        values, rotation = values.flip(0)[:count], rotation.flip(1)[:, :count]
         vectors = rotation.T @ basis
         magnitude = torch.linalg.matrix_norm(projected, 2)
         gaps = (rotation.T @ images - values[:, None] * vectors).norm(dim=-1)

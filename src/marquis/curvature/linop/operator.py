@@ -168,7 +168,7 @@ class CurvatureOperator(LinearOperator):
 
     def _add_up(self, rows: Tensor, total: Tensor, inspect: bool) -> None:
         """Add the products of all batches with the rows to `total`; the first pass inspects the data."""
-        seen = 0
+        samples = 0
         for index, batch in enumerate(self._batches()):
             x, y = split_batch(batch)
             count = batch_size(x)
@@ -176,23 +176,23 @@ class CurvatureOperator(LinearOperator):
                 check_finite(x, "x")
                 check_finite(y, "y")
             x, y = (self._network.prepare(part, self._data_dtype) for part in (x, y))
-            if inspect and seen == 0:
+            if inspect and samples == 0:
                 self._refuse_coupled_samples(x)
-            seen += count
+            samples += count
             product = batch_product(self._network, self._likelihood, self.kind, x, y, self._label_generator(index))
             for start in range(0, rows.shape[0], self._vectors_per_pass):
                 part = slice(start, start + self._vectors_per_pass)
                 pieces = product(list(self.layout.unflatten(rows[part]).values()))
                 for name, piece in zip(self.layout.names, pieces, strict=True):
                     total[part, self.layout.slice(name)] += piece.flatten(start_dim=1)
-        if seen == 0 and not self._distributed:  # a share may be empty; whether all are, the exchange tells
+        if samples == 0 and not self._distributed:  # a share may be empty; whether all are, the exchange tells
             raise DataError("the loader yields no batches; there is no curvature without data.")
-        if self.num_data not in (0, seen):
+        if self.num_data not in (0, samples):
             raise DataError(
-                f"the loader yielded {seen} data in this pass and {self.num_data} in the first; it must give the "
+                f"the loader yielded {samples} data in this pass and {self.num_data} in the first; it must give the "
                 "same data whenever it is iterated."
             )
-        self.num_data = seen
+        self.num_data = samples
 
     def _refuse_coupled_samples(self, x: Any) -> None:
         """Refuse a network whose outputs for a sample depend on the rest of its batch."""
@@ -226,10 +226,10 @@ class CurvatureOperator(LinearOperator):
         return torch.Generator(device=self.device).manual_seed(seed)
 
     def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
-        drawn = super()._probes(probes, generator)
+        vectors = super()._probes(probes, generator)
         if self._distributed and not isinstance(probes, Tensor):
-            return from_first_process(drawn)
-        return drawn
+            return from_first_process(vectors)
+        return vectors
 
     def _untouched_rng(self) -> Any:
         """Return a context that restores the global random generators, from which a DataLoader takes a seed."""

@@ -186,8 +186,8 @@ def _by_correlation(image: Tensor, kernel: tuple[int, ...], dilation: list[int],
     result = image.new_empty(*kernel, channels, *kernel, channels)
     for u in product(*(range(k) for k in kernel)):
         others = [slice(k - 1 - a, 2 * k - 1 - a) for a, k in zip(u[1:], kernel[1:], strict=True)]
-        found = within(u, ())[(slice(None), slice(None), slice(0, kernel[0] - u[0]), *others)]
-        result[u][:, u[0] :] = found.movedim(1, -1)
+        shifted = within(u, ())[(slice(None), slice(None), slice(0, kernel[0] - u[0]), *others)]
+        result[u][:, u[0] :] = shifted.movedim(1, -1)
     side = prod(kernel[1:]) * channels
     blocks = result.view(kernel[0], side, kernel[0], side)
     for i in range(kernel[0]):

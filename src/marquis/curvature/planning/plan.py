@@ -146,9 +146,9 @@ def plan(
     shapes = [(t.shape, t.dtype) if isinstance(t, Tensor) else t for t in pytree.tree_leaves(x)]
     kind = (structure, estimator, probes, width_limit, memory_limit, type(resolved), repr(resolved))
     key = ("plan", *kind, layout, like.dtype, str(like.device), repr(shapes))
-    known = network.memo.get(key)
-    if known is not None:
-        return replace(known, available_bytes=_allowed(like, memory_limit))
+    remembered = network.memo.get(key)
+    if remembered is not None:
+        return replace(remembered, available_bytes=_allowed(like, memory_limit))
     planner = _Planner(network, everything, x, size, resolved, layout, structure, like, memory_limit)
     try:
         made = planner.make(estimator, probes, width_limit)

@@ -20,7 +20,7 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
     """Return the steps without those that repeat an earlier one, and repeated value -> the value that replaces it."""
     first: dict[tuple[Any, str], int] = {}
     stands_for: dict[int, int] = {}
-    kept: list[Step] = []
+    merged: list[Step] = []
     for step in steps:
         step = rename(step, stands_for)
         random = torch.Tag.nondeterministic_seeded in getattr(step.op, "tags", ())
@@ -29,8 +29,8 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
             stands_for[step.value] = first[key]
         else:
             first[key] = step.value
-            kept.append(step)
-    return tuple(kept), stands_for
+            merged.append(step)
+    return tuple(merged), stands_for
 
 
 def group_of(

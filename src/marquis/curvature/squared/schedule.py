@@ -154,14 +154,14 @@ def _repeats_an_input(step: Step, live: frozenset[int]) -> bool:
 
 def _upstream(step: Step, network: Network, live: frozenset[int]) -> list[str]:
     """Return the selected parameters that a step's result depends on."""
-    pending, seen = [step.value], set()
+    pending, visited = [step.value], set()
     while pending:
         number = pending.pop()
-        if number not in seen:
-            seen.add(number)
+        if number not in visited:
+            visited.add(number)
             producer = network.producers.get(number)
             pending.extend(n for n in producer.inputs if n in live) if producer is not None else None
-    return [name for name, number in network.parameters.items() if number in seen and number in live]
+    return [name for name, number in network.parameters.items() if number in visited and number in live]
 
 
 def _notes(network: Network, actions: list[ScheduledStep], data: frozenset[int]) -> tuple[str, ...]:
