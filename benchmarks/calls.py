@@ -85,7 +85,7 @@ def linear_names(model: nn.Module) -> list[str]:
     """Return the parameters of linear layers and convolutions, the only ones that curvlinops' KFAC takes."""
     kinds = (nn.Linear, nn.Conv2d)
     parts = [(name, part) for name, part in model.named_modules() if isinstance(part, kinds)]
-    return [f"{name}.{own}" for name, part in parts for own, _ in part.named_parameters()]
+    return [f"{name}.{parameter}" for name, part in parts for parameter, _ in part.named_parameters()]
 
 
 def factors(work: Workload) -> dict[str, tuple[Call, Peers]]:
@@ -174,7 +174,7 @@ def with_posterior(work: Workload) -> dict[str, tuple[Call, Peers]]:
     x = work.x[:32]
     rows: dict[str, tuple[Call, Peers]] = {}
     for structure, theirs in (("kronecker", "kron"), ("diagonal", "diag")):
-        own = mq.Laplace(work.model, "categorical", structure).fit(data, progress=False)
+        laplace = mq.Laplace(work.model, "categorical", structure).fit(data, progress=False)
         made: dict[str, Any] = {}
 
         def fitted(backend: str, theirs: str = theirs, made: dict[str, Any] = made) -> Any:
@@ -189,14 +189,14 @@ def with_posterior(work: Workload) -> dict[str, tuple[Call, Peers]]:
 
         label = structure.replace("kro", "Kro")
         few = {"ASDL": "AsdlGGN", "curvlinops": "CurvlinopsGGN"}
-        call = lambda own=own: own.predict(x, link="probit")  # noqa: E731
+        call = lambda laplace=laplace: laplace.predict(x, link="probit")  # noqa: E731
         rows[f"linearised predictive, {label}"] = call, {n: lambda b=b, f=linearised: f(b) for n, b in few.items()}
 
         def sampled(backend: str, fitted: Any = fitted) -> Call:
             la = fitted(backend)
             return lambda: la(x, pred_type="nn", link_approx="mc", n_samples=NETWORKS)
 
-        call = lambda own=own: own.predict(x, method="sampled", samples=NETWORKS)  # noqa: E731
+        call = lambda laplace=laplace: laplace.predict(x, method="sampled", samples=NETWORKS)  # noqa: E731
         rows[f"{NETWORKS} sampled networks, {label}"] = call, {"laplace-torch": lambda f=sampled: f("AsdlGGN")}
 
         def tuned(backend: str, how: str, fitted: Any = fitted) -> Call:
@@ -229,16 +229,16 @@ def with_posterior(work: Workload) -> dict[str, tuple[Call, Peers]]:
             return lambda: gradient(la)
 
         rows[f"gradient of the evidence, {label}"] = (
-            lambda own=own, g=gradient: g(own),
+            lambda laplace=laplace, g=gradient: g(laplace),
             {"laplace-torch": theirs_gradient},
         )
     return rows
 
 
-def compare(own: Call, peers: Peers, plain: Call, turns: int) -> dict[str, Any]:
+def compare(ours: Call, peers: Peers, plain: Call, turns: int) -> dict[str, Any]:
     """Return times, ratios and peaks of our call and its peers', taken in turns."""
-    calls, reasons, first = {"ours": own}, {}, {}
-    own()
+    calls, reasons, first = {"ours": ours}, {}, {}
+    ours()
     for name, prepare in peers.items():
         try:
             calls[name] = prepare()
@@ -296,15 +296,15 @@ def cells(label: str, row: dict[str, Any]) -> list[str]:
     others += [f"{name}: {reason}" for name, reason in row["reasons"].items()]
     others += [row["note"]] if "note" in row else []
     mine = f"{_digits(row['ms']['ours'])} [{_digits(row['peak_mb']['ours'])}]"
-    words = "; ".join(others).replace("|", "/").replace("<", "&lt;")
-    return [label, mine, f"{row['plain_ratio'][0]:.2f}", ratio, met, str(row["turns"]), words]
+    remark = "; ".join(others).replace("|", "/").replace("<", "&lt;")
+    return [label, mine, f"{row['plain_ratio'][0]:.2f}", ratio, met, str(row["turns"]), remark]
 
 
-def write_page(found: dict[str, Any], page: Path) -> None:
+def write_page(results: dict[str, Any], page: Path) -> None:
     """Write the table of all calls."""
     from benchmarks.report import table  # needs more than the peers' environment has
 
-    rows = [[name, *cells(label, row)] for name, calls in found.items() for label, row in calls.items()]
+    rows = [[name, *cells(label, row)] for name, calls in results.items() for label, row in calls.items()]
     missed = sum(row[5].startswith("**no**") for row in rows)
     head = ["network", "call", "ms [peak MB]", "plain passes", "to the best peer", "at most 1.0", "turns", "peers"]
     text = f"""# Calls beside the peers
@@ -352,14 +352,14 @@ def main(arguments: list[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     torch.set_num_threads(1)
     plain = plain_step(build_network(chosen.workload))
-    found = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-    for label, (own, peers) in rows_of(chosen.workload).items():
+    results = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+    for label, (ours, peers) in rows_of(chosen.workload).items():
         if chosen.only not in label:
             continue
-        row = compare(own, peers, plain, chosen.turns)
+        row = compare(ours, peers, plain, chosen.turns)
         print(chosen.workload, *cells(label, row), sep=" | ", flush=True)
-        found.setdefault(chosen.workload, {})[label] = row
-        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+        results.setdefault(chosen.workload, {})[label] = row
+        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

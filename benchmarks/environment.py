@@ -14,8 +14,8 @@ REQUIREMENTS = Path(__file__).with_name("requirements-peers.txt")
 def peers_python() -> tuple[Path | None, str]:
     """The interpreter that has the peers, and a word: "ready", or why there is none."""
     python, stamp = HOME / "bin" / "python", HOME / ".installed"
-    wanted = REQUIREMENTS.read_text()
-    if stamp.exists() and stamp.read_text() == wanted:
+    requirements = REQUIREMENTS.read_text()
+    if stamp.exists() and stamp.read_text() == requirements:
         return python, "ready"
     print("making .venv-peers for BackPACK, curvlinops and laplace-torch (once)", flush=True)
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -34,5 +34,5 @@ def peers_python() -> tuple[Path | None, str]:
             return None, last[:200]
         if HOME.exists():
             (HOME / ".gitignore").write_text("*\n")
-    stamp.write_text(wanted)
+    stamp.write_text(requirements)
     return python, "ready"

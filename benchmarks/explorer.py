@@ -91,12 +91,12 @@ def frames(url: str) -> dict[str, list[float]]:
         page.goto(url)
         page.wait_for_selector("html[data-ready]", timeout=120_000)
         page.wait_for_timeout(1500)
-        found = {}
+        rows = {}
         for name, zooming in (("pan", False), ("zoom", True)):
             times, work, again = page.evaluate(FRAMES, zooming)
-            found[name] = [1000 / float(np.median(np.diff(times))), float(np.median(work)), again]
+            rows[name] = [1000 / float(np.median(np.diff(times))), float(np.median(work)), again]
         browser.close()
-    return found
+    return rows
 
 
 def main() -> None:

@@ -153,8 +153,8 @@ def measure(what: str, workload_name: str, method: str, seconds: float = 3.0) ->
             _memory(plain_step(workload), call) if what == "memory" else _time(plain_step(workload), call, seconds)
         )
     except Exception as error:  # a peer raises what it likes; the table says what
-        words = (str(error) or "no message").splitlines()[0].replace("|", "/")[:200]
-        return row | {"status": "left out", "reason": f"{type(error).__name__}: {words}"}
+        message = (str(error) or "no message").splitlines()[0].replace("|", "/")[:200]
+        return row | {"status": "left out", "reason": f"{type(error).__name__}: {message}"}
     return row | {"status": "measured"} | numbers
 
 
@@ -169,10 +169,10 @@ def _memory(plain: Callable[[], object], call: Callable[[], object]) -> dict[str
     tensors = _tensor_bytes()
     call()  # captures the network, loads what is loaded late
     gc.collect()
-    kept = max(_tensor_bytes() - tensors, 0) / MEGABYTE
-    peak = peak_bytes(call) / MEGABYTE + kept
+    retained = max(_tensor_bytes() - tensors, 0) / MEGABYTE
+    peak = peak_bytes(call) / MEGABYTE + retained
     ratio = peak / plain_peak if plain_peak else None
-    return {"plain_peak_mb": plain_peak, "peak_mb": peak, "kept_mb": kept, "peak_ratio": ratio}
+    return {"plain_peak_mb": plain_peak, "peak_mb": peak, "kept_mb": retained, "peak_ratio": ratio}
 
 
 def _time(plain: Callable[[], object], call: Callable[[], object], seconds: float) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the block to its input."""
-        inside = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
-        return torch.relu(inside + self.around(x))
+        hidden = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(hidden + self.around(x))
 
 
 def resnet(width: int = 16) -> nn.Sequential:
@@ -62,9 +62,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attend, then transform every position."""
         batch, length, width = x.shape
-        inside = self.norm1(x)
-        parts = [f(inside).reshape(batch, length, self.heads, -1).transpose(1, 2) for f in (self.query, self.key)]
-        values = self.value(inside).reshape(batch, length, self.heads, -1).transpose(1, 2)
+        hidden = self.norm1(x)
+        parts = [f(hidden).reshape(batch, length, self.heads, -1).transpose(1, 2) for f in (self.query, self.key)]
+        values = self.value(hidden).reshape(batch, length, self.heads, -1).transpose(1, 2)
         scores = parts[0] @ parts[1].transpose(2, 3) * (width // self.heads) ** -0.5
         if self.causal:
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))

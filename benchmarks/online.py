@@ -98,8 +98,8 @@ def ratios(
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in others}
     for _ in range(turns):
         for name, call in others.items():
-            unit, own = (_cpu(lambda f=f: [f() for _ in range(block)]) for f in (plain, call))
-            pairs[name].append((own / block, own / unit))
+            unit, method_time = (_cpu(lambda f=f: [f() for _ in range(block)]) for f in (plain, call))
+            pairs[name].append((method_time / block, method_time / unit))
     return {name: (1000 * median(t for t, _ in p), *with_interval([r for _, r in p])) for name, p in pairs.items()}
 
 

@@ -80,7 +80,7 @@ def figure7(lines: dict[str, dict[int, tuple[float, float | None]]], path: Path)
     """Time and memory against resolution, both on log scales."""
     figure, panels = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     sizes = sorted({size for line in lines.values() for size in line} | {64})
-    for panel, which, words in zip(panels, (0, 1), ("CPU seconds", "peak MB above the start"), strict=True):
+    for panel, which, label in zip(panels, (0, 1), ("CPU seconds", "peak MB above the start"), strict=True):
         for name, line in lines.items():
             colour, marker = LINES.get(name, (PEER, "x"))
             points = [(size, entry[which]) for size, entry in sorted(line.items()) if (entry[which] or 0) > 0]
@@ -97,7 +97,7 @@ def figure7(lines: dict[str, dict[int, tuple[float, float | None]]], path: Path)
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.yaxis.set_major_formatter(FuncFormatter(_plain_number))
         panel.set_xlabel("S, for a picture of 3 x S x S")
-        panel.set_ylabel(words)
+        panel.set_ylabel(label)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()

@@ -63,8 +63,8 @@ def rounded(thing: Any) -> Any:
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
     """A Markdown table: words stand left, numbers right."""
-    words = {"method", "workload", "workload, method", "quantity", "met", "remark", "peers, when the bar was set"}
-    rule = " | ".join("---" if head in words else "---:" for head in heads)
+    textual = {"method", "workload", "workload, method", "quantity", "met", "remark", "peers, when the bar was set"}
+    rule = " | ".join("---" if head in textual else "---:" for head in heads)
     lines = ["| " + " | ".join(heads) + " |", f"| {rule} |"]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join(lines)
@@ -186,8 +186,8 @@ def page(results: dict[str, Any]) -> str:
         "with AVX-512 than on one with AVX2, where W2 took 24.7 and W4 5.4.",
         "## Workloads",
     ]
-    for name, words in WORKLOADS.items():
-        parts += [f"### {name}: {words}", workload_table(name, rows)]
+    for name, description in WORKLOADS.items():
+        parts += [f"### {name}: {description}", workload_table(name, rows)]
     parts += [
         "## Resolution (W3, Figure 7 of the paper)",
         "Five 3x3 convolutions with tanh that keep three channels and the resolution, batch 1. A column of the exact "

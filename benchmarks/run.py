@@ -66,8 +66,8 @@ def _process(python: Path, what: str, workload: str, method: str, seconds: float
         return failed | {"reason": f"stopped after {TIME_LIMIT:.0f} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        words = (done.stderr.strip() or "no message").splitlines()[-1].replace("|", "/")[:200]
-        return failed | {"reason": f"the process ended with {done.returncode}: {words}"}
+        message = (done.stderr.strip() or "no message").splitlines()[-1].replace("|", "/")[:200]
+        return failed | {"reason": f"the process ended with {done.returncode}: {message}"}
     return json.loads(lines[-1])
 
 
@@ -76,8 +76,8 @@ def too_slow(workload: str, method: str, rows: list[dict[str, Any]]) -> str | No
     size = int(workload[1:]) if workload[0] == "F" else 0
     if method != "ours:exact" or size <= LARGEST_SURE_EXACT:
         return None
-    wanted = (f"F{size // 2}", method, "measured")
-    below = [r for r in rows if (r["workload"], r["method"], r["status"]) == wanted]
+    key = (f"F{size // 2}", method, "measured")
+    below = [r for r in rows if (r["workload"], r["method"], r["status"]) == key]
     if below and (expected := 4 * below[0]["cpu"]["seconds"]) < LONGEST_EXACT:
         print(f"  (about {expected:.0f} s a call expected)")
         return None
@@ -130,8 +130,8 @@ def machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--short", "--", "src") else "")

@@ -66,12 +66,12 @@ def time_ratios(network: str, turns: int) -> dict[str, tuple[float, float]]:
     for step in steps.values():
         step()
         step()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for _ in range(turns):
         for name, step in steps.items():
-            plain, own = _cpu(steps["MAP"]), _cpu(step)
-            found[name].append((own, own / plain))
-    return {name: (1000 * median(t for t, _ in pairs), median(r for _, r in pairs)) for name, pairs in found.items()}
+            plain, method_time = _cpu(steps["MAP"]), _cpu(step)
+            ratios[name].append((method_time, method_time / plain))
+    return {name: (1000 * median(t for t, _ in pairs), median(r for _, r in pairs)) for name, pairs in ratios.items()}
 
 
 def _cpu(step) -> float:

@@ -102,9 +102,9 @@ def main() -> None:
     images = {"digits": test.x, **other_images(test.x)}
     with torch.no_grad():
         alone = {name: model(x).softmax(1) for name, x in images.items()}
-    doubt = {name: 1 - probs.amax(1) for name, probs in alone.items()}
-    panels = {"1 − confidence of the trained network": doubt}
-    rows = [["trained network", "", "", *scores(alone["digits"], test.y, doubt)]]
+    uncertainty = {name: 1 - probs.amax(1) for name, probs in alone.items()}
+    panels = {"1 − confidence of the trained network": uncertainty}
+    rows = [["trained network", "", "", *scores(alone["digits"], test.y, uncertainty)]]
     averaged: dict[str, Tensor] = {}
     for structure, estimator in POSTERIORS:
         start = time.perf_counter()

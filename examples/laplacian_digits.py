@@ -84,14 +84,14 @@ def no_digits(x: Tensor) -> dict[str, Tensor]:
     return {"shuffled": x.flatten(1).gather(1, order).view_as(x), "sideways": x.rot90(1, (-2, -1))}
 
 
-def show(console: Console, found: Comparison, rows: int) -> None:
+def show(console: Console, comparison: Comparison, rows: int) -> None:
     """Print the numbers."""
     title = f"On {rows} digits that were held out"
-    table = Table("", *found.table, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table("", *comparison.table, title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name in next(iter(found.table.values())):
-        values = [numbers.get(name, float("nan")) for numbers in found.table.values()]
+    for name in next(iter(comparison.table.values())):
+        values = [numbers.get(name, float("nan")) for numbers in comparison.table.values()]
         table.add_row(name, *("-" if value != value else f"{value:.3g}" for value in values))
     console.print(table)
 
@@ -123,7 +123,7 @@ def main() -> None:
     assert data.test is not None and data.test.y is not None  # some data sets have none; digits do
     models, history = train(data, options.epochs, options.width, console)
     x = data.test.x
-    found = write_comparison(
+    comparison = write_comparison(
         models,
         x,
         data.test.y,
@@ -133,8 +133,8 @@ def main() -> None:
         text=TEXT,
         out_of_distribution=no_digits(x),
     )
-    show(console, found, len(x))
-    console.print(f"report: {found.path}")
+    show(console, comparison, len(x))
+    console.print(f"report: {comparison.path}")
     explore(console, [models["Laplacian"], models["variational"]], data.test, options.out, options.explore)
 
 

@@ -19,8 +19,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def pages() -> dict[str, Path]:
     """Return the pages that draw a picture, by name."""
-    found = [*(ROOT / "docs/howto").glob("*.md"), *(ROOT / "docs/gallery").glob("*.md")]
-    return {path.stem: path for path in sorted(found) if "savefig(" in path.read_text()}
+    paths = [*(ROOT / "docs/howto").glob("*.md"), *(ROOT / "docs/gallery").glob("*.md")]
+    return {path.stem: path for path in sorted(paths) if "savefig(" in path.read_text()}
 
 
 def main(names: list[str]) -> None:

@@ -83,8 +83,8 @@ def pictures() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     labels = torch.cat([torch.ones(100), torch.zeros(100)]).long()
     digits = as_pictures(torch.from_numpy(load_digits(return_X_y=True)[0][:200].reshape(-1, 8, 8)) / 16)
     generator = torch.Generator().manual_seed(1)
-    known = faces[:100]
-    noise = (known.mean() + known.std() * torch.randn(200, SIZE, SIZE, generator=generator)).clamp(-1, 1)
+    first = faces[:100]
+    noise = (first.mean() + first.std() * torch.randn(200, SIZE, SIZE, generator=generator)).clamp(-1, 1)
     return faces, labels, digits, noise[:, None].expand(-1, 3, -1, -1).contiguous()
 
 

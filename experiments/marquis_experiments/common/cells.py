@@ -24,13 +24,13 @@ def cell(
     Returns:
         The settings and the result in one dictionary.
     """
-    known = stored(folder, name, settings)
-    if known is not None:
-        return known
-    wanted = json_values(settings)
+    previous = stored(folder, name, settings)
+    if previous is not None:
+        return previous
+    identity = json_values(settings)
     result = json_values(compute())
-    write_json(folder / f"{name}.json", {"settings": wanted, "result": result})
-    return {**wanted, **result}
+    write_json(folder / f"{name}.json", {"settings": identity, "result": result})
+    return {**identity, **result}
 
 
 def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -39,11 +39,11 @@ def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, An
     if not path.is_file():
         return None
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        previous = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:  # cut short when the machine stopped
         return None
-    wanted = json_values(settings)
-    return {**wanted, **known["result"]} if known.get("settings") == wanted else None
+    identity = json_values(settings)
+    return {**identity, **previous["result"]} if previous.get("settings") == identity else None
 
 
 def committed_row(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -53,9 +53,9 @@ def committed_row(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
         rows: Rows of cells of one kind: all have the same settings' names.
         settings: All that the result depends on.
     """
-    wanted = json_values(settings)
-    found = [row for row in rows if all(name in row and row[name] == value for name, value in wanted.items())]
-    return dict(found[0]) if len(found) == 1 else None
+    identity = json_values(settings)
+    matching = [row for row in rows if all(name in row and row[name] == value for name, value in identity.items())]
+    return dict(matching[0]) if len(matching) == 1 else None
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:

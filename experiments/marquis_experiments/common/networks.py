@@ -36,8 +36,8 @@ def trained(
         build: Function that returns the untrained network.
         train: Function that trains it in place.
     """
-    wanted = json.dumps(dict(settings), sort_keys=True)
-    path = folder / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}.safetensors"
+    identity = json.dumps(dict(settings), sort_keys=True)
+    path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
     network = build()
     try:
         _, _, tensors = load_tensors(path, (_KIND,))
@@ -45,7 +45,7 @@ def trained(
     except DataError:  # missing, or cut short when the machine stopped
         train(network)
         folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, _KIND, {"settings": json.loads(wanted)}, network.state_dict())
+        save_tensors(path, _KIND, {"settings": json.loads(identity)}, network.state_dict())
     return network.eval()
 
 

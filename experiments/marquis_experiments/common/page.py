@@ -68,13 +68,13 @@ def _filled(text: str, scopes: list[Any], template: Path) -> str:
         raise DataError(f"{template}: there is no value for {path!r}.")
 
     def section(match: re.Match[str]) -> str:
-        kind, path, block, inside, after = match.groups()
+        kind, path, block, content, after = match.groups()
         value = look_up(path)
         if kind == "*":
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            parts = [_filled(inside, [item, {"@": key}, *scopes], template) for key, item in items]
+            parts = [_filled(content, [item, {"@": key}, *scopes], template) for key, item in items]
         else:
-            parts = [_filled(inside, scopes, template)] if bool(value) == (kind == "#") else []
+            parts = [_filled(content, scopes, template)] if bool(value) == (kind == "#") else []
         return "".join(parts) + ("" if block else after)  # tags on lines of their own take their line breaks along
 
     return _VALUE.sub(lambda match: format(look_up(match[1]), match[2] or ""), _SECTION.sub(section, text))
@@ -163,7 +163,7 @@ def index_text() -> str:
         if set(re.findall(rf"\{{\{{[#^]?{name}\.(\w+)", template.read_text(encoding="utf-8"))) - {"verdict"}:
             results = committed(name)
             values = {**results, **study_of(name).values(results)}
-            holds = {claim: {"yes": "reproduced", "no": "not"}[said] for claim, said in values.get("holds", {}).items()}
+            holds = {claim: {"yes": "reproduced", "no": "not"}[met] for claim, met in values.get("holds", {}).items()}
             every[name] = {**values, "holds": holds}
     return fill(template, every)
 

@@ -187,8 +187,8 @@ def speed_cell(name: str, rows: int, data_dir: Path) -> dict[str, Any]:
     if is_classes:
         errors = [log_loss(labels, m.predict_proba(z)) for m, z in ((mlp, scaler.transform(new)), (ours, new))]
     else:
-        answers = (mlp.predict(scaler.transform(new)) * scale + shift, ours.predict(new))
-        errors = [float(np.sqrt(np.mean((labels - a) ** 2)) / scale) for a in answers]
+        predictions = (mlp.predict(scaler.transform(new)) * scale + shift, ours.predict(new))
+        errors = [float(np.sqrt(np.mean((labels - a) ** 2)) / scale) for a in predictions]
     times = {"mlp": between - started, "ours": ended - between, "ratio": (ended - between) / (between - started)}
     return {"rows": len(X), **times, "mlp_error": float(errors[0]), "our_error": float(errors[1])}
 
@@ -230,15 +230,15 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     rows, images = results["table_rows"], results["image_rows"]
     tables = []
     for name in dict.fromkeys(row["table"] for row in rows):
-        own = [row for row in rows if row["table"] == name]
-        counts = Counter(row["temperature"] for row in own)
+        of_table = [row for row in rows if row["table"] == name]
+        counts = Counter(row["temperature"] for row in of_table)
         tables.append(
             {
                 "table": name,
-                "rows": own[0]["rows"],
-                **{key: mean(row[key] for row in own) for key in ("network", "evidence", "refits")},
+                "rows": of_table[0]["rows"],
+                **{key: mean(row[key] for row in of_table) for key in ("network", "evidence", "refits")},
                 "temperatures": ", ".join(f"{t:g}" + (f" ({n})" if n > 1 else "") for t, n in sorted(counts.items())),
-                "mlp": f"{mean(row['mlp'] for row in own):.3f}" if "mlp" in own[0] else "–",
+                "mlp": f"{mean(row['mlp'] for row in of_table):.3f}" if "mlp" in of_table[0] else "–",
             }
         )
     means = {key: [row[key] for row in tables] for key in ("evidence", "refits")}

@@ -175,13 +175,13 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     left.axvline(row["chosen"]["held_out"]["precision"], color=GREY, ls=":", lw=1.5, label="best held-out density")
     left.set(xscale="log", xlabel="prior precision", ylabel="nat below its best", ylim=(-150, 10), title="evidence")
     left.legend(fontsize=7)
-    picture = row["picture"]
-    x, curve = torch.tensor(picture["x"]), torch.tensor(picture["mean"])
+    curves = row["picture"]
+    x, curve = torch.tensor(curves["x"]), torch.tensor(curves["mean"])
     for axes, name, colour, title in (
         (middle, "naive", ORANGE, "evidence at the network"),
         (right, "adapted", BLUE, "recommendation 1"),
     ):
-        band(axes, x, curve, torch.tensor(picture["bars"][name]), NOISE**2, colour)
+        band(axes, x, curve, torch.tensor(curves["bars"][name]), NOISE**2, colour)
         axes.plot(row["data"]["x"], row["data"]["y"], ".", color="k", ms=3)
         axes.set(title=f"{title}: {row['chosen'][name]['precision']:.3g}", ylim=(-4, 4), xlabel="x")
     figure.save(folder / "batchnorm-evidence.png")

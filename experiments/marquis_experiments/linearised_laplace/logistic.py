@@ -70,11 +70,11 @@ def compare(n: int, seed: int, points: int) -> dict[str, Any]:
         return three_predictions(laplace, mode, weights, share, inputs)
 
     edge = torch.linspace(-3, 3, 13, dtype=torch.float64)
-    inside = predictions(torch.cartesian_prod(edge, edge))
+    grid = predictions(torch.cartesian_prod(edge, edge))
     result = {
         "log_evidence": float(laplace.log_evidence()),
         "exact": float(exact),
-        "inside": {name: float((inside[name] - inside["exact"]).abs().max()) for name in ("laplace", "map")},
+        "inside": {name: float((grid[name] - grid["exact"]).abs().max()) for name in ("laplace", "map")},
     }
     for name, direction in (("along", along), ("diagonal", (along + 3 * across) / math.sqrt(10))):
         rays = predictions(torch.stack([distance * direction for distance in DISTANCES]))
@@ -188,15 +188,15 @@ def draw_maps(folder: Path, maps: dict[str, Any]) -> None:
         axes.set(title=f"posterior: {titles[name]}", xlabel="first weight")
     figure.axes[0].set(ylabel="second weight")
     x, y = maps["x"], maps["y"]
-    levels, drawn = np.linspace(0, 1, 11), None
+    levels, contours = np.linspace(0, 1, 11), None
     for axes, name in zip(figure.axes[2:], titles, strict=True):
         p = maps["predicted"][name].reshape(33, 33).T
-        drawn = axes.contourf(maps["edge"], maps["edge"], p, levels=levels, cmap="RdBu_r")
+        contours = axes.contourf(maps["edge"], maps["edge"], p, levels=levels, cmap="RdBu_r")
         axes.contour(maps["edge"], maps["edge"], p, levels=[0.1, 0.5, 0.9], colors="k", linewidths=0.7)
         for label, marker in ((0, "o"), (1, "^")):
             axes.plot(*x[y == label].T, marker, color="k", mfc="w", ms=4)
         axes.set(title=f"p(y = 1): {titles[name]}", xlabel="first input", xticks=[-5, 0, 5], yticks=[-5, 0, 5])
-    figure.axes[4].figure.colorbar(drawn, ax=figure.axes[4], ticks=[0, 0.5, 1])
+    figure.axes[4].figure.colorbar(contours, ax=figure.axes[4], ticks=[0, 0.5, 1])
     figure.save(folder / "logistic-maps.png")
 
 
@@ -205,9 +205,9 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     rows = results["rows"]
     sizes = {}
     for n in NUMBERS:
-        inside = [row["inside"] for row in rows if row["n"] == n]
+        accuracies = [row["inside"] for row in rows if row["n"] == n]
         worst = worst_error(rows, n)
-        errors = {name: max(each[name] for each in inside) for name in ("laplace", "map")}
+        errors = {name: max(each[name] for each in accuracies) for name in ("laplace", "map")}
         sizes[str(n)] = {"error": worst, "times": n * worst, **errors}
     small = [row["diagonal"] for row in rows if row["n"] == NUMBERS[0]]
     rays = {name: [mean(ps) for ps in zip(*(ray[name] for ray in small), strict=True)] for name in small[0]}

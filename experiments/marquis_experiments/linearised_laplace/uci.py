@@ -110,9 +110,9 @@ def split(name: str, kind: str, fold: int, run: Run) -> Fold:
         assert train.y is not None and test.y is not None
         x, y, x_test, y_test = train.x, train.y, test.x, test.y
     generator = torch.Generator().manual_seed(fold)
-    keep = torch.randperm(len(x), generator=generator)[: run.settings.max_train]
+    subset = torch.randperm(len(x), generator=generator)[: run.settings.max_train]
     keep_test = torch.randperm(len(x_test), generator=generator)[: run.settings.max_test]
-    x, y, x_test, y_test = x[keep], y[keep].reshape(-1, 1), x_test[keep_test], y_test[keep_test].reshape(-1, 1)
+    x, y, x_test, y_test = x[subset], y[subset].reshape(-1, 1), x_test[keep_test], y_test[keep_test].reshape(-1, 1)
     centre, spread = x.mean(0), x.std(0)
     spread = torch.where(spread > 1e-9 * (1 + centre.abs()), spread, torch.ones_like(spread))  # constant columns
     offset, scale = y.mean(), y.std()
@@ -127,8 +127,8 @@ def _diabetes(kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, y = (torch.from_numpy(part).double() for part in load_diabetes(return_X_y=True))  # pyright: ignore
     order = x[:, 2].argsort() if kind == "gap" else torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     third = len(x) // 3
-    inside, outside = order[third : 2 * third], torch.cat([order[:third], order[2 * third :]])
-    return x[outside], y[outside], x[inside], y[inside]
+    middle, ends = order[third : 2 * third], torch.cat([order[:third], order[2 * third :]])
+    return x[ends], y[ends], x[middle], y[middle]
 
 
 def evaluate(data: Fold, settings: Settings, seed: int) -> dict[str, Any]:
@@ -157,14 +157,14 @@ def evaluate(data: Fold, settings: Settings, seed: int) -> dict[str, Any]:
     each = -0.5 * ((data.y_test - draws).square() / noise + math.log(2 * math.pi * noise))
     mixture = torch.logsumexp(each, 0) - math.log(settings.samples)
     point = replace(predicted, variance=torch.zeros_like(predicted.variance))
-    inside = (data.y_test - predicted.mean).abs() < 2 * predicted.std
+    covered = (data.y_test - predicted.mean).abs() < 2 * predicted.std
     return {
         "map": float(point.log_prob(data.y_test).mean()) + units,
         "linearised": float(predicted.log_prob(data.y_test).mean()) + units,
         "sampled": float(mixture.mean()) + units,
         "sampled_gaussian": float(sampled.log_prob(data.y_test).mean()) + units,
         "rmse": float((predicted.mean - data.y_test).square().mean().sqrt()) * data.scale,
-        "inside_two_sd": float(inside.double().mean()),
+        "inside_two_sd": float(covered.double().mean()),
         "log_evidence": trained.log_evidence,
         "evidence_by_round": list(trained.rounds),
         "effective": trained.effective,

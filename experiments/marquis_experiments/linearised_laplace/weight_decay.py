@@ -134,7 +134,7 @@ def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module,
     settings = {"kind": case.kind, "data": data.name, "rows": len(data.train), "update": UPDATE}
     settings |= {"evidence": [case.burn_in, case.every], **recipe.described(), **case.shape}
     name = f"{case.data}-{case.kind}-evidence"
-    kept: list[dict[str, Any]] = []
+    members: list[dict[str, Any]] = []
 
     def untrained() -> nn.Module:
         return image_network(case.kind, case.shape, 0)
@@ -162,12 +162,12 @@ def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module,
             for one in result.history
         ]
         prior = {"groups": list(result.prior.names or ()), "precision": result.prior.precision.tolist()}
-        kept.append({"epoch": result.epoch, "epochs": epochs, **prior})
+        members.append({"epoch": result.epoch, "epochs": epochs, **prior})
 
     def remembered() -> dict[str, Any]:
-        if not kept:  # the network is stored but its history is not: train again
+        if not members:  # the network is stored but its history is not: train again
             fit(untrained())
-        return kept[-1]
+        return members[-1]
 
     network = trained(folder, name, settings, untrained, fit)
     return network, cell(folder, f"{name}-history", settings, remembered)

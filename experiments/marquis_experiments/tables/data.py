@@ -76,9 +76,9 @@ class OutlierTable:
     outside: np.ndarray
 
 
-def random_source(*words: str | int) -> np.random.Generator:
+def random_source(*key: str | int) -> np.random.Generator:
     """Return a generator with the same numbers for the same words on every machine."""
-    return np.random.default_rng([zlib.crc32(str(word).encode()) for word in words])
+    return np.random.default_rng([zlib.crc32(str(word).encode()) for word in key])
 
 
 def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -98,10 +98,10 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
     else:
         from sklearn import datasets
 
-        known = name.removesuffix(", means") if name == MEANS else name
-        if known not in IN_SCIKIT_LEARN:
+        base = name.removesuffix(", means") if name == MEANS else name
+        if base not in IN_SCIKIT_LEARN:
             raise DataError(f"no table is called {name!r}; there are {', '.join(IN_SCIKIT_LEARN)} and uci/NAME.")
-        x, y = getattr(datasets, f"load_{known.replace(' ', '_')}")(return_X_y=True)
+        x, y = getattr(datasets, f"load_{base.replace(' ', '_')}")(return_X_y=True)
         x = x[:, :10] if name == MEANS else x
     return np.ascontiguousarray(x[:, x.std(0) > 1e-12]), y
 
@@ -155,8 +155,8 @@ def hide(x: np.ndarray, pattern: str, middle: np.ndarray, source: np.random.Gene
         raise DataError(f"no pattern is called {pattern!r}; there are {', '.join(PATTERNS)}.")
     share = np.where(x > middle, 0.45, 0.15) if pattern == "large" else float(pattern.removesuffix(" %")) / 100
     hidden = source.random(x.shape) < share
-    kept = source.integers(x.shape[1], size=len(x))
-    hidden[np.arange(len(x)), kept] &= ~hidden.all(1)
+    observed = source.integers(x.shape[1], size=len(x))
+    hidden[np.arange(len(x)), observed] &= ~hidden.all(1)
     return hidden
 
 
@@ -171,12 +171,12 @@ def outlier_table(
     source = random_source("outliers", name, outliers, repetition)
     if outliers == "permuted":
         train, test = split(x, source, max_train, 2 * max_test)
-        inside, other = np.array_split(test, 2)
-        outside = np.stack([source.permutation(column) for column in other.T], 1)
-        return OutlierTable(*in_units_of(train, train, inside, outside))
-    train, inside = split(x[y != outliers], source, max_train, max_test)
-    outside = source.permutation(x[y == outliers])[:max_test]
-    return OutlierTable(*in_units_of(train, train, inside, outside))
+        inliers, other = np.array_split(test, 2)
+        ood = np.stack([source.permutation(column) for column in other.T], 1)
+        return OutlierTable(*in_units_of(train, train, inliers, ood))
+    train, inliers = split(x[y != outliers], source, max_train, max_test)
+    ood = source.permutation(x[y == outliers])[:max_test]
+    return OutlierTable(*in_units_of(train, train, inliers, ood))
 
 
 def split(x: np.ndarray, source: np.random.Generator, max_train: int, max_test: int) -> tuple[np.ndarray, np.ndarray]:

@@ -69,47 +69,47 @@ def interval_scores(errors: np.ndarray, half: np.ndarray) -> dict[str, float]:
     }
 
 
-def mean_of_column(holes: np.ndarray, seed: int) -> Filled:
+def mean_of_column(table: np.ndarray, seed: int) -> Filled:
     """Impute by `SimpleImputer`, with the column's standard deviation as that of a missing value."""
-    filled: Any = SimpleImputer().fit_transform(holes)
-    return filled, np.broadcast_to(NORMAL_QUANTILE * np.nanstd(holes, 0), holes.shape)
+    filled: Any = SimpleImputer().fit_transform(table)
+    return filled, np.broadcast_to(NORMAL_QUANTILE * np.nanstd(table, 0), table.shape)
 
 
-def neighbours(holes: np.ndarray, seed: int) -> Filled:
+def neighbours(table: np.ndarray, seed: int) -> Filled:
     """Impute by `KNNImputer`; a half width is the 90 % quantile of its errors of hidden entries, by column.
 
     A fifth of the observed entries is hidden for that, at least one of every column.
     """
-    filled: Any = KNNImputer().fit_transform(holes)
+    filled: Any = KNNImputer().fit_transform(table)
     source = np.random.default_rng(seed)
-    hidden = (source.random(holes.shape) < CALIBRATED) & ~np.isnan(holes)
-    for column in range(holes.shape[1]):
+    hidden = (source.random(table.shape) < CALIBRATED) & ~np.isnan(table)
+    for column in range(table.shape[1]):
         if not hidden[:, column].any():
-            hidden[source.choice(np.flatnonzero(~np.isnan(holes[:, column]))), column] = True
+            hidden[source.choice(np.flatnonzero(~np.isnan(table[:, column]))), column] = True
     # An entry that no neighbour has is filled with the column's mean, so columns are never left out.
-    again: Any = KNNImputer(keep_empty_features=True).fit_transform(np.where(hidden, np.nan, holes))
-    errors = np.where(hidden, np.abs(again - holes), np.nan)
-    return filled, np.broadcast_to(np.nanquantile(errors, 0.9, axis=0), holes.shape)
+    again: Any = KNNImputer(keep_empty_features=True).fit_transform(np.where(hidden, np.nan, table))
+    errors = np.where(hidden, np.abs(again - table), np.nan)
+    return filled, np.broadcast_to(np.nanquantile(errors, 0.9, axis=0), table.shape)
 
 
-def in_turns(holes: np.ndarray, seed: int) -> Filled:
+def in_turns(table: np.ndarray, seed: int) -> Filled:
     """Impute by `IterativeImputer`; standard deviations are over `DRAWS` imputations with `sample_posterior`.
 
     Rows are sampled independently, so all imputations are made at once, of a table with copies of each row.
     """
-    filled: Any = IterativeImputer(random_state=seed).fit_transform(holes)
-    drawing: Any = IterativeImputer(sample_posterior=True, random_state=seed).fit(holes)
-    drawn = drawing.transform(np.tile(holes, (DRAWS, 1))).reshape(DRAWS, *holes.shape)
-    return filled, NORMAL_QUANTILE * drawn.std(0, ddof=1)
+    filled: Any = IterativeImputer(random_state=seed).fit_transform(table)
+    drawing: Any = IterativeImputer(sample_posterior=True, random_state=seed).fit(table)
+    imputations = drawing.transform(np.tile(table, (DRAWS, 1))).reshape(DRAWS, *table.shape)
+    return filled, NORMAL_QUANTILE * imputations.std(0, ddof=1)
 
 
-def autoencoder(holes: np.ndarray, seed: int) -> Filled:
+def autoencoder(table: np.ndarray, seed: int) -> Filled:
     """Impute by `LaplacianImputer`."""
-    model = LaplacianImputer(random_state=seed).fit(holes)
+    model = LaplacianImputer(random_state=seed).fit(table)
     fitted = model.estimator_
-    found = fitted.impute(holes, model.samples)
-    linear = fitted._columns.rows(fitted._entries.linear.filled(fitted._inputs(holes)).numpy())
-    return found.mean, NORMAL_QUANTILE * found.std, np.where(found.missing, linear, holes)
+    imputed = fitted.impute(table, model.samples)
+    linear = fitted._columns.rows(fitted._entries.linear.filled(fitted._inputs(table)).numpy())
+    return imputed.mean, NORMAL_QUANTILE * imputed.std, np.where(imputed.missing, linear, table)
 
 
 IMPUTERS: dict[str, Callable[[np.ndarray, int], Filled]] = {

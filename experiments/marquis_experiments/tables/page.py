@@ -98,10 +98,10 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             body += [[group, SCORES[score][0], m, written[m], tallies.get(m, "–")] for m in ranked]
             other = next(iter(tallies))
             first.append([group, SCORES[score][0], written[ours[score]], f"{other} {written[other]}", tallies[other]])
-    judged = [group for group in groups if group != "development"]
+    reported = [group for group in groups if group != "development"]
     best = {
         (group, score): (max if SCORES[score][1] else min)(means[group, score], key=means[group, score].__getitem__)
-        for group in judged
+        for group in reported
         for score in SCORES
         if (group, score) in means
     }
@@ -119,7 +119,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "verdict": verdict(
             *(name == ours[score] for (_, score), name in best.items()),
             worst["ratio"] <= 1.02,
-            complete(outliers, missing, splits) and len(best) == len(judged) * len(SCORES),
+            complete(outliers, missing, splits) and len(best) == len(reported) * len(SCORES),
             not first_round(missing),
         ),
         "wins": sum(name == ours[score] for (_, score), name in best.items()),
@@ -163,7 +163,7 @@ def complete(outliers: list[Row], missing: list[Row], splits: int) -> bool:
 
 def splits_done(outliers: list[Row], missing: list[Row]) -> str:
     """Return from how many to how many splits the tasks of each group have."""
-    found = []
+    parts = []
     for what, rows, key in (("outliers", outliers, "strange"), ("missing values", missing, "pattern")):
         for group in unique(rows, "group"):
             here = [row for row in rows if row["group"] == group]
@@ -171,8 +171,8 @@ def splits_done(outliers: list[Row], missing: list[Row]) -> str:
                 len({row["repetition"] for row in here if all(row[k] == v for k, v in place.items())})
                 for place in unique(here, "table", key)
             ]
-            found.append(f"{what}, {group} {min(counts)} to {max(counts)}")
-    return "; ".join(found)
+            parts.append(f"{what}, {group} {min(counts)} to {max(counts)}")
+    return "; ".join(parts)
 
 
 def worst_ratio(rows: list[Row]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def worst_ratio(rows: list[Row]) -> dict[str, Any]:
 
 def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> str:
     """Return where another method is better by more than the noise, as a sentence for each score."""
-    found = []
+    lines = []
     for score, key in (("auroc", "strange"), ("rmse", "pattern"), ("interval_score", "pattern")):
         rows = [row for row in (outliers if score == "auroc" else missing) if score in row]
         places = []
@@ -199,8 +199,8 @@ def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> 
             ]
             if better:
                 places.append(f"{short(place['table'])} ({place['group']}, {place[key]}): {', '.join(better)}")
-        found.append(f"{SCORES[score][0]}: {'; '.join(places) if places else 'nowhere'}")
-    return ". ".join(found)
+        lines.append(f"{SCORES[score][0]}: {'; '.join(places) if places else 'nowhere'}")
+    return ". ".join(lines)
 
 
 def counts(rows: list[Row], score: str, ours: str, other: str, places: list[dict[str, Any]]) -> str:

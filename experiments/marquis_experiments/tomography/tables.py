@@ -40,7 +40,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return what the page's placeholders stand for."""
     settings = sorted({(row["angles"], row["noise"]) for row in results["linearised"]}, key=lambda s: -s[0])
     main = (20, 0.05) if (20, 0.05) in settings else settings[0]
-    judged = targets(results, [main, *(setting for setting in settings if setting != main)])
+    claims = targets(results, [main, *(setting for setting in settings if setting != main)])
     rows = of_setting(results["linearised"], main)
     slices = results["ct"]
     finished = next((row for row in long_trainings(slices) if "0.8" in row["reached"]), None)
@@ -59,9 +59,9 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         ),
         "has_others": len(settings) > 1,
         "quality": quality_table(results["linearised"], settings),
-        "targets": table(["target", "measured", "met"], [[*row[:2], "yes" if row[2] else "no"] for row in judged]),
-        "met": sum(row[2] for row in judged),
-        "count": len(judged),
+        "targets": table(["target", "measured", "met"], [[*row[:2], "yes" if row[2] else "no"] for row in claims]),
+        "met": sum(row[2] for row in claims),
+        "count": len(claims),
         "psnr": {name: mean(row["psnr"][name] for row in rows) for name in ("fbp", "tv", "dip")},
         "default": {key: mean(column(rows, "predcp", key)) for key in ("log_density", "coverage", "correlation")},
         "without_floor": mean(column(rows, "predcp", "raw_marginal_log_density")),
@@ -92,11 +92,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "design_not_shown": not any(shown_better(results["design"], *pair) for pair in product(CHOICES, ("dip", "tv"))),
         "has_design": bool(results["design"]),
         "holds": {
-            "dip": yes(judged[0][2]),
-            "coverage": yes(judged[2][2]),
-            "order": yes(all(row[2] for row in judged if "marginal density" in row[0])),
+            "dip": yes(claims[0][2]),
+            "coverage": yes(claims[2][2]),
+            "order": yes(all(row[2] for row in claims if "marginal density" in row[0])),
         },
-        "verdict": verdict(len(rows) >= planned, *(row[2] for row in judged), not tv_ahead(slices)),
+        "verdict": verdict(len(rows) >= planned, *(row[2] for row in claims), not tv_ahead(slices)),
     }
 
 
@@ -118,8 +118,8 @@ def signed(values: Sequence[float]) -> str:
 
 def narrow_slices(slices: Rows) -> str:
     """Return what intervals of CT slices cover with TV-PredCP, and without it."""
-    found = [(row["steps"], row["rows"]) for row in slices if "scalar_predcp" in row.get("rows", {})]
-    pairs = [(steps, rows["scalar_predcp"]["coverage"], rows["scalar"]["coverage"]) for steps, rows in found]
+    finished = [(row["steps"], row["rows"]) for row in slices if "scalar_predcp" in row.get("rows", {})]
+    pairs = [(steps, rows["scalar_predcp"]["coverage"], rows["scalar"]["coverage"]) for steps, rows in finished]
     return ", ".join(f"{narrow:.2f} instead of {wide:.2f} after {steps} steps" for steps, narrow, wide in pairs)
 
 
@@ -170,19 +170,19 @@ def quality_table(rows: Rows, settings: Sequence[tuple[int, float]]) -> str:
     for setting in settings:
         mine = of_setting(rows, setting)
         cells = [with_error([row["psnr"][name] for row in mine], 1) for name in ("fbp", "tv", "tv_same_weight", "dip")]
-        ahead = [row["psnr"]["dip"] - row["psnr"]["tv"] for row in mine]
-        lines.append([f"{setting[0]} angles, {100 * setting[1]:g} %", *cells, with_error(ahead, 2)])
+        gain = [row["psnr"]["dip"] - row["psnr"]["tv"] for row in mine]
+        lines.append([f"{setting[0]} angles, {100 * setting[1]:g} %", *cells, with_error(gain, 2)])
     head = ["measured", "FBP", "TV, best of three weights", "TV, the network's weight", "deep image prior"]
     return table([*head, "DIP better by"], lines)
 
 
 def targets(results: dict[str, Any], settings: Sequence[tuple[int, float]]) -> list[tuple[str, str, bool]]:
     """Judge what was set before the run, at every setting; a difference counts by its mean, with its standard error."""
-    judged = []
+    claims = []
     for angles, noise in settings:
         place = f"{angles} angles, {100 * noise:g} %: "
-        judged += [(place + text, shown, met) for text, shown, met in targets_at(results, (angles, noise))]
-    return judged
+        claims += [(place + text, shown, met) for text, shown, met in targets_at(results, (angles, noise))]
+    return claims
 
 
 def targets_at(results: dict[str, Any], setting: tuple[int, float]) -> list[tuple[str, str, bool]]:
@@ -194,7 +194,7 @@ def targets_at(results: dict[str, Any], setting: tuple[int, float]) -> list[tupl
     density = column(rows, "predcp", "log_density")
     coverage, correlation = column(rows, "predcp", "coverage"), column(rows, "predcp", "correlation")
     noise = [row["rows"]["predcp"]["noise_variance"] / row["true_noise"] for row in rows]
-    judged = [
+    claims = [
         ("deep image prior better than TV by 1.5 dB", f"{with_error(dip_ahead, 2)} dB", mean(dip_ahead) >= 1.5),
         ("TV better than FBP by 6 dB", f"{with_error(tv_ahead, 2)} dB", mean(tv_ahead) >= 6),
         ("95 % intervals cover 0.95 to 0.995", with_error(coverage), 0.95 <= mean(coverage) <= 0.995),
@@ -202,15 +202,15 @@ def targets_at(results: dict[str, Any], setting: tuple[int, float]) -> list[tupl
         ("noise variance within 0.9 to 1.15 of the truth", with_error(noise, 2), 0.9 <= mean(noise) <= 1.15),
     ]
     if setting in EXPECTED:
-        wanted = EXPECTED[setting] - 0.05
-        judged.append((f"log density at least {wanted:.2f}", with_error(density, 2), mean(density) >= wanted))
+        least = EXPECTED[setting] - 0.05
+        claims.append((f"log density at least {least:.2f}", with_error(density, 2), mean(density) >= least))
     for better, worse in (("predcp", "block"), ("block", "dropout"), ("dropout", "ensemble")):
         pairs = [row["rows"] for row in merged if better in row["rows"] and worse in row["rows"]]
         if pairs:
-            ahead = [row[better]["marginal_log_density"] - row[worse]["marginal_log_density"] for row in pairs]
+            gain = [row[better]["marginal_log_density"] - row[worse]["marginal_log_density"] for row in pairs]
             text = f"marginal density: {SHORT_NAMES[better]} at least {SHORT_NAMES[worse]}"
-            judged.append((text, with_error(ahead, 2), mean(ahead) >= 0))
-    return judged
+            claims.append((text, with_error(gain, 2), mean(gain) >= 0))
+    return claims
 
 
 def stop_table(rows: Rows) -> str:
@@ -232,8 +232,8 @@ def lengthscale_line(rows: Rows) -> str:
     """Return the median lengthscale of 3 x 3 blocks, by evidence alone and with the published prior."""
     parts = []
     for name, title in (("gp", "by the evidence alone"), ("paper", "with the published prior")):
-        known = [value for row in rows if "lengthscale" in row for value in row["lengthscale"][name]]
-        entries = sorted(value for value in known if abs(value - 0.1) > 1e-9)  # blocks of 1 x 1 filters stay at 0.1
+        values = [value for row in rows if "lengthscale" in row for value in row["lengthscale"][name]]
+        entries = sorted(value for value in values if abs(value - 0.1) > 1e-9)  # blocks of 1 x 1 filters stay at 0.1
         if entries:
             parts.append(f"{entries[len(entries) // 2]:.3f} {title}")
     return ", ".join(parts)

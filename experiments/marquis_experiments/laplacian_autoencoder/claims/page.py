@@ -158,13 +158,13 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 def draw_width(path: Path, of_part: Mapping[str, list[Row]], widths: Sequence[float]) -> None:
     """Draw the paired difference to the plain autoencoder of the same width against the number of weights."""
     panels: list[tuple[str, Score]] = [("squared error", error), ("log p, nats", refitted)]
-    drawn = [(BY_WIDTH[part], rows, *panel) for part, rows in of_part.items() if rows for panel in panels]
-    figure = Figure(len(drawn), 2, 4.4, 2.8)
-    for axis, (data, rows, title, score) in zip(figure.axes, drawn, strict=True):
+    panels_of_part = [(BY_WIDTH[part], rows, *panel) for part, rows in of_part.items() if rows for panel in panels]
+    figure = Figure(len(panels_of_part), 2, 4.4, 2.8)
+    for axis, (data, rows, title, score) in zip(figure.axes, panels_of_part, strict=True):
         for kind, colour in (("default", BLUE), ("paper-code", GREEN)):
             x = [average(rows, f"{kind}, width {w:g}", lambda row: row["weights"]) for w in widths]
             gaps = [difference(rows, f"{kind}, width {w:g}", f"plain, width {w:g}", score) for w in widths]
-            y, whiskers = [gap for gap, _ in gaps], [2 * doubt for _, doubt in gaps]
+            y, whiskers = [gap for gap, _ in gaps], [2 * deviation for _, deviation in gaps]
             axis.errorbar(x, y, whiskers, fmt="o-", ms=4, capsize=3, color=colour, label=f"LAE, {kind}")
         axis.axhline(0, color=GREY, lw=0.8)
         axis.set(xscale="log", xlabel="weights", title=f"{data}: {title}, LAE − plain")

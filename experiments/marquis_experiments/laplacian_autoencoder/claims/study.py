@@ -49,8 +49,8 @@ def one_cell(run: Run, job: Job) -> dict[str, Any]:
     del described["part"], described["label"]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
     name = f"{job.data}-{job.model}-s{job.seed}-{digest}"
-    known = run.stored(name, {**described, "part": job.part, "label": job.label}, "rows")  # committed rows say the part
-    return known or run.cell(
+    done = run.stored(name, {**described, "part": job.part, "label": job.label}, "rows")  # committed rows say the part
+    return done or run.cell(
         name,
         described,
         lambda: training.evaluate(job, settings, training.read(job, settings, run.data_dir)),

@@ -141,7 +141,7 @@ def scored(model: BaseAutoencoder, x: Tensor, draws: int, batch: int = 500) -> S
     for part in x.split(batch):
         outputs = model.reconstruct(part, draws, generator=torch.Generator().manual_seed(0), keep=True)
         assert outputs.samples is not None
-        inside = coverage(outputs.mean, outputs.total_variance, part, (LEVEL,))[LEVEL]
+        covered = coverage(outputs.mean, outputs.total_variance, part, (LEVEL,))[LEVEL]
         parts.append(
             (
                 (outputs.samples - part).square().flatten(2).sum(2).T,
@@ -150,7 +150,7 @@ def scored(model: BaseAutoencoder, x: Tensor, draws: int, batch: int = 500) -> S
                 outputs.expected_log_prob,
                 outputs.variance.flatten(1).sum(1),
                 outputs.latent.variance.flatten(1).sum(1),
-                torch.full((len(part),), inside),
+                torch.full((len(part),), covered),
             )
         )
     joined = [torch.cat(values) for values in zip(*parts, strict=True)]

@@ -66,7 +66,7 @@ def fixed_scores(results: Mapping[str, Any]) -> dict[str, str]:
     means: dict[str, dict[str, float]] = {}
     for score in SCORES[:-1]:
         for data, candidates in auroc_values(results, score).items():
-            means.setdefault(data, {})[score] = mean(mean(seen.values()) for seen in candidates.values())
+            means.setdefault(data, {})[score] = mean(mean(by_seed.values()) for by_seed in candidates.values())
     return {data: max(scores, key=scores.__getitem__) for data, scores in means.items()}
 
 
@@ -84,7 +84,7 @@ def with_all_seeds(values: Values) -> Values:
     """Return the candidates that have as many seeds as any: those of the finalists after the last stage."""
     most = {data: max(map(len, candidates.values()), default=0) for data, candidates in values.items()}
     return {
-        data: {name: seen for name, seen in candidates.items() if len(seen) == most[data]}
+        data: {name: by_seed for name, by_seed in candidates.items() if len(by_seed) == most[data]}
         for data, candidates in values.items()
     }
 
@@ -171,8 +171,8 @@ def checksum(value: Any) -> str:
 
 def own_score(results: Mapping[str, Any], data: str, name: str) -> str:
     """Return the score that was a candidate's best on withheld clusters."""
-    seen = {score: mean(auroc_values(results, score)[data][name].values()) for score in SCORES[:-1]}
-    return max(seen, key=seen.__getitem__)
+    by_score = {score: mean(auroc_values(results, score)[data][name].values()) for score in SCORES[:-1]}
+    return max(by_score, key=by_score.__getitem__)
 
 
 def qualities(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -180,8 +180,8 @@ def qualities(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     quality: dict[str, dict[str, float]] = {}
     for row in results["opened"]:
         for name, scores in row["scores"].items():
-            own = own_score(results, row["data"], name)
-            area = mean(by_score[own] for by_score in scores["auroc"].values())
+            score = own_score(results, row["data"], name)
+            area = mean(by_score[score] for by_score in scores["auroc"].values())
             quality.setdefault(name, {})[f"{row['data']}-{row['seed']}"] = area
     return quality
 

@@ -53,10 +53,10 @@ def clusters(x: Tensor, settings: Any) -> list[int]:
     from sklearn.cluster import KMeans
 
     means = KMeans(settings.clusters, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]  (stub: str)
-    found = means.fit_predict(x.flatten(1).numpy())
-    found = torch.as_tensor(found).long()
-    order = found.bincount(minlength=settings.clusters).argsort(descending=True)
-    return order.argsort()[found].tolist()
+    labels = means.fit_predict(x.flatten(1).numpy())
+    labels = torch.as_tensor(labels).long()
+    order = labels.bincount(minlength=settings.clusters).argsort(descending=True)
+    return order.argsort()[labels].tolist()
 
 
 def closed_sets(data: str, number: int, data_dir: Path | None) -> dict[str, Tensor]:

@@ -43,8 +43,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     run, seeds_done = len(results["rows"]), len({row["seed"] for row in results["rows"]})
     results = comparable(results)
     every, made = criteria_values(results), choices(results)
-    seen, wanted = len(results.get("opened", [])), results.get("to_open", 0)
-    complete = bool(seen) and seen == wanted
+    opened, to_open = len(results.get("opened", [])), results.get("to_open", 0)
+    complete = bool(opened) and opened == to_open
     chosen = {criterion: choice["candidate"] for criterion, choice in made.items()}
     regret = regrets(results, {**chosen, "present": PRESENT.name}) if complete else {}
     excess = [c - p for c, p in zip(regret.get("combined", []), regret.get("present", []), strict=True)]
@@ -63,7 +63,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "seeds": settings["seeds"],
         "sets": ", ".join(settings["data"]),
         "complete": complete,
-        "opening": f"{seen} of {wanted}" if wanted else "none",
+        "opening": f"{opened} of {to_open}" if to_open else "none",
         "choices": [
             {
                 "title": title,
@@ -164,12 +164,12 @@ def table(results: dict[str, Any], every: dict[str, Any], data: str) -> dict[str
         for name, scores in row.get("scores", {}).items():
             if row["data"] == data:
                 errors.setdefault(name, []).append(scores["error"])
-    known = {criterion: with_all_seeds(every[criterion]).get(data, {}) for criterion in CRITERIA}
-    ranks = [mean_ranks({data: known[criterion]}) for criterion in COMBINED]
-    together = auroc_values(results, "mean_rank").get(data, {})
+    complete = {criterion: with_all_seeds(every[criterion]).get(data, {}) for criterion in CRITERIA}
+    ranks = [mean_ranks({data: complete[criterion]}) for criterion in COMBINED]
+    by_rank = auroc_values(results, "mean_rank").get(data, {})
     rows = []
     for name in ranks[0]:
-        cells = {criterion: Mean(known[criterion].get(name, {}).values()) for criterion in CRITERIA}
+        cells = {criterion: Mean(complete[criterion].get(name, {}).values()) for criterion in CRITERIA}
         cells["coverage"] = Mean(-value for value in cells["coverage"])
         rows.append(
             {
@@ -177,11 +177,11 @@ def table(results: dict[str, Any], every: dict[str, Any], data: str) -> dict[str
                 "order": mean(rank[name] for rank in ranks),
                 "error": format(Mean(errors[name]), ".2f"),
                 "cost": price(results, name),
-                "together": format(Mean(together[name].values()), ".3f"),
+                "together": format(Mean(by_rank[name].values()), ".3f"),
                 **{c: format(cells[c], f".{DIGITS[c]}f") if cells[c] else "–" for c in CRITERIA},
             }
         )
-    seeds = len(known["density"][rows[0]["name"]]) if rows else 0
+    seeds = len(complete["density"][rows[0]["name"]]) if rows else 0
     return {"data": data, "seeds": seeds, "rows": sorted(rows, key=lambda row: row["order"])}
 
 

@@ -51,10 +51,10 @@ def measure(run: Run) -> dict[str, Any]:
 
     def fetch(cell: Cell) -> dict[str, Any]:
         started = time.time()
-        found = row(run, cell)
+        result = row(run, cell)
         if time.time() - started > 1:
-            run.say(f"{cell.name}{' FAILED' if 'failed' in found else ''}")
-        return found
+            run.say(f"{cell.name}{' FAILED' if 'failed' in result else ''}")
+        return result
 
     return collected(run, fetch, adapted, opened)
 
@@ -85,9 +85,9 @@ def collected(
     settings, rows = run.settings, []
     results: dict[str, Any] = {"settings": settings.plain(), "cells": planned(settings), "rows": rows}
     for stage in STAGES:
-        found = [fetch(cell) for cell in stage(settings, rows)]
-        rows += [row for row in found if row is not None]
-        if None in found:
+        fetched = [fetch(cell) for cell in stage(settings, rows)]
+        rows += [row for row in fetched if row is not None]
+        if None in fetched:
             return results
     last = finalists(settings, rows)
     results["finalists"] = [training.name for training in last]
@@ -232,25 +232,25 @@ def posteriors(trained: networks.Trained, x: Tensor, training: Training, noises:
 
 def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) -> dict[str, Any]:
     """Evaluate criterion 1 on validation images: log-density with noise per output for every candidate."""
-    train, inside = x.train[: settings.held_out], x.validation[: settings.held_out]
+    train, validation = x.train[: settings.held_out], x.validation[: settings.held_out]
     noises: list[Tensor | None] = [None] * len(group.candidates)
     if not isinstance(group.likelihood, Heteroscedastic):
         noises = [r.squares.clamp_min(networks.LOWEST_VARIANCE).reciprocal() for r in group.read(trained, train, 10)]
-        own = group.likelihood.noise_precision if isinstance(group.likelihood, Gaussian) else None
-        if own is not None and own.ndim:
-            noises = [own.clamp_max(1 / networks.LOWEST_VARIANCE)] * len(noises)
+        fixed_noise = group.likelihood.noise_precision if isinstance(group.likelihood, Gaussian) else None
+        if fixed_noise is not None and fixed_noise.ndim:
+            noises = [fixed_noise.clamp_max(1 / networks.LOWEST_VARIANCE)] * len(noises)
     started = time.process_time()
-    readings = group.read(trained, inside, settings.samples, noises)
-    seconds = (time.process_time() - started) / len(readings) * 1000 / len(inside)
+    outputs = group.read(trained, validation, settings.samples, noises)
+    seconds = (time.process_time() - started) / len(outputs) * 1000 / len(validation)
     scores = {}
-    for candidate, reading in zip(group.candidates, readings, strict=True):
+    for candidate, reading in zip(group.candidates, outputs, strict=True):
         density = reading.log_prob if reading.log_prob_equal is None else reading.log_prob_equal
         scores[candidate.name] = {
             "density": float(density.mean()),
             "density_error": float(density.std() / len(density) ** 0.5),
             "own_density": float(reading.log_prob.mean()),
-            "error": float((reading.mean - inside).square().flatten(1).sum(1).mean()),
-            "coverage_inside": covered(reading, inside, x.train),
+            "error": float((reading.mean - validation).square().flatten(1).sum(1).mean()),
+            "coverage_inside": covered(reading, validation, x.train),
             "seconds_per_1000": seconds,
         }
     return scores
@@ -259,13 +259,13 @@ def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) 
 def withheld(trained: networks.Trained, group: Group, x: Images, settings: Any) -> dict[str, Any]:
     """Evaluate criteria 2 and 3 on validation images of kept and of withheld clusters."""
     assert x.withheld is not None
-    kept, others = x.validation[: settings.side], x.withheld[: settings.side]
-    readings = group.read(trained, torch.cat([kept, others]), settings.few_samples)
+    inliers, others = x.validation[: settings.side], x.withheld[: settings.side]
+    outputs = group.read(trained, torch.cat([inliers, others]), settings.few_samples)
     scores = {}
-    for candidate, reading in zip(group.candidates, readings, strict=True):
+    for candidate, reading in zip(group.candidates, outputs, strict=True):
         scores[candidate.name] = {
-            "auroc": {name: auroc(s[: len(kept)], s[len(kept) :]) for name, s in reading.scores().items()},
-            "coverage": covered(reading, others, x.train, slice(len(kept), None)),
+            "auroc": {name: auroc(s[: len(inliers)], s[len(inliers) :]) for name, s in reading.scores().items()},
+            "coverage": covered(reading, others, x.train, slice(len(inliers), None)),
         }
     return scores
 
@@ -294,19 +294,19 @@ def opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
         except MarquisError as error:
             return {"failed": f"{type(error).__name__}: {error}", "scores": {}}
         sets = closed_sets(cell.data, settings.opened, run.data_dir)
-        inside, everything, scores = len(sets["test"]), torch.cat(list(sets.values())), {}
+        test_rows, everything, scores = len(sets["test"]), torch.cat(list(sets.values())), {}
         for group in posteriors(trained, x.train, cell.training, settings.noises):
-            readings = group.read(trained, everything, settings.few_samples)
-            for candidate, reading in zip(group.candidates, readings, strict=True):
+            outputs = group.read(trained, everything, settings.few_samples)
+            for candidate, reading in zip(group.candidates, outputs, strict=True):
                 areas: dict[str, dict[str, float]] = {name: {} for name in sets if name != "test"}
                 for score, values_ in reading.scores().items():
-                    for name, part in zip(sets, values_.split(inside), strict=True):
+                    for name, part in zip(sets, values_.split(test_rows), strict=True):
                         if name != "test":
-                            areas[name][score] = auroc(values_[:inside], part)
+                            areas[name][score] = auroc(values_[:test_rows], part)
                 scores[candidate.name] = {
                     "auroc": areas,
-                    "log_prob": float(reading.log_prob[:inside].mean()),
-                    "coverage": covered(reading, sets["test"], x.train, slice(inside)),
+                    "log_prob": float(reading.log_prob[:test_rows].mean()),
+                    "coverage": covered(reading, sets["test"], x.train, slice(test_rows)),
                 }
         run.say(f"opened: {cell.name}")
         return {"seconds": trained.seconds, "scores": scores}

@@ -43,15 +43,15 @@ def measure(run: Run) -> dict[str, Any]:
     """Compute every row; models are kept and shared with other studies."""
     settings, place = run.settings, Place.of(run)
     images, held = Images.load(settings.recipe, run.data_dir), held_out(settings, run.data_dir)
-    wanted = jobs(settings)
+    all_jobs = jobs(settings)
     if run.size != "quick":
-        trained = [(name, seed) for name, seed in wanted if name != PIXELS]
+        trained = [(name, seed) for name, seed in all_jobs if name != PIXELS]
         load = partial(Images.load, settings.recipe, run.data_dir)
         train_ahead(run.shared, settings.recipe, trained, images, load, run.say)
-        missing = [job for job in wanted if stored(run.cells, *_row_cell(settings, *job)) is None]
+        missing = [job for job in all_jobs if stored(run.cells, *_row_cell(settings, *job)) is None]
         run_in_processes(_row_in_process, [(place, settings, *job) for job in missing], run.say)
     rows = []
-    for job in wanted:
+    for job in all_jobs:
         rows.append(one_row(place, settings, images, held, *job, run.say))
         run.say(line(rows[-1]))
     return {"settings": settings.plain(), "rows": rows}

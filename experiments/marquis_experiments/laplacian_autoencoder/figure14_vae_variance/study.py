@@ -173,11 +173,11 @@ def summary(x: Tensor, means: Tensor, log_weights: Tensor, log_sigma: Tensor) ->
     """Compute median standard deviations near, between and outside the data, log-likelihood, and rank correlation."""
     distance = (means.unsqueeze(1) - x).abs().min(1).values
     sigma = log_sigma.exp()
-    inside = (means > x.min()) & (means < x.max())
+    unsaturated = (means > x.min()) & (means < x.max())
     places = {
         "near": distance <= NEAR,
-        "between": inside & (distance >= BETWEEN),
-        "outside": ~inside & (distance >= OUTSIDE),
+        "between": unsaturated & (distance >= BETWEEN),
+        "outside": ~unsaturated & (distance >= OUTSIDE),
     }
     medians = {name: float(sigma[where].median()) if bool(where.any()) else None for name, where in places.items()}
     return {
@@ -222,8 +222,8 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     keys = ("near", "between", "outside", "rank_correlation", "log_likelihood", "ends")
     averages: dict[str, dict[str, float]] = {}
     for name in LABELS:
-        known = {key: [row[name][key] for row in rows if row[name][key] is not None] for key in keys}
-        averages[name] = {key: mean(numbers) if numbers else math.nan for key, numbers in known.items()}
+        present = {key: [row[name][key] for row in rows if row[name][key] is not None] for key in keys}
+        averages[name] = {key: mean(numbers) if numbers else math.nan for key, numbers in present.items()}
     lines = [
         [text, *("–" if math.isnan(averages[name][key]) else f"{averages[name][key]:.2f}" for key in keys[:-1])]
         for name, text in LABELS.items()

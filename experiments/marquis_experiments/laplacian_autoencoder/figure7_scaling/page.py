@@ -77,8 +77,8 @@ def shown(value: float | None, form: str = ".3g") -> str:
 
 def cells(rows: list[Row], sizes: list[int], key: str) -> list[str]:
     """Return a method's numbers for all resolutions."""
-    known = {row["size"]: row[key] for row in rows}
-    return [shown(known.get(size)) for size in sizes]
+    of_size = {row["size"]: row[key] for row in rows}
+    return [shown(of_size.get(size)) for size in sizes]
 
 
 def with_plain(rows: Mapping[str, list[Row]], longest: list[Row], sizes: list[int], key: str) -> str:

@@ -75,11 +75,11 @@ def pairs(results: dict[str, Any]) -> list[tuple[dict[str, Any], str, list[Row]]
     """Return every training with each of its out-of-distribution sets and their finished rows, without empty ones."""
     every = []
     for one in results["settings"]["trainings"]:
-        for outside in one["outside"]:
-            where = {"part": one["part"], "data": one["recipe"]["data"], "outside": outside}
+        for ood in one["outside"]:
+            where = {"part": one["part"], "data": one["recipe"]["data"], "outside": ood}
             rows = [row for row in finished(results) if all(row[key] == value for key, value in where.items())]
             if rows:
-                every.append((one, outside, [row for row in rows if not row["failed"]]))
+                every.append((one, ood, [row for row in rows if not row["failed"]]))
     return every
 
 
@@ -125,9 +125,9 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def pair_name(one: Mapping[str, Any], outside: str) -> str:
+def pair_name(one: Mapping[str, Any], ood: str) -> str:
     """Return the part of a picture's file name that stands for a training and its out-of-distribution set."""
-    return f"{one['recipe']['data']}-{outside}" + ("" if one["part"] == "main" else f"-{one['part']}")
+    return f"{one['recipe']['data']}-{ood}" + ("" if one["part"] == "main" else f"-{one['part']}")
 
 
 def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) -> str:
@@ -159,11 +159,11 @@ def small_table(rows: list[Row], part: str, named: Any) -> str:
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw ROC curves and histograms of the variances of the first pair, first training."""
-    one, outside, rows = pairs(results)[0]
+    one, ood, rows = pairs(results)[0]
     shown = {row["key"]: row for row in rows if row["seed"] == 0 and row["key"] in COLOURS and row["roc"]}
     chosen = [shown[key] for key in COLOURS if key in shown][:5]
-    draw_curves(folder / f"ood-{pair_name(one, outside)}.png", chosen)
-    draw_histograms(folder / f"ood-{pair_name(one, outside)}-histograms.png", chosen)
+    draw_curves(folder / f"ood-{pair_name(one, ood)}.png", chosen)
+    draw_histograms(folder / f"ood-{pair_name(one, ood)}-histograms.png", chosen)
 
 
 def draw_curves(path: Path, rows: list[Row]) -> None:

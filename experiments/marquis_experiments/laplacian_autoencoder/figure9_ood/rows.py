@@ -167,11 +167,11 @@ def _thinned(result: ood.OodResult, name: str) -> list[list[float]]:
 def _histogram(result: ood.OodResult, name: str) -> dict[str, list[float]]:
     """Return counts over the logarithm of a score: variances differ by orders of magnitude."""
     parts = (result.in_distribution, result.out_of_distribution)
-    inside, outside = (part[name].double().clamp_min(1e-12).log10() for part in parts)
-    both = torch.cat([inside, outside])
+    data, outside = (part[name].double().clamp_min(1e-12).log10() for part in parts)
+    both = torch.cat([data, outside])
     low, high = float(both.min()), float(both.max())
     edges = torch.linspace(low, max(high, low + 1e-3), BINS + 1, dtype=torch.float64)
-    counts = [torch.histc(part, BINS, float(edges[0]), float(edges[-1])).tolist() for part in (inside, outside)]
+    counts = [torch.histc(part, BINS, float(edges[0]), float(edges[-1])).tolist() for part in (data, outside)]
     return {"edges": [round(edge, 4) for edge in edges.tolist()], "inside": counts[0], "outside": counts[1]}
 
 

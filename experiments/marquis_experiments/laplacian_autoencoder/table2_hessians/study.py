@@ -84,8 +84,8 @@ def measure(run: Run) -> dict[str, Any]:
 def jobs(settings: Any) -> list[tuple[str, int]]:
     """Return rows and seeds, the first seed of all rows first, and in it the rows that carry the claims."""
     order = (*MAIN, *(name for name in ROWS if name not in MAIN))
-    wanted = {name: settings.main_seeds if name in MAIN else settings.seeds for name in order}
-    return [(name, seed) for seed in range(max(wanted.values())) for name in order if seed < wanted[name]]
+    seeds = {name: settings.main_seeds if name in MAIN else settings.seeds for name in order}
+    return [(name, seed) for seed in range(max(seeds.values())) for name in order if seed < seeds[name]]
 
 
 def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:
@@ -202,9 +202,9 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
 def own_density(autoencoder: BaseAutoencoder, x: Tensor, samples: int, seed: int) -> Tensor:
     """Compute the model's own log density per image."""
     generator = torch.Generator().manual_seed(seed)
-    found = autoencoder.reconstruct(x, samples, generator=generator).log_prob
-    assert found is not None
-    return found
+    density = autoencoder.reconstruct(x, samples, generator=generator).log_prob
+    assert density is not None
+    return density
 
 
 def squared(outputs: Tensor, x: Tensor) -> Tensor:

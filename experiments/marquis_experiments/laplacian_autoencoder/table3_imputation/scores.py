@@ -71,8 +71,8 @@ def references(judge: Judge, neighbours: int) -> dict[str, dict[str, Any]]:
 
 def nearest_by_observed(x: Tensor, training: Tensor, missing: Tensor, count: int) -> Tensor:
     """Return rows `[B, count]` of the training images nearest in the observed pixels."""
-    seen = ~missing.flatten()
-    distance = torch.cdist(x.flatten(1)[:, seen], training.flatten(1)[:, seen])
+    observed = ~missing.flatten()
+    distance = torch.cdist(x.flatten(1)[:, observed], training.flatten(1)[:, observed])
     return distance.topk(count, largest=False).indices
 
 

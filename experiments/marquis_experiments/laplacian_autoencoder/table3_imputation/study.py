@@ -50,9 +50,9 @@ def measure(run: Run) -> dict[str, Any]:
     settings = run.settings
     images = Images.load(settings.recipe, run.data_dir)
     if run.size != "quick":
-        wanted = [(key, seed) for seed in range(settings.seeds) for key in settings["keys"]]
+        trainings = [(key, seed) for seed in range(settings.seeds) for key in settings["keys"]]
         load_again = partial(Images.load, settings.recipe, run.data_dir)
-        train_ahead(run.shared, settings.recipe, wanted, images, load_again, run.say)
+        train_ahead(run.shared, settings.recipe, trainings, images, load_again, run.say)
     bench = Bench(run, images, judge_of(run, images))
     results: dict[str, Any] = {
         "settings": {**settings.plain(), "options": [asdict(option) for option in settings.options]},

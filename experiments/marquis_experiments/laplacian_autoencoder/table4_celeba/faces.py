@@ -66,8 +66,8 @@ def averaged_groups(images: Images, count: int, size: int, people: bool) -> dict
         )
     names, y = images.train.target_names or (), images.train.y
     assert y is not None
-    wanted = [name for name in GROUPS if name in names] or list(names)
-    groups = {name: (y[:, names.index(name)] == 1).nonzero().squeeze(1)[:size] for name in wanted[:count]}
+    chosen = [name for name in GROUPS if name in names] or list(names)
+    groups = {name: (y[:, names.index(name)] == 1).nonzero().squeeze(1)[:size] for name in chosen[:count]}
     short = [name for name, rows in groups.items() if len(rows) < size]
     if short and people:
         raise DataError(f"fewer than {size} images have the attribute {short[0]}: choose another for the picture.")

@@ -73,7 +73,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     """Return what the template needs."""
     faces, settings = Faces(results), results["settings"]
     gaps = {name: faces.difference(LAE, name, "overall") for name in RIVALS}
-    ahead = {name: exceeds(*gap) for name, gap in gaps.items()}
+    better = {name: exceeds(*gap) for name, gap in gaps.items()}
     single = [what for what in faces.shown if all(exceeds(*faces.difference(LAE, name, what)) for name in RIVALS)]
     models = [name for name in faces.by_name if name != LABELS_ONLY]
     below = [name for name in models if faces.score(name, "overall")[0] < faces.majority("overall")]
@@ -92,7 +92,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "lae": points(*faces.score(LAE, "overall")),
         "below": len(below),
         "models": len(models),
-        **judged({"overall": all(ahead.values()), "single": bool(single), "majority": LAE not in below}),
+        **judged({"overall": all(better.values()), "single": bool(single), "majority": LAE not in below}),
         "table": accuracy_table(faces, "codes"),
         "images": accuracy_table(faces, "data"),
         "samples": samples_table(faces),
@@ -143,7 +143,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
             scores = [faces.score(name, each, way) for each in what]
             x = np.arange(len(what)) - 0.4 + (number + 0.5) * step
             height = [100 * (mean - faces.majority(each)) for each, (mean, _) in zip(what, scores, strict=True)]
-            error = np.nan_to_num([200 * doubt for _, doubt in scores])
+            error = np.nan_to_num([200 * error_of_mean for _, error_of_mean in scores])
             axis.bar(x, height, step * 0.9, yerr=error, color=COLOURS[name], label=label(name), error_kw={"lw": 0.8})
         axis.axhline(0, color="black", lw=1)
         axis.set_xticks(range(len(what)), [each.replace("_", "\n") for each in what])

@@ -46,9 +46,9 @@ def measure(run: Run) -> dict[str, Any]:
     settings = run.settings
     images = load_images(settings, run.data_dir)
     if run.size != "quick":
-        wanted = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
+        trainings = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
         load_again = partial(load_images, settings, run.data_dir)
-        train_ahead(run.shared, settings.recipe, wanted, images, load_again, run.say)
+        train_ahead(run.shared, settings.recipe, trainings, images, load_again, run.say)
     rows: list[dict[str, Any]] = []
     for seed in range(settings.seeds):
         for name in (LABELS_ONLY, PIXELS, *settings.models):
@@ -86,19 +86,19 @@ def patches(count: int) -> Data:
     """Return random patches, 64x64, of scikit-learn's two photographs, with attributes of their colours."""
     from sklearn.datasets import load_sample_images
 
-    photographs = [np.asarray(picture) for picture in load_sample_images().images]
+    photographs = [np.asarray(photograph) for photograph in load_sample_images().images]
     source = np.random.default_rng(0)
     pieces, which = [], source.integers(len(photographs), size=count)
     for number in which:
         height, breadth = photographs[number].shape[:2]
         top, left = source.integers(height - EDGE), source.integers(breadth - EDGE)
         pieces.append(photographs[number][top : top + EDGE, left : left + EDGE])
-    stored = torch.from_numpy(np.stack(pieces)).permute(0, 3, 1, 2).contiguous()
-    red, green, blue = stored.double().mean((2, 3)).unbind(1)
+    images = torch.from_numpy(np.stack(pieces)).permute(0, 3, 1, 2).contiguous()
+    red, green, blue = images.double().mean((2, 3)).unbind(1)
     bright = red + green + blue
-    told = torch.stack([torch.from_numpy(which == 1), bright > bright.median(), red > green, blue > red], 1)
+    attributes = torch.stack([torch.from_numpy(which == 1), bright > bright.median(), red > green, blue > red], 1)
     names = ("Flower", "Bright", "Reddish", "Bluish")
-    return Data(stored, told.float(), PATCHES, "all", target_names=names, source="scikit-learn")
+    return Data(images, attributes.float(), PATCHES, "all", target_names=names, source="scikit-learn")
 
 
 def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:

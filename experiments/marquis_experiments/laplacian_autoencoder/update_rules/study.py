@@ -165,7 +165,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     for axes, temperature in zip(figure.axes, (temperatures[0], temperatures[-1]), strict=True):
         for name, colour, label in (("lae", BLUE, "sampled (eq. 64)"), ("linearised", ORANGE, "linearised (eq. 8)")):
             gaps = [
-                [error - own for error, own in zip(curve, plain[seed], strict=True)]
+                [error - reference for error, reference in zip(curve, plain[seed], strict=True)]
                 for seed, curve in curves(name, temperature).items()
             ]
             if gaps:

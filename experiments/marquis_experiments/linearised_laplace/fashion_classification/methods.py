@@ -120,9 +120,9 @@ class Experiment:
         try:
             return load_tensors(path, (_KIND,))[2]
         except DataError:
-            inside, outside = probs_of(self.data.test.x), probs_of(self.outside)
-            probs = {f"inside{key}": value for key, value in inside.items()}
-            probs |= {f"outside{key}": value for key, value in outside.items()}
+            in_distribution, ood = probs_of(self.data.test.x), probs_of(self.outside)
+            probs = {f"inside{key}": value for key, value in in_distribution.items()}
+            probs |= {f"outside{key}": value for key, value in ood.items()}
             save_tensors(path, _KIND, self.described(), probs)
             return probs
 

@@ -57,23 +57,23 @@ def outliers(
         return data.standardised(1 - (or_negatives[:count] * data.spread + data.centre)), "negatives"
 
 
-def scored(inside: Tensor, outside: Tensor, labels: Tensor) -> dict[str, Any]:
+def scored(in_distribution: Tensor, ood: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return scores, and the curves of the figures.
 
     The outlier scores are `1 - max_k p_k` and the entropy.
     """
-    sure, surely = inside.double().max(1).values, outside.double().max(1).values
-    right = inside.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-    losses = -right.clamp_min(torch.finfo(inside.dtype).tiny).log()
-    bins = reliability(inside, labels)
+    sure, surely = in_distribution.double().max(1).values, ood.double().max(1).values
+    right = in_distribution.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    losses = -right.clamp_min(torch.finfo(in_distribution.dtype).tiny).log()
+    bins = reliability(in_distribution, labels)
     curve = roc_curve(-sure, -surely)
     at = torch.linspace(0, 1, 101, dtype=torch.float64)
     place = torch.searchsorted(curve.false_positive_rate, at, right=True) - 1
     return {
-        **classification_scores(inside, labels),
+        **classification_scores(in_distribution, labels),
         "nll_error": float(losses.std() / len(losses) ** 0.5),
         "auroc": auroc(-sure, -surely),
-        "auroc_entropy": auroc(entropy(inside.double()), entropy(outside.double())),
+        "auroc_entropy": auroc(entropy(in_distribution.double()), entropy(ood.double())),
         "confidence_inside": float(sure.mean()),
         "confidence_outside": float(surely.mean()),
         "reliability": [

@@ -135,8 +135,8 @@ class Experiment:
 
     def rows(self, name: str, seed: int, compute: Callable[[int], dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return one cell's rows: `compute(seed)` gives by method probabilities at every angle and what was chosen."""
-        wanted = (*NETWORK, "validation", "test", "step", *USED[name])
-        described = {**self.settings.only(*wanted), "cell": name, "seed": seed}
+        columns = (*NETWORK, "validation", "test", "step", *USED[name])
+        described = {**self.settings.only(*columns), "cell": name, "seed": seed}
 
         def scored() -> dict[str, Any]:
             started = time.thread_time()

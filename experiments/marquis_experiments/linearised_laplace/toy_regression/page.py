@@ -23,7 +23,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     precisions = {name: with_std(part) for name, part in results["precisions"].items() if is_curve(part)}
     regularised = results["regularised"]["rows"]
     better = sum(row["test_with"] < row["test_without"] for row in regularised)
-    at, between, away = structures["full"]["std"]
+    at, between, far = structures["full"]["std"]
     evidence = [part["log_evidence"] for part in structures.values()]
     widths = [part["std"][1] for part in precisions.values()]
     subnetworks = {name: results[f"subnetwork-{name}"] for name in ("tanh", "relu")}
@@ -31,7 +31,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         name: {key: of_case(case, part) for key, case in part["cases"].items()} for name, part in subnetworks.items()
     }
     claims = {
-        "bars": between > at and away > at,
+        "bars": between > at and far > at,
         "structures": evidence[2] > evidence[0] > evidence[1],
         "precisions": widths == sorted(widths),
         "regularised": better == len(regularised),

@@ -128,13 +128,13 @@ def _train(splits: dict[str, Labelled], cell_settings: dict[str, Any]) -> dict[s
     method.train()
     started = time.thread_time()
     try:
-        curve, watched = _fit(method, splits, s)
+        curve, history = _fit(method, splits, s)
     except MarquisError as error:  # outputs or gradients that are no longer numbers
         return {"diverged": True, "reason": str(error)}
     seconds = (time.thread_time() - started) / s["epochs"]
     result: dict[str, Any] = {"diverged": False, "curve": curve, "cpu_seconds_per_epoch": seconds}
-    if watched:
-        result["watched"] = watched
+    if history:
+        result["watched"] = history
         result["training"] = _score(method, splits["train"], 0)
     result["validation"] = _score(method, splits["validation"], 0)
     result["mean"] = _score(method, splits["test"], 0)
@@ -170,15 +170,15 @@ def _fit(
     milestones = [max(1, s["epochs"] // 2), max(1, 3 * s["epochs"] // 4)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
     batches = Shuffled((data.x, data.y), s["batch"], 2000 + s["seed"])
-    curve, watched = [], []
+    curve, history = [], []
     for epoch in range(1, s["epochs"] + 1):
         losses = [-float(loss) for _, loss in descend(optimiser, batches, 1, method.step)]
         sizes = [len(part) for part in data.y.split(s["batch"])]
         schedule.step()
         curve.append(sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / len(data.x))
         if every and epoch % every == 0:
-            watched.append([epoch, _score(method, splits["validation"], 0)["nll"]])
-    return curve, watched
+            history.append([epoch, _score(method, splits["validation"], 0)["nll"]])
+    return curve, history
 
 
 def _score(method: VariationalLaplace | MeanFieldVI | MAP, data: Labelled, samples: int) -> dict[str, float]:
