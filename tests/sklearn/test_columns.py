@@ -9,7 +9,7 @@ from sklearn.impute import SimpleImputer
 
 import marquis as mq
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor, LaplacianAutoencoder, LaplacianImputer
-from marquis.sklearn.columns import OUTLIER, columns_of
+from marquis.sklearn.columns import OUTLIER, columns_of, without_copies
 
 SMALL = {"hidden_layer_sizes": (8,), "max_iter": 4, "samples": 5, "random_state": 0}
 LABELS = np.array(["number 0", "'k'", "number 2", "number 3"], dtype=object)
@@ -154,3 +154,21 @@ def test_what_was_pickled_before_constants_were_left_out_still_works():
     old.__setstate__(state)
     assert np.array_equal(old.transform(X), fitted.transform(X))
     assert np.array_equal(old.score_samples(X), fitted.score_samples(X))
+
+
+def test_copies_of_rows_are_no_more_data():
+    rows = np.random.RandomState(1).normal(size=(5, 3))
+    copied = LaplacianAutoencoder(**SMALL).fit(np.repeat(rows, 16, 0))
+    once = LaplacianAutoencoder(**SMALL).fit(rows)
+    np.testing.assert_array_equal(copied.missing_std_, once.missing_std_)
+    np.testing.assert_array_equal(copied.score_samples(rows), once.score_samples(rows))
+
+
+def test_levels_that_repeat_are_data():
+    levels = np.random.RandomState(2).randint(3, size=(60, 2)).astype(float)
+    assert without_copies(levels) is levels
+    assert len(without_copies(levels[:, :1])) == 60
+    with_missing = np.repeat(np.array([[1.0, np.nan], [2.0, 3.0]]), 4, 0)
+    assert without_copies(with_missing) is with_missing
+    constant = np.hstack([np.repeat(np.arange(4.0)[:, None] * [1, -2], 3, 0), np.ones((12, 1))])
+    np.testing.assert_array_equal(without_copies(constant), constant[::3])

@@ -19,7 +19,7 @@ from marquis.errors import DataError
 from marquis.options import renamed_arguments, renamed_attributes
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
-from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table
+from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table, without_copies
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
 from marquis.sklearn.guarantees import Guarantees
@@ -163,6 +163,7 @@ class LaplacianAutoencoder(
         table_network.check_parameters(self)
         self._conformal = None
         labels = labels_of(self)
+        checked = checked if self._categories else without_copies(checked)
         self._columns: Columns | EncodedColumns = (
             columns_of(checked, labels)
             if not self._categories

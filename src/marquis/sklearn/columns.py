@@ -97,6 +97,18 @@ class Columns:
         return x.isnan()
 
 
+def without_copies(X: np.ndarray) -> np.ndarray:
+    """Return the rows without copies, where every value of every column that varies tells its row.
+
+    An entry hidden from such a table stands in the copies of its row, so that errors of new rows would be judged by
+    none. Where levels repeat in other combinations, rows repeat by chance and each counts.
+    """
+    varying = X[:, (X[:1] != X).any(0)]
+    distinct, first = np.unique(varying, axis=0, return_index=True)
+    copied = len(distinct) < len(X) and all(len(np.unique(column)) == len(distinct) for column in varying.T)
+    return X[np.sort(first)] if copied and varying.shape[1] > 1 and not np.isnan(X).any() else X
+
+
 def labels_of(estimator: Any) -> np.ndarray:
     """Return the names of columns for error messages: 'name', or number 3."""
     names = getattr(estimator, "feature_names_in_", None)
