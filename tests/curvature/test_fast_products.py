@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
+from marquis.curvature.factors import matmul as products
 from marquis.curvature.factors.matmul import LARGE, by_sample, matmul
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
 
@@ -21,6 +22,20 @@ CONVOLUTIONS = {
 def relative(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference, in units of the largest expected entry."""
     return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture(params=["Intel's processor", "another maker's processor"], autouse=True)
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pretend to run on either; returns whether it is Intel's."""
+    intel = request.param.startswith("Intel")
+    monkeypatch.setattr(products, "_made_by_intel", lambda: intel)
+    return intel
+
+
+def test_large_products_leave_mkl_to_intels_processors(maker: bool):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    assert products._one_dnn_takes(torch.ones(2, 2), torch.ones(2, 2)) != maker
 
 
 @pytest.mark.parametrize("transposed", [False, True])
