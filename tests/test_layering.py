@@ -86,7 +86,7 @@ OUTSIDE = {"__init__", "__main__"}
 
 def imported_layers(source: str, module: tuple[str, ...], package: tuple[str, ...] = ("marquis",)) -> set[str]:
     """First-level names below a package that this source imports; `module` is its dotted path, as parts."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
@@ -98,8 +98,8 @@ def imported_layers(source: str, module: tuple[str, ...], package: tuple[str, ..
             continue
         for parts in names:
             if tuple(parts[: len(package)]) == package:
-                found.add(parts[len(package)] if len(parts) > len(package) else "the whole package")
-    return found
+                result.add(parts[len(package)] if len(parts) > len(package) else "the whole package")
+    return result
 
 
 def violations(layer: str, imported: set[str], layers: list[str] = LAYERS) -> list[str]:

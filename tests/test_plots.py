@@ -16,8 +16,8 @@ from marquis.tasks.ranking import auroc
 def test_regression_band_is_sorted_and_uses_the_axes():
     ax = Figure().subplots()
     x = np.array([2.0, 0.0, 1.0])
-    found = plots.regression_band(torch.tensor(x), x**2, x**2 - 1, x**2 + 1, (x, x), ax)
-    assert found is ax
+    result = plots.regression_band(torch.tensor(x), x**2, x**2 - 1, x**2 + 1, (x, x), ax)
+    assert result is ax
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[0, 0], [1, 1], [2, 4]])
     assert ax.collections[0].get_paths()[0].get_extents().bounds == (0.0, -1.0, 2.0, 6.0)
 

@@ -91,7 +91,7 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("adapted-evidence-training.png", "adapted-evidence-scale.png"):
         assert (page.parent / name).stat().st_size > 5_000
     (row,) = results["rows"]
-    assert all(math.isfinite(found["nll"]) for found in row["tuned"].values())
+    assert all(math.isfinite(result["nll"]) for result in row["tuned"].values())
     for kind in ("single", "multiple"):  # theta-star maximises what the network's weights do not
         assert row["tuned"][f"adapted, {kind}"]["log_evidence"] > row["tuned"][f"naive, {kind}"]["log_evidence"]
     one, ten = (scale["tuned"] for scale in results["scales"])

@@ -28,22 +28,22 @@ QUICK = STUDY.settings("quick")
 
 
 def test_patches_have_the_attributes_they_say():
-    found = patches(40)
-    assert found.stored.shape == (40, 3, 64, 64) and found.stored.dtype == torch.uint8
-    red, green, blue = found.x.double().mean((2, 3)).unbind(1)
-    told = dict(zip(found.target_names or (), attributes(found).T, strict=True))
-    assert torch.equal(told["Reddish"] == 1, red > green) and torch.equal(told["Bluish"] == 1, blue > red)
-    assert all(0 < int(column.sum()) < 40 for column in told.values())
-    assert torch.equal(patches(40).stored, found.stored)  # the same every time
+    result = patches(40)
+    assert result.stored.shape == (40, 3, 64, 64) and result.stored.dtype == torch.uint8
+    red, green, blue = result.x.double().mean((2, 3)).unbind(1)
+    received = dict(zip(result.target_names or (), attributes(result).T, strict=True))
+    assert torch.equal(received["Reddish"] == 1, red > green) and torch.equal(received["Bluish"] == 1, blue > red)
+    assert all(0 < int(column.sum()) < 40 for column in received.values())
+    assert torch.equal(patches(40).stored, result.stored)  # the same every time
 
 
 def test_commoner_answer_of_the_labelled_images():
     settings = QUICK.replace(labelled=4, repetitions=2, test=10)
     y = torch.tensor([[1.0, 1.0, 0.0]] * 9 + [[0.0, 1.0, 0.0]])
     data = Data(torch.zeros(10, 3, 2, 2, dtype=torch.uint8), y, "own", "all", target_names=("a", "b", "c"))
-    found = most_common(data, settings, 0)
-    assert torch.equal(found.accuracy[:, 1:], torch.ones(2, 2, dtype=torch.float64))
-    for row in found.accuracy[:, 0].tolist():  # the one without is labelled, or is the one mistake among six
+    result = most_common(data, settings, 0)
+    assert torch.equal(result.accuracy[:, 1:], torch.ones(2, 2, dtype=torch.float64))
+    for row in result.accuracy[:, 0].tolist():  # the one without is labelled, or is the one mistake among six
         assert row == pytest.approx(1.0) or row == pytest.approx(5 / 6)
     tie = Data(data.stored, torch.tensor([[1.0], [0.0]] * 5), "own", "all", target_names=("a",))
     for row in most_common(tie, settings.replace(repetitions=30), 0).accuracy[:, 0].tolist():
@@ -72,14 +72,14 @@ def test_commoner_answer_meets_the_labelled_images_of_the_others(monkeypatch):
 
 def test_summary_keeps_repetitions():
     data, settings = patches(30), QUICK.replace(repetitions=3)
-    found = most_common(data, settings, 0)
-    said = summary(found, data)
-    assert said["overall"] == pytest.approx(found.accuracy.mean(1).tolist(), abs=1e-6)
-    assert said["attributes"]["Bright"] == pytest.approx(found.accuracy[:, 1].tolist(), abs=1e-6)
-    assert said["means"] == pytest.approx(
-        dict(zip(found.names, found.accuracy.mean(0).tolist(), strict=True)), abs=1e-6
+    result = most_common(data, settings, 0)
+    message = summary(result, data)
+    assert message["overall"] == pytest.approx(result.accuracy.mean(1).tolist(), abs=1e-6)
+    assert message["attributes"]["Bright"] == pytest.approx(result.accuracy[:, 1].tolist(), abs=1e-6)
+    assert message["means"] == pytest.approx(
+        dict(zip(result.names, result.accuracy.mean(0).tolist(), strict=True)), abs=1e-6
     )
-    assert said["majority"]["Bright"] == pytest.approx(float(found.majority[:, 1].mean()), abs=1e-6)
+    assert message["majority"]["Bright"] == pytest.approx(float(result.majority[:, 1].mean()), abs=1e-6)
 
 
 # Nobody's faces
@@ -128,9 +128,9 @@ def test_quick(tmp_path):
     page = STUDY.run("quick", tmp_path / "celeba", None, lambda _: None)
     for name in ("celeba.png", "celeba-faces.png"):
         assert (page.parent / name).stat().st_size > 10_000
-    found = json.loads((page.parent / "results.json").read_text())
-    assert len(found["rows"]) == 8 and not any(row["failed"] for row in found["rows"])
-    pixels = next(row for row in found["rows"] if row["name"] == "pixels")
+    result = json.loads((page.parent / "results.json").read_text())
+    assert len(result["rows"]) == 8 and not any(row["failed"] for row in result["rows"])
+    pixels = next(row for row in result["rows"] if row["name"] == "pixels")
     assert np.mean(pixels["ways"]["mean"]["balanced"]) > 0.7  # colours are easy to tell
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}
     STUDY.run("quick", tmp_path / "celeba", None, lambda _: None)

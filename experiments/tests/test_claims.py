@@ -28,12 +28,12 @@ def pictures_exist(page: Path) -> None:
 
 
 def test_claims_runs_all_parts_on_the_digits_and_goes_on_where_it_stopped(tmp_path: Path):
-    said: list[str] = []
-    page = STUDY.run("quick", tmp_path, say=said.append)
+    lines: list[str] = []
+    page = STUDY.run("quick", tmp_path, say=lines.append)
     pictures_exist(page)
     rows = json.loads((page.parent / "results.json").read_text())["rows"]
     assert {row["part"] for row in rows} == set(claims.PARTS) - {"fashion", "fashion-width"}
-    assert len(said) == len(rows)
+    assert len(lines) == len(rows)
     assert not [row for row in rows if "failed" in row]
     # Parts share cells: fewer files than rows, and the same numbers under both names.
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "quick/cells").iterdir()}
@@ -91,13 +91,13 @@ def test_scores_are_those_of_the_library_and_refitting_changes_only_the_noise():
     model = LaplacianAutoencoder(encoder, decoder, num_data=50, generator=torch.Generator().manual_seed(0)).double()
     x = torch.rand(50, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     model.loss(x, None).backward()
-    said = training.scored(model, x, 7, batch=20)
+    prediction = training.scored(model, x, 7, batch=20)
     whole = model.reconstruct(x, 7, generator=torch.Generator().manual_seed(0), keep=True)
     assert whole.samples is not None
-    torch.testing.assert_close(said.log_prob, whole.log_prob, rtol=1e-10, atol=0)
-    torch.testing.assert_close(said.output_variance, whole.variance.flatten(1).sum(1), rtol=1e-10, atol=0)
+    torch.testing.assert_close(prediction.log_prob, whole.log_prob, rtol=1e-10, atol=0)
+    torch.testing.assert_close(prediction.output_variance, whole.variance.flatten(1).sum(1), rtol=1e-10, atol=0)
     errors = (whole.samples - x).square().flatten(2).sum(2)
-    torch.testing.assert_close(said.sampled_errors, errors, rtol=1e-10, atol=0)
+    torch.testing.assert_close(prediction.sampled_errors, errors, rtol=1e-10, atol=0)
     # By hand, with torch's own density: refit on these very data, then on others.
     for train in (errors, 3 * errors):
         precision = 64 / float(train.mean())

@@ -35,33 +35,33 @@ def random_probs(n: int, seed: int, scale: float = 3.0) -> torch.Tensor:
 def test_scores_against_scikit_learn_and_torchmetrics():
     inside, outside = random_probs(397, 0), random_probs(300, 1, 2.0)  # no k/397 is a rate of the stored curve
     labels = torch.randint(10, (397,), generator=torch.Generator().manual_seed(2))
-    found = scored(inside, outside, labels)
+    result = scored(inside, outside, labels)
     outlier = np.r_[np.zeros(397), np.ones(300)]
     sure = torch.cat([inside, outside]).max(1).values.numpy()
-    assert found["auroc"] == pytest.approx(roc_auc_score(outlier, -sure), abs=1e-12)
+    assert result["auroc"] == pytest.approx(roc_auc_score(outlier, -sure), abs=1e-12)
     entropies = torch.distributions.Categorical(probs=torch.cat([inside, outside])).entropy().numpy()
-    assert found["auroc_entropy"] == pytest.approx(roc_auc_score(outlier, entropies), abs=1e-12)
-    assert found["nll"] == pytest.approx(log_loss(labels.numpy(), inside.numpy(), labels=range(10)), abs=1e-12)
+    assert result["auroc_entropy"] == pytest.approx(roc_auc_score(outlier, entropies), abs=1e-12)
+    assert result["nll"] == pytest.approx(log_loss(labels.numpy(), inside.numpy(), labels=range(10)), abs=1e-12)
     theirs = multiclass_calibration_error(inside, labels, num_classes=10, n_bins=15, norm="l1")
-    assert found["ece"] == pytest.approx(float(theirs), abs=1e-6)
+    assert result["ece"] == pytest.approx(float(theirs), abs=1e-6)
     false, true, _ = roc_curve(outlier, -sure, drop_intermediate=False)
     at = np.searchsorted(false, np.linspace(0, 1, 101), side="right") - 1
-    assert np.allclose(found["roc"], true[at])
+    assert np.allclose(result["roc"], true[at])
     losses = -inside[torch.arange(397), labels].log()
-    assert found["nll_error"] == pytest.approx(float(losses.std()) / 397**0.5)
-    assert sum(found["histogram_outside"]) == 300 and sum(count for *_, count in found["reliability"]) == 397
+    assert result["nll_error"] == pytest.approx(float(losses.std()) / 397**0.5)
+    assert sum(result["histogram_outside"]) == 300 and sum(count for *_, count in result["reliability"]) == 397
 
 
 def test_temperature_is_where_the_slope_of_the_nll_is_zero():
     generator = torch.Generator().manual_seed(0)
     outputs = 4 * torch.randn(300, 5, generator=generator, dtype=torch.float64)
     labels = torch.multinomial((outputs / 2.5).softmax(1), 1, generator=generator).squeeze(1)
-    found = fitted_temperature(outputs, labels)
-    log_t = torch.tensor(math.log(found), dtype=torch.float64, requires_grad=True)
+    result = fitted_temperature(outputs, labels)
+    log_t = torch.tensor(math.log(result), dtype=torch.float64, requires_grad=True)
     nn.functional.cross_entropy(outputs / log_t.exp(), labels).backward()
     assert abs(float(log_t.grad)) < 1e-10  # pyright: ignore[reportArgumentType]
-    assert 1.8 < found < 3.5
-    assert fitted_temperature(3 * outputs, labels) == pytest.approx(3 * found, rel=1e-9)
+    assert 1.8 < result < 3.5
+    assert fitted_temperature(3 * outputs, labels) == pytest.approx(3 * result, rel=1e-9)
     assert fitted_temperature(outputs, outputs.argmax(1)) == pytest.approx(0.01)  # never wrong: as sure as allowed
 
 
@@ -81,13 +81,13 @@ def test_links_are_those_of_predict(small_posterior):
     network, laplace, x = small_posterior
     predicted = predict(laplace.posterior, network, x[:5], laplace.likelihood)
     mean, covariances = predicted.mean, [predicted.covariance]
-    found = linked(mean, covariances[0], 40)
-    assert torch.allclose(found["probit"], laplace.predict(x[:5], link="probit").probs, rtol=1e-10)
+    result = linked(mean, covariances[0], 40)
+    assert torch.allclose(result["probit"], laplace.predict(x[:5], link="probit").probs, rtol=1e-10)
     # The Monte-Carlo average by hand, for one image, from the same standard normal numbers.
     values, vectors = torch.linalg.eigh(covariances[0][3])
     z = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)).double()
     draws = torch.stack([mean[3] + vectors @ (values.clamp(min=0).sqrt() * each) for each in z])
-    assert torch.allclose(found["mc"][3], draws.softmax(1).mean(0), rtol=1e-10)
+    assert torch.allclose(result["mc"][3], draws.softmax(1).mean(0), rtol=1e-10)
 
 
 def test_a_multiple_of_the_prior_adds_to_the_precision(small_posterior):
@@ -175,16 +175,16 @@ def quick(tmp_path_factory):
 
         patch.setattr(images, "load", only_digits)
         patch.setattr(fashion_scores, "load", only_digits)
-        said: list[str] = []
+        lines: list[str] = []
         pages = {
-            "fashion": fashion_classification.STUDY.run("quick", out / "fashion-classification", None, said.append),
-            "evidence": evidence_training.STUDY.run("quick", out / "evidence-training", None, said.append),
+            "fashion": fashion_classification.STUDY.run("quick", out / "fashion-classification", None, lines.append),
+            "evidence": evidence_training.STUDY.run("quick", out / "evidence-training", None, lines.append),
         }
-        first = len(said)
+        first = len(lines)
         weights = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-        fashion_classification.STUDY.run("quick", out / "fashion-classification", None, said.append)
+        fashion_classification.STUDY.run("quick", out / "fashion-classification", None, lines.append)
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == weights, "trained again"
-        assert not any("posterior fitted" in line for line in said[first:]), "fitted again"
+        assert not any("posterior fitted" in line for line in lines[first:]), "fitted again"
     return out, pages
 
 

@@ -135,10 +135,10 @@ def test_quick(tmp_path):
     lines: list[str] = []
     page = STUDY.run("quick", tmp_path / "few-labels", None, lines.append)
     assert (page.parent / "few-labels.png").stat().st_size > 10_000
-    found = json.loads((page.parent / "results.json").read_text())
-    assert sorted(row["name"] for row in found["rows"]) == sorted(name for name, _ in jobs(STUDY.settings("quick")))
-    assert not any(row["failed"] for row in found["rows"])
-    pixels = next(row for row in found["rows"] if row["name"] == "pixels")
+    result = json.loads((page.parent / "results.json").read_text())
+    assert sorted(row["name"] for row in result["rows"]) == sorted(name for name, _ in jobs(STUDY.settings("quick")))
+    assert not any(row["failed"] for row in result["rows"])
+    pixels = next(row for row in result["rows"] if row["name"] == "pixels")
     assert np.mean(accuracies(pixels)[-1]) > 0.8  # digits are easy, whatever the models do
     lines.clear()
     stamp = {path: path.stat().st_mtime_ns for path in page.parent.glob("*-s0.json")}

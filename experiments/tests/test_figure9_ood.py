@@ -35,18 +35,18 @@ from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Image
 
 def test_shuffled_images_keep_their_pixels():
     images = Images.load(TASK_RECIPES["quick"])
-    found = ood_rows.ood_images(SHUFFLED, images, 30, None)
+    result = ood_rows.ood_images(SHUFFLED, images, 30, None)
     x = images.test[:30].x
-    assert found.shape == x.shape and not torch.equal(found, x)
-    assert torch.equal(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
+    assert result.shape == x.shape and not torch.equal(result, x)
+    assert torch.equal(result.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
 
 
 def test_histograms_hold_every_image():
     generator = torch.Generator().manual_seed(0)
     scores = [{"output_variance": torch.rand(n, generator=generator) ** 6} for n in (70, 50)]
     result = OodResult(scores[0], scores[1], scores[0], {"output_variance": {}}, 5)
-    found = ood_rows._histogram(result, "output_variance")
-    assert sum(found["inside"]) == 70 and sum(found["outside"]) == 50
+    actual = ood_rows._histogram(result, "output_variance")
+    assert sum(actual["inside"]) == 70 and sum(actual["outside"]) == 50
 
 
 def test_output_variance_means_the_same_in_table_and_picture(monkeypatch, tmp_path):
@@ -113,9 +113,9 @@ def test_two_cores_compute_the_rows_that_one_would(tmp_path):
     sizes = Sizes(20, 20, 3, 3)
     groups = [[Job("main", tiny, key, 1, SHUFFLED)] for key in ("ae", "online-sketched")]
     two, one = (Place(tmp_path / name, tmp_path / f"{name}-networks", None) for name in ("two", "one"))
-    said: list[str] = []
-    run_in_processes(rows_of_one_model, [(two, sizes, group) for group in groups], said.append, workers=2)
-    assert len(said) == 2 and {text.split(", ")[2] for text in said} == {"ae", "online-sketched"}
+    lines: list[str] = []
+    run_in_processes(rows_of_one_model, [(two, sizes, group) for group in groups], lines.append, workers=2)
+    assert len(lines) == 2 and {text.split(", ")[2] for text in lines} == {"ae", "online-sketched"}
     for (job,) in groups:
         assert is_there(two, sizes, job) and not is_there(two, replace(sizes, rows=21), job)
         there, here = (one_row(place, sizes, job) for place in (two, one))
@@ -154,8 +154,8 @@ def test_linearised_rows_train_nothing_and_are_the_tangent_at_temperature_one(tm
         assert len(list(place.shared.glob("*.safetensors"))) <= before + 2  # post hoc: the plain one, too
         trained = model(place.shared, key, 0, tiny, images).require()
         by_hand = linearised(trained, temperature)
-        found = scores(by_hand, images.test[:20].x, 40, generator=torch.Generator().manual_seed(0), progress=False)
-        assert straight["error"] == pytest.approx(float(found["error"].mean()), rel=1e-4)  # the same draws
+        result = scores(by_hand, images.test[:20].x, 40, generator=torch.Generator().manual_seed(0), progress=False)
+        assert straight["error"] == pytest.approx(float(result["error"].mean()), rel=1e-4)  # the same draws
         assert straight["table"]["latent_variance"] != own["table"]["latent_variance"]
     plain = model(place.shared, "ae", 0, tiny, images).require()
     assert ood_rows.read_as(plain, "ae") is plain

@@ -47,32 +47,32 @@ def posterior():
 def test_scores_against_the_kept_draws(posterior):
     own, x, _ = posterior
     test, train = x[:15], x[15:25]
-    found = scores(own, test, train, 7, seed=3)
-    said = own.reconstruct(test, 7, generator=torch.Generator().manual_seed(3), keep=True)
-    each = (said.samples - test).square().flatten(2).sum(2)
-    assert found["nlp"] == pytest.approx(float(each.mean()), rel=1e-12)
-    assert found["mse"] == pytest.approx(
-        float((said.samples.mean(0) - test).square().flatten(1).sum(1).mean()), rel=1e-12
+    result = scores(own, test, train, 7, seed=3)
+    prediction = own.reconstruct(test, 7, generator=torch.Generator().manual_seed(3), keep=True)
+    each = (prediction.samples - test).square().flatten(2).sum(2)
+    assert result["nlp"] == pytest.approx(float(each.mean()), rel=1e-12)
+    assert result["mse"] == pytest.approx(
+        float((prediction.samples.mean(0) - test).square().flatten(1).sum(1).mean()), rel=1e-12
     )
-    assert found["variance"] == pytest.approx(found["nlp"] - found["mse"], rel=1e-9)  # bias and variance
-    assert found["log_p"] == pytest.approx(float(said.log_prob.mean()), rel=1e-10)
-    assert found["log_p_error"] == pytest.approx(float(said.log_prob.std()) / 15**0.5, rel=1e-10)
-    assert found["noise_precision"] == pytest.approx(float(own.likelihood.noise_precision), rel=1e-12)
-    assert found["temperature"] == 1 and found["draws"] == 7
+    assert result["variance"] == pytest.approx(result["nlp"] - result["mse"], rel=1e-9)  # bias and variance
+    assert result["log_p"] == pytest.approx(float(prediction.log_prob.mean()), rel=1e-10)
+    assert result["log_p_error"] == pytest.approx(float(prediction.log_prob.std()) / 15**0.5, rel=1e-10)
+    assert result["noise_precision"] == pytest.approx(float(own.likelihood.noise_precision), rel=1e-12)
+    assert result["temperature"] == 1 and result["draws"] == 7
 
 
 def test_refitted_noise_is_the_most_likely_one_on_training_images(posterior):
     own, x, _ = posterior
     test, train = x[:15], x[15:25]
-    found = scores(own, test, train, 5, seed=1)
+    result = scores(own, test, train, 5, seed=1)
     drawn = own.reconstruct(train, 5, generator=torch.Generator().manual_seed(1), keep=True).samples
-    beta = torch.tensor(found["noise_refitted"], dtype=torch.float64, requires_grad=True)
+    beta = torch.tensor(result["noise_refitted"], dtype=torch.float64, requires_grad=True)
     torch.distributions.Normal(drawn, beta.rsqrt()).log_prob(train).sum().backward()
     assert abs(float(beta.grad * beta.detach())) < 1e-9 * drawn.numel()  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
     on_test = own.reconstruct(test, 5, generator=torch.Generator().manual_seed(1), keep=True).samples
     each = torch.distributions.Normal(on_test, beta.detach().rsqrt()).log_prob(test).flatten(2).sum(2)
     mixture = torch.logsumexp(each, 0) - math.log(5)
-    assert found["log_p_refitted"] == pytest.approx(float(mixture.mean()), rel=1e-10)
+    assert result["log_p_refitted"] == pytest.approx(float(mixture.mean()), rel=1e-10)
 
 
 def test_log_density_of_one_network_is_a_gaussian():
@@ -83,9 +83,9 @@ def test_log_density_of_one_network_is_a_gaussian():
 
 def test_a_plain_autoencoder_has_one_draw_and_no_variance(posterior):
     _, x, plain = posterior
-    found = scores(plain, x[:10], x[10:20], 50, seed=0)
-    assert found["draws"] == 1 and found["variance"] == 0 and found["nlp"] == found["mse"]
-    assert found["temperature"] is None
+    result = scores(plain, x[:10], x[10:20], 50, seed=0)
+    assert result["draws"] == 1 and result["variance"] == 0 and result["nlp"] == result["mse"]
+    assert result["temperature"] is None
 
 
 def test_unit_noise_is_what_a_fit_with_fixed_noise_finds(posterior):

@@ -80,14 +80,14 @@ def test_online_keys_are_what_they_say(key, tmp_path, images):
         assert settings.forgetting == rate and settings.prior_precision == 0
         assert settings.curvature_at == "mean" and settings.noise_precision == 1
     else:
-        said = {"noise_precision": "learnt", "prior_precision": 1.0, "posterior_temperature": 0.01}
+        message = {"noise_precision": "learnt", "prior_precision": 1.0, "posterior_temperature": 0.01}
         if "-temperature-" in key:
-            said["posterior_temperature"] = float(key.rpartition("-")[2])
+            message["posterior_temperature"] = float(key.rpartition("-")[2])
         elif key.endswith("-unit-noise") or second == "variance":  # the decoder predicts the noise
-            said["noise_precision"] = 1.0
+            message["noise_precision"] = 1.0
         elif key.endswith("-learnt-prior"):
-            said["prior_precision"] = "learnt"
-        assert {name: getattr(settings, name) for name in said} == said
+            message["prior_precision"] = "learnt"
+        assert {name: getattr(settings, name) for name in message} == message
 
 
 def test_a_lost_file_is_trained_again(tmp_path, images):
@@ -140,11 +140,11 @@ def test_unknown_models_and_too_few_images_are_refused(tmp_path, images):
 
 
 def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path, images):
-    wanted = [("ae", 1), ("posthoc-sketched", 1), ("online-sketched", 1), ("ae", 1)]
-    said: list[str] = []
+    expected = [("ae", 1), ("posthoc-sketched", 1), ("online-sketched", 1), ("ae", 1)]
+    lines: list[str] = []
     for folder in (tmp_path / "two", tmp_path / "two"):  # the second time there is nothing left to do
-        train_ahead(folder, TINY, wanted, images, partial(Images.load, TINY), said.append, workers=2)
-        assert sorted(text.split(":")[0] for text in said) == ["ae, seed 1", "online-sketched, seed 1"]
+        train_ahead(folder, TINY, expected, images, partial(Images.load, TINY), lines.append, workers=2)
+        assert sorted(text.split(":")[0] for text in lines) == ["ae, seed 1", "online-sketched, seed 1"]
     assert not is_trained(tmp_path / "two", "posthoc-sketched", 1, TINY, images)
     assert not is_trained(tmp_path / "two", "ae", 1, replace(TINY, epochs=2), images)
     for key in ("ae", "online-sketched"):

@@ -113,8 +113,8 @@ def test_settings():
 def test_index_of_results_has_the_verdict(name: str):
     index = INDEX.read_text(encoding="utf-8")
     (line,) = [line for line in index.split("## Pages")[1].splitlines() if f"(experiments/{name}.md)" in line]
-    found = re.search(r"^- \*\*Verdict:\*\* (\w+)$", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None and found[1] in line.split("|")[-2]
+    result = re.search(r"^- \*\*Verdict:\*\* (\w+)$", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert result is not None and result[1] in line.split("|")[-2]
 
 
 def test_a_run_that_continues_computes_only_what_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

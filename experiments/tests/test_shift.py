@@ -60,9 +60,9 @@ def test_one_jacobian_gives_what_each_posterior_alone_predicts():
     network, digits, settings = small()
     total = sum(p.numel() for p in network.parameters())
     scores = torch.rand(total, generator=torch.Generator().manual_seed(3))
-    found, statistics = candidates(network, digits, settings, scores, seed=0)
+    result, statistics = candidates(network, digits, settings, scores, seed=0)
     x = digits.x_test[0]
-    variances = logit_variances(network, x, {name: [one.with_prior(3.0)] for name, one in found.items()})
+    variances = logit_variances(network, x, {name: [one.with_prior(3.0)] for name, one in result.items()})
     alone = {
         "diagonal": {"structure": "diagonal"},
         "last layer": {"structure": "full", "parameters": "last-layer"},
@@ -75,10 +75,10 @@ def test_one_jacobian_gives_what_each_posterior_alone_predicts():
         torch.testing.assert_close(variances[name][0], laplace.predict(x).variance, rtol=1e-8, atol=1e-12)
         laplace.update(laplace.prior.with_precision(1.0)).tune()  # the fixed point, from the same start
         weights = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
-        assert by_evidence(found[name], weights, statistics) == pytest.approx(
+        assert by_evidence(result[name], weights, statistics) == pytest.approx(
             float(laplace.prior.precision[0]), rel=1e-6
         )
-    assert set(found) - set(alone) == {"subnetwork 5 % at random"}
+    assert set(result) - set(alone) == {"subnetwork 5 % at random"}
 
 
 def test_batches_go_on_where_the_last_snapshot_stopped():
@@ -94,7 +94,7 @@ def test_swag_without_variance_is_its_mean_network():
     network, digits, settings = small()
     flat = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
     moments = Moments(flat, torch.zeros_like(flat))
-    (found,) = sampled_swag(network, moments, digits, settings)
+    (result,) = sampled_swag(network, moments, digits, settings)
     network.train()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -103,7 +103,7 @@ def test_swag_without_variance_is_its_mean_network():
     with torch.no_grad():
         network(digits.train.x)
         expected = network.eval()(digits.x_test[0]).softmax(1)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -48,15 +48,15 @@ def plain() -> Autoencoder:
 def test_scores_of_the_mean_softmax_by_hand():
     # two versions of three images; mean probabilities of class 0: 0.6, 0.3, 0.2
     versions = torch.stack([logits(0.9, 0.4, 0.1), logits(0.3, 0.2, 0.3)])
-    found = classified(versions, torch.tensor([0, 0, 1]), Flat().eval())
-    assert found["accuracy"] == pytest.approx(2 / 3, rel=1e-12)
-    assert found["confidence"] == pytest.approx((0.6 + 0.7 + 0.8) / 3, rel=1e-12)
-    assert found["nll"] == pytest.approx(-(math.log(0.6) + math.log(0.3) + math.log(0.8)) / 3, rel=1e-12)
-    assert found["several_classes"] == pytest.approx(1 / 3)  # only the first image changes its class
+    result = classified(versions, torch.tensor([0, 0, 1]), Flat().eval())
+    assert result["accuracy"] == pytest.approx(2 / 3, rel=1e-12)
+    assert result["confidence"] == pytest.approx((0.6 + 0.7 + 0.8) / 3, rel=1e-12)
+    assert result["nll"] == pytest.approx(-(math.log(0.6) + math.log(0.3) + math.log(0.8)) / 3, rel=1e-12)
+    assert result["several_classes"] == pytest.approx(1 / 3)  # only the first image changes its class
     gaps = [1 - 0.6, 0.7, 1 - 0.8]  # three bins of one image each
-    assert found["ece"] == pytest.approx(sum(gaps) / 3, rel=1e-12)
-    assert found["mce"] == pytest.approx(0.7, rel=1e-12)
-    assert sum(found["bins"]["count"]) == 3 and found["bins"]["accuracy"][0] is None
+    assert result["ece"] == pytest.approx(sum(gaps) / 3, rel=1e-12)
+    assert result["mce"] == pytest.approx(0.7, rel=1e-12)
+    assert sum(result["bins"]["count"]) == 3 and result["bins"]["accuracy"][0] is None
 
 
 def test_a_class_that_was_ruled_out_costs_a_finite_amount():
@@ -74,10 +74,10 @@ def test_neighbours_are_found_by_the_observed_pixels_only():
 
 def test_class_shares_by_hand():
     images = torch.stack([logits(0.9, 0.8), logits(0.7, 0.4)])
-    found = class_shares(images, Flat().eval())
-    assert found["shares"] == pytest.approx([0.75, 0.25])
-    assert found["entropy_bits"] == pytest.approx(-(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)), rel=1e-12)
-    assert found["confidence"] == pytest.approx((0.9 + 0.8 + 0.7 + 0.6) / 4, rel=1e-12)
+    result = class_shares(images, Flat().eval())
+    assert result["shares"] == pytest.approx([0.75, 0.25])
+    assert result["entropy_bits"] == pytest.approx(-(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)), rel=1e-12)
+    assert result["confidence"] == pytest.approx((0.9 + 0.8 + 0.7 + 0.6) / 4, rel=1e-12)
 
 
 def test_pooled_bins_weigh_seeds_by_their_images():

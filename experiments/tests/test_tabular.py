@@ -64,12 +64,12 @@ def test_splits_are_fresh_and_apart():
 
 
 def test_the_table_is_itself_where_nothing_is_hidden():
-    found = hidden_table("wine", "30 %", 0, 100)
-    seen = ~np.isnan(found.holes)
-    assert found.truth.shape == (100, 13) and abs(seen.mean() - 0.7) < 0.05
-    np.testing.assert_array_equal(found.holes[seen], found.truth[seen])
-    np.testing.assert_allclose(found.truth.std(0), 1, rtol=1e-9)  # the unit, before anything was hidden
-    assert not np.array_equal(found.holes, hidden_table("wine", "30 %", 1, 100).holes, equal_nan=True)
+    result = hidden_table("wine", "30 %", 0, 100)
+    seen = ~np.isnan(result.holes)
+    assert result.truth.shape == (100, 13) and abs(seen.mean() - 0.7) < 0.05
+    np.testing.assert_array_equal(result.holes[seen], result.truth[seen])
+    np.testing.assert_allclose(result.truth.std(0), 1, rtol=1e-9)  # the unit, before anything was hidden
+    assert not np.array_equal(result.holes, hidden_table("wine", "30 %", 1, 100).holes, equal_nan=True)
 
 
 def test_permuted_rows_keep_their_columns_and_lose_their_dependence():
@@ -97,10 +97,10 @@ def test_unknown_tables_are_refused():
 
 
 def test_interval_score_by_hand_and_least_at_the_right_width():
-    found = interval_scores(np.array([0.5, -2.0, 3.0]), np.array([1.0, 1.5, 3.0]))
-    assert found["coverage"] == pytest.approx(2 / 3, rel=1e-12)
-    assert found["width"] == pytest.approx(2 * 5.5 / 3, rel=1e-12)
-    assert found["interval_score"] == pytest.approx((2 + (3 + 20 * 0.5) + 6) / 3, rel=1e-12)
+    result = interval_scores(np.array([0.5, -2.0, 3.0]), np.array([1.0, 1.5, 3.0]))
+    assert result["coverage"] == pytest.approx(2 / 3, rel=1e-12)
+    assert result["width"] == pytest.approx(2 * 5.5 / 3, rel=1e-12)
+    assert result["interval_score"] == pytest.approx((2 + (3 + 20 * 0.5) + 6) / 3, rel=1e-12)
     away = np.random.default_rng(0).normal(size=20000)
     scores = [interval_scores(away, np.full(20000, h))["interval_score"] for h in (1.2, 1.645, 2.2)]
     assert scores[1] < scores[0] and scores[1] < scores[2]
@@ -110,14 +110,14 @@ def test_methods_see_what_is_there():
     """Two columns that are the same number: everyone but the mean finds it, and the permuted rows are found."""
     source = np.random.default_rng(0)
     x = source.normal(size=(200, 1)) @ np.ones((1, 2)) + 0.05 * source.normal(size=(200, 2))
-    holes = x.copy()
-    holes[150:, 1] = np.nan
-    table, truth = HiddenTable(holes, x), x[150:]
+    incomplete = x.copy()
+    incomplete[150:, 1] = np.nan
+    table, truth = HiddenTable(incomplete, x), x[150:]
     for method in ("IterativeImputer", "KNNImputer"):
         assert imputation_scores(method, table, 0)["rmse"] < 0.2
     assert imputation_scores("column mean", table, 0)["rmse"] > 0.7
-    told = imputation_scores("IterativeImputer", table, 0)
-    assert 0.75 < told["coverage"] <= 1 and told["width"] < 0.5
+    received = imputation_scores("IterativeImputer", table, 0)
+    assert 0.75 < received["coverage"] <= 1 and received["width"] < 0.5
     strange = OutlierTable(x[:150], truth, np.c_[truth[:, 0], truth[::-1, 1]])
     for method in ("LocalOutlierFactor", "PCA"):
         assert outlier_scores(method, strange, 0)["auroc"] > 0.8

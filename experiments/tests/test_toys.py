@@ -60,16 +60,16 @@ def test_logistic_grid_agrees_with_a_gaussian_it_can_integrate():
 def test_toy_regression_quick(tmp_path: Path):
     page = toy_regression.STUDY.run("quick", tmp_path, say=lambda _: None)
     pictures_exist(page)
-    found = results(page)
-    for row in found["sizes"]["rows"]:
+    result = results(page)
+    for row in result["sizes"]["rows"]:
         assert 0 < row["effective"] <= row["weights"]
-    cases = found["subnetwork-tanh"]["cases"]
+    cases = result["subnetwork-tanh"]["cases"]
     whole = cases["full, all weights"]["regions"]
     assert whole["between"] > whole["at the data"] and whole["away"] > whole["at the data"]
     for name, case in cases.items():
         if name.startswith("full") and case["weights"] < cases["full, all weights"]["weights"]:
             assert case["regions"]["between"] <= whole["between"] * (1 + 1e-9)  # conditioning narrows
-    low, high = found["precisions"]["0.1"], found["precisions"]["100"]
+    low, high = result["precisions"]["0.1"], result["precisions"]["100"]
     assert max(low["sd"]) > max(high["sd"])
 
 

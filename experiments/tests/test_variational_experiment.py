@@ -24,10 +24,10 @@ def test_scores_against_torchmetrics_and_by_hand():
     theirs = multiclass_calibration_error(probs, labels, num_classes=7, n_bins=15, norm="l1")
     assert expected_calibration_error(probs, labels) == pytest.approx(float(theirs), abs=1e-6)
     hand = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
-    found = classification_scores(hand, torch.tensor([0, 1, 1]))
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["nll"] == pytest.approx(-(torch.tensor([0.9, 0.1, 0.6]).log().mean().item()))
-    assert found["ece"] == pytest.approx((abs(1 - 1.8) + abs(1 - 0.6)) / 3)
+    result = classification_scores(hand, torch.tensor([0, 1, 1]))
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert result["nll"] == pytest.approx(-(torch.tensor([0.9, 0.1, 0.6]).log().mean().item()))
+    assert result["ece"] == pytest.approx((abs(1 - 1.8) + abs(1 - 0.6)) / 3)
     assert expected_calibration_error(hand, torch.tensor([0, 1, 1]), bins=1) == pytest.approx(abs(2 / 3 - 0.8))
 
 

@@ -130,9 +130,9 @@ def test_curvature_reaches_every_weight_of_an_odd_image_network(estimator):
     x = torch.rand(4, 1, 9, 11, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(0)
     laplace = Laplace(network, "gaussian", "diagonal", estimator).fit([(x, x)], generator=generator, progress=False)
-    found = laplace.curvature.diagonal()
-    assert found.isfinite().all() and (found >= 0).all()
-    assert (found > 0).double().mean() > 0.9
+    result = laplace.curvature.diagonal()
+    assert result.isfinite().all() and (result >= 0).all()
+    assert (result > 0).double().mean() > 0.9
 
 
 def test_refusals():

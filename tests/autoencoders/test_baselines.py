@@ -120,9 +120,9 @@ class TestVariational:
         model, x, exact, _ = self.problem(shift=0.1, spread=1.3)
         generator = torch.Generator().manual_seed(0)
         bound = model.elbo(x, 10_000, generator=generator)
-        found = model.log_marginal(x, 10_000, generator=generator)
-        assert (bound < found).all()
-        torch.testing.assert_close(found, exact, rtol=0, atol=0.05)
+        result = model.log_marginal(x, 10_000, generator=generator)
+        assert (bound < result).all()
+        torch.testing.assert_close(result, exact, rtol=0, atol=0.05)
         assert ((exact - bound) > 0.1).all()  # so the tolerance above separates the two
 
     def test_loss_is_the_weighted_bound_per_datum(self):
@@ -145,9 +145,9 @@ class TestVariational:
     def test_code_has_exact_moments_whatever_the_samples(self):
         model = VariationalAutoencoder(*networks()).double()
         x = randn(3, 6)
-        for said in (model.encode(x, 5), model.reconstruct(x, 5).latent):
-            torch.testing.assert_close(said.mean, model.code(x)[0], **EXACT)
-            torch.testing.assert_close(said.variance, (2 * model.code(x)[1]).exp(), **EXACT)
+        for prediction in (model.encode(x, 5), model.reconstruct(x, 5).latent):
+            torch.testing.assert_close(prediction.mean, model.code(x)[0], **EXACT)
+            torch.testing.assert_close(prediction.variance, (2 * model.code(x)[1]).exp(), **EXACT)
 
     def test_networks_share_nothing(self):
         model = VariationalAutoencoder(*networks())
@@ -217,9 +217,9 @@ class TestLearntVariance:
     def test_one_clip_in_training_and_at_test(self):
         model = self.model(torch.full((3,), -50.0, dtype=torch.float64))
         x = torch.full((2, 3), 0.3, dtype=torch.float64)
-        said = model.reconstruct(x)
-        torch.testing.assert_close(said.noise_variance, torch.full_like(x, math.exp(-6)), **EXACT)
-        torch.testing.assert_close(-said.log_prob.mean(), model.train().loss(x, None), **EXACT)
+        prediction = model.reconstruct(x)
+        torch.testing.assert_close(prediction.noise_variance, torch.full_like(x, math.exp(-6)), **EXACT)
+        torch.testing.assert_close(-prediction.log_prob.mean(), model.train().loss(x, None), **EXACT)
 
     def test_second_decoder_is_another_network_of_the_same_form(self):
         encoder, decoder = networks()
@@ -232,10 +232,10 @@ class TestDropout:
     def test_without_dropout_there_is_no_variance(self):
         model = DropoutAutoencoder(*networks(), p=0.0)
         x = randn(3, 6)
-        said = model.reconstruct(x, 7)
-        assert said.draws == 7
-        assert not said.variance.any() and not said.latent.variance.any()
-        torch.testing.assert_close(said.mean, model(x), **EXACT)
+        prediction = model.reconstruct(x, 7)
+        assert prediction.draws == 7
+        assert not prediction.variance.any() and not prediction.latent.variance.any()
+        torch.testing.assert_close(prediction.mean, model(x), **EXACT)
 
     def test_linear_layer_is_right_on_average(self, monkeypatch):
         """All 2^5 thinned networks, each with its probability: the average is the network itself."""
@@ -308,11 +308,11 @@ class TestEnsemble:
         member = Autoencoder(*networks())
         ensemble = EnsembleAutoencoder.of([member, copy.deepcopy(member), copy.deepcopy(member)])
         x = randn(4, 6)
-        said, alone = ensemble.reconstruct(x), member.reconstruct(x)
-        assert said.draws == 3
-        assert not said.variance.any() and not said.latent.variance.any()
-        torch.testing.assert_close(said.mean, alone.mean, **EXACT)
-        torch.testing.assert_close(said.log_prob, alone.log_prob, **EXACT)
+        prediction, alone = ensemble.reconstruct(x), member.reconstruct(x)
+        assert prediction.draws == 3
+        assert not prediction.variance.any() and not prediction.latent.variance.any()
+        torch.testing.assert_close(prediction.mean, alone.mean, **EXACT)
+        torch.testing.assert_close(prediction.log_prob, alone.log_prob, **EXACT)
 
     def test_members_start_and_vary(self):
         ensemble = EnsembleAutoencoder(*networks(), seed=7)
@@ -321,10 +321,10 @@ class TestEnsemble:
         assert len(weights) == 5 and len({float(w.detach().sum()) for w in weights}) == 5
         assert all(torch.equal(w, m.encoder[0].weight) for w, m in zip(weights, again.members, strict=True))
         x = randn(4, 6)
-        said = ensemble.reconstruct(x)
+        prediction = ensemble.reconstruct(x)
         outputs = torch.stack([member(x) for member in ensemble.members]).detach()
-        torch.testing.assert_close(said.mean, outputs.mean(0), **EXACT)
-        torch.testing.assert_close(said.variance, outputs.var(0), **EXACT)
+        torch.testing.assert_close(prediction.mean, outputs.mean(0), **EXACT)
+        torch.testing.assert_close(prediction.variance, outputs.var(0), **EXACT)
         torch.testing.assert_close(ensemble(x).detach(), outputs.mean(0), **EXACT)
 
     def test_each_member_gets_its_own_gradient(self):

@@ -161,17 +161,17 @@ class Told(Callback):
 
 
 def run_with_losses(out: Path, losses: list[float], epochs: int, **options: Any) -> tuple[Any, Any, Told]:
-    model, told = model_of("ae"), Told(losses)
+    model, received = model_of("ae"), Told(losses)
     model.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
-    settings = {"progress": False, "tensorboard": False, "callbacks": [told], **options}
-    return model, fit(model, digits(), out, max_epochs=epochs, **settings), told
+    settings = {"progress": False, "tensorboard": False, "callbacks": [received], **options}
+    return model, fit(model, digits(), out, max_epochs=epochs, **settings), received
 
 
 def test_early_stopping_and_schedule_survive_an_interruption(tmp_path):
     losses = [9.0, 5.0, *[6.0] * 20]
-    _, whole, told = run_with_losses(tmp_path / "whole", losses, 30)
+    _, whole, received = run_with_losses(tmp_path / "whole", losses, 30)
     assert whole.stopped_early and whole.epochs == 10 and (whole.best_epoch, whole.best_loss) == (1, 5.0)
-    assert told.rates == [1e-3] * 8 + [5e-4] * 2  # halved after five epochs without improvement and one more
+    assert received.rates == [1e-3] * 8 + [5e-4] * 2  # halved after five epochs without improvement and one more
     for epochs in (4, 7, 8):  # stopped at several places, one of them right before the rate changes
         _, part, again = run_with_losses(tmp_path / "parts", losses, epochs, resume=True)
         assert part.epochs == epochs
@@ -269,8 +269,8 @@ def test_ctrl_c_that_is_switched_off_stays_so(tmp_path, ctrl_c_heard):
 def test_logs(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     trained(tmp_path, "lae", max_epochs=1, tensorboard=True, progress=True)
-    said = capsys.readouterr()
-    assert said.out.startswith("epoch 0: train_loss") and "Tip" not in said.out + said.err
+    message = capsys.readouterr()
+    assert message.out.startswith("epoch 0: train_loss") and "Tip" not in message.out + message.err
     rows = read_rows(tmp_path / "metrics.csv")
     assert {"train_loss", MONITOR, "noise_precision", "prior_precision", "effective_temperature"} <= rows[0].keys()
     assert rows[0]["step"] == 3 and list((tmp_path / "tensorboard").glob("events*"))
@@ -359,8 +359,8 @@ def test_checkpoints_never_run_code(tmp_path, monkeypatch):
         trained(tmp_path, "ae", resume=True)
     with pytest.raises(DataError, match="checkpoint") as refused:
         restore(model, path)
-    said = "".join(traceback.format_exception(refused.value))
-    assert "never executed" in said and "weights_only" not in said  # torch's text advises to load it unsafely
+    message = "".join(traceback.format_exception(refused.value))
+    assert "never executed" in message and "weights_only" not in message  # torch's text advises to load it unsafely
     assert not evil.exists()
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="damaged"):

@@ -92,13 +92,13 @@ def check_against_dense_jacobians(model, x, still=()):
         (model.decode(z, 1, generator=generator(3), keep=True), z, "decoder"),
         (whole, x, "both"),
     ]
-    for said, given, part in answers:
-        expected, unmoved = tangent_by_hand(model, given, part, 3)
-        torch.testing.assert_close(said.samples[0], expected, **EXACT)
-        assert torch.allclose(said.samples[0], unmoved, rtol=1e-3) == (part in still)
-        assert said.mean_known
-        torch.testing.assert_close(said.mean, unmoved, **EXACT)
-        torch.testing.assert_close(said.variance, (expected - unmoved).square(), **EXACT)
+    for prediction, passed, part in answers:
+        expected, unmoved = tangent_by_hand(model, passed, part, 3)
+        torch.testing.assert_close(prediction.samples[0], expected, **EXACT)
+        assert torch.allclose(prediction.samples[0], unmoved, rtol=1e-3) == (part in still)
+        assert prediction.mean_known
+        torch.testing.assert_close(prediction.mean, unmoved, **EXACT)
+        torch.testing.assert_close(prediction.variance, (expected - unmoved).square(), **EXACT)
 
 
 class TestAgainstDenseJacobians:
@@ -152,20 +152,20 @@ class TestAgainstDenseJacobians:
         drawn = over_all_weights(nn.Sequential(nn.Flatten(), shared), Transposed(shared.weight))
         check_against_dense_jacobians(linearised(drawn), data(3))
         weights = {name: value[0] for name, value in drawn.posterior.sample(1, generator(3)).items()}
-        for part, x, said in (
+        for part, x, prediction in (
             ("both", data(3), drawn.reconstruct(data(3), 1, generator=generator(3))),
             ("decoder", torch.ones(1, 2).double(), drawn.decode(torch.ones(1, 2).double(), 1, generator=generator(3))),
         ):
             expected = functional_call(Parts(drawn.encoder, drawn.decoder), weights, (x, part))
-            torch.testing.assert_close(said.mean, expected, **EXACT)
+            torch.testing.assert_close(prediction.mean, expected, **EXACT)
 
     def test_variance_is_that_of_the_closed_form(self):
         fitted, x = posthoc(structure="full", estimator="exact"), data(4)
         closed = fitted.laplace.predict(x)
-        said = linearised(fitted).reconstruct(x, 4000, generator=generator(1))
-        ratio = said.variance / closed.variance.reshape(x.shape)
+        prediction = linearised(fitted).reconstruct(x, 4000, generator=generator(1))
+        ratio = prediction.variance / closed.variance.reshape(x.shape)
         assert float(ratio.min()) > 0.85 and float(ratio.max()) < 1.15  # 5 standard errors of a variance: 0.11
-        away = (said.mean - fitted(x)) / (said.variance / 4000).sqrt()
+        away = (prediction.mean - fitted(x)) / (prediction.variance / 4000).sqrt()
         assert float(away.detach().abs().max()) < 5
 
 
@@ -217,12 +217,12 @@ def test_means_are_exact_with_few_draws_and_variances_are_around_them():
 
 def test_the_error_of_few_draws_is_that_of_the_mean_and_the_spread_around_it():
     model, x = linearised(trained(), 1.0), data(4)
-    said = scores(model, x, 2, generator=generator(4), progress=False)["error"]
+    message = scores(model, x, 2, generator=generator(4), progress=False)["error"]
     same = SameSeed(model, generator(4)).generator()
     kept = model.reconstruct(x, 2, generator=same, keep=True)
     f = EncoderDecoder(model.encoder, model.decoder)(x).detach()
     expected = ((f - x).square() + (kept.samples - f).square().mean(0)).flatten(1).sum(1)
-    torch.testing.assert_close(said, expected, **EXACT)
+    torch.testing.assert_close(message, expected, **EXACT)
 
 
 def test_an_encoder_that_sees_the_mask():
@@ -232,10 +232,10 @@ def test_an_encoder_that_sees_the_mask():
     drawn = fit_posthoc(Autoencoder(encoder, decoder, missing="mask"), [x], progress=False)
     model = linearised(drawn)
     assert model.laplace is drawn.laplace is not None
-    said = model.encode(x, 2, generator=generator(1))
+    prediction = model.encode(x, 2, generator=generator(1))
     mean = encoder(torch.cat([x.nan_to_num(0.0), (~x.isnan()).double()], 1)).detach()
-    torch.testing.assert_close(said.mean, mean, **EXACT)
-    assert said.variance.any()
+    torch.testing.assert_close(prediction.mean, mean, **EXACT)
+    assert prediction.variance.any()
 
 
 def test_attention_has_a_tangent():
@@ -249,11 +249,11 @@ def test_attention_has_a_tangent():
 def test_bernoulli_and_holes():
     likely = linearised(make("posthoc", "bernoulli")).reconstruct(data(), 5)
     assert float(likely.mean.min()) > 0 and float(likely.mean.max()) < 1 and likely.variance.any()
-    holes = data()
-    holes[0, 0, 0, :2] = torch.nan
+    incomplete = data()
+    incomplete[0, 0, 0, :2] = torch.nan
     with pytest.raises(DataError, match="NaN"):
-        linearised(trained()).reconstruct(holes, 2)
-    assert linearised(trained(missing=True)).reconstruct(holes, 2).log_prob.isfinite().all()
+        linearised(trained()).reconstruct(incomplete, 2)
+    assert linearised(trained(missing=True)).reconstruct(incomplete, 2).log_prob.isfinite().all()
 
 
 def test_a_value_of_its_own():

@@ -43,7 +43,7 @@ def with_holes():
 def test_encoder_takes_data_and_mask_in_training_and_afterwards(kind):
     spec, model = model_of(kind)
     x, filled, mask = with_holes()
-    wanted = torch.cat([filled, mask.double()], 1).flatten(1)
+    expected = torch.cat([filled, mask.double()], 1).flatten(1)
     seen = []
     watched = first_layers(model)
     assert watched and all(layer.in_features == 2 * math.prod(SHAPE) for layer in watched)
@@ -55,7 +55,7 @@ def test_encoder_takes_data_and_mask_in_training_and_afterwards(kind):
         layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].detach()))
     if kind != "lae":
         model.loss(filled, mask)
-    assert seen and all(torch.equal(inputs, wanted) for inputs in seen)
+    assert seen and all(torch.equal(inputs, expected) for inputs in seen)
     if kind == "lae-posthoc":
         model = spec.finish(model, [x], progress=False)
         for layer in first_layers(model):
@@ -63,7 +63,7 @@ def test_encoder_takes_data_and_mask_in_training_and_afterwards(kind):
     for answer in (model.encode, model.reconstruct):
         seen.clear()
         answer(x, 2)
-        assert seen and all(torch.equal(inputs, wanted) for inputs in seen)
+        assert seen and all(torch.equal(inputs, expected) for inputs in seen)
     seen.clear()
     model(data())  # complete: everything was observed
     assert seen and all(bool((inputs[:, math.prod(SHAPE) :] == 1).all()) for inputs in seen)

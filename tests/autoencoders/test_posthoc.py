@@ -25,8 +25,8 @@ class TestPosthoc:
         weights = fitted.posterior.sample(1, generator(4))
         network = EncoderDecoder(*networks())
         expected = torch.func.functional_call(network, {k: v[0] for k, v in weights.items()}, (x,))
-        said = fitted.reconstruct(x, 1, generator=generator(4))
-        torch.testing.assert_close(said.mean, expected.detach(), **EXACT)
+        prediction = fitted.reconstruct(x, 1, generator=generator(4))
+        torch.testing.assert_close(prediction.mean, expected.detach(), **EXACT)
 
     def test_labels_are_the_inputs(self):
         x = data(20, seed=1)
@@ -44,8 +44,8 @@ class TestPosthoc:
         plain, tuned = posthoc(tune=False, estimator="exact"), posthoc(estimator="exact")
         assert plain.likelihood.noise_precision == 1.0
         # MacKay: noise precision times squared residuals is the number of observations the weights do not explain.
-        found, free = tuned.laplace.statistics, 20 * 16 - float(tuned.laplace.effective_parameters())
-        assert float(tuned.likelihood.noise_precision * found.sse) == pytest.approx(free, rel=1e-2)
+        result, free = tuned.laplace.statistics, 20 * 16 - float(tuned.laplace.effective_parameters())
+        assert float(tuned.likelihood.noise_precision * result.sse) == pytest.approx(free, rel=1e-2)
         # And prior precision times the squared weights is the number that they do.
         (precision,) = set(torch.cat([v.flatten() for v in tuned.laplace.prior.diagonal().values()]).tolist())
         squares = float(tuned.posterior.vector.square().sum())

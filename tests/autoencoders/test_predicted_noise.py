@@ -51,9 +51,9 @@ def test_curvature_over_all_weights_is_the_fisher_by_a_dense_jacobian():
     log_variance = joined(x).detach()[:, 3:]
     fisher = torch.cat([(-log_variance).exp(), torch.full_like(log_variance, 0.5)], 1)
     expected = torch.einsum("noi,no,noj->ij", dense, fisher, dense) + torch.eye(dense.shape[2], dtype=torch.float64)
-    found = model.posterior().precision.to_dense()
-    assert len(found) == sum(value.numel() for value in params.values())
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    result = model.posterior().precision.to_dense()
+    assert len(result) == sum(value.numel() for value in params.values())
+    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-9)
 
 
 def test_noise_that_differs_between_rows_is_found_and_saved(tmp_path):

@@ -48,22 +48,27 @@ class TestConformance:
 
     def test_shapes(self, model):
         x = data()
-        code, image, said = (
+        code, image, prediction = (
             model.encode(x, 4),
             model.decode(torch.zeros(5, LATENT).double(), 4),
             model.reconstruct(x, 4),
         )
-        assert code.mean.shape == code.variance.shape == said.latent.mean.shape == (6, LATENT)
+        assert code.mean.shape == code.variance.shape == prediction.latent.mean.shape == (6, LATENT)
         assert image.mean.shape == image.variance.shape == image.noise_variance.shape == (5, *SHAPE)
-        assert said.mean.shape == said.variance.shape == said.noise_variance.shape == x.shape
-        assert said.log_prob.shape == said.expected_log_prob.shape == (6,)
-        assert said.samples is None and said.latent.samples is None and code.noise_variance is None
-        assert all(v.isfinite().all() and (v >= 0).all() for v in (said.variance, said.total_variance, said.std))
-        torch.testing.assert_close(said.total_variance, said.variance + said.noise_variance)
+        assert prediction.mean.shape == prediction.variance.shape == prediction.noise_variance.shape == x.shape
+        assert prediction.log_prob.shape == prediction.expected_log_prob.shape == (6,)
+        assert prediction.samples is None and prediction.latent.samples is None and code.noise_variance is None
+        assert all(
+            v.isfinite().all() and (v >= 0).all()
+            for v in (prediction.variance, prediction.total_variance, prediction.std)
+        )
+        torch.testing.assert_close(prediction.total_variance, prediction.variance + prediction.noise_variance)
 
     def test_nothing_carries_a_graph(self, model):
-        said = model.reconstruct(data(), 2, keep=True)
-        assert not any(t.requires_grad for t in (said.mean, said.samples, said.log_prob, said.latent.mean))
+        prediction = model.reconstruct(data(), 2, keep=True)
+        assert not any(
+            t.requires_grad for t in (prediction.mean, prediction.samples, prediction.log_prob, prediction.latent.mean)
+        )
 
     def test_seed_decides(self, model):
         x = data()
@@ -84,29 +89,29 @@ class TestConformance:
 
     def test_encode_and_decode_are_the_halves_of_reconstruct(self, model):
         x = data()
-        said = model.reconstruct(x, 3, generator=generator(5), keep=True)
+        prediction = model.reconstruct(x, 3, generator=generator(5), keep=True)
         code = model.encode(x, 3, generator=generator(5), keep=True)
-        torch.testing.assert_close(code.samples, said.latent.samples, **EXACT)
-        torch.testing.assert_close(code.mean, said.latent.mean, **EXACT)
+        torch.testing.assert_close(code.samples, prediction.latent.samples, **EXACT)
+        torch.testing.assert_close(code.mean, prediction.latent.mean, **EXACT)
         for number, z in enumerate(code.samples):
             image = model.decode(z, 3, generator=generator(5), keep=True)
-            torch.testing.assert_close(image.samples[min(number, image.draws - 1)], said.samples[number], **EXACT)
+            torch.testing.assert_close(image.samples[min(number, image.draws - 1)], prediction.samples[number], **EXACT)
 
     def test_moments_are_those_of_the_draws(self, model):
-        said = model.reconstruct(data(), 4, generator=generator(5), keep=True)
-        assert said.draws == len(said.samples)
-        torch.testing.assert_close(said.mean, said.samples.mean(0), **EXACT)
-        expected = said.samples.var(0) if said.draws > 1 else torch.zeros_like(said.mean)
-        torch.testing.assert_close(said.variance, expected, **EXACT)
-        assert (said.log_prob >= said.expected_log_prob - 1e-12).all()
+        prediction = model.reconstruct(data(), 4, generator=generator(5), keep=True)
+        assert prediction.draws == len(prediction.samples)
+        torch.testing.assert_close(prediction.mean, prediction.samples.mean(0), **EXACT)
+        expected = prediction.samples.var(0) if prediction.draws > 1 else torch.zeros_like(prediction.mean)
+        torch.testing.assert_close(prediction.variance, expected, **EXACT)
+        assert (prediction.log_prob >= prediction.expected_log_prob - 1e-12).all()
 
     def test_variance_identity(self, model):
         """Mean error over samples minus error of the mean is the biased variance (docs/method/autoencoders.md)."""
         x = data()
-        said = model.reconstruct(x, 5, generator=generator(5), keep=True)
-        of_draws = (said.samples - x).square().flatten(2).sum(2).mean(0)
-        of_mean = (said.mean - x).square().flatten(1).sum(1)
-        biased = said.variance.flatten(1).sum(1) * (said.draws - 1) / said.draws
+        prediction = model.reconstruct(x, 5, generator=generator(5), keep=True)
+        of_draws = (prediction.samples - x).square().flatten(2).sum(2).mean(0)
+        of_mean = (prediction.mean - x).square().flatten(1).sum(1)
+        biased = prediction.variance.flatten(1).sum(1) * (prediction.draws - 1) / prediction.draws
         torch.testing.assert_close(of_draws - of_mean, biased, rtol=1e-12, atol=1e-12)
 
     def test_answers_leave_the_model_as_it_was(self, model):
@@ -137,24 +142,24 @@ class TestConformance:
 @pytest.mark.parametrize("name", BERNOULLI)
 def test_bernoulli_speaks_of_probabilities(name):
     model = make(name, "bernoulli")
-    said = model.reconstruct(data(), 3, generator=generator(), keep=True)
-    assert ((said.samples > 0) & (said.samples < 1)).all()
-    shares = (said.samples * (1 - said.samples)).mean(0)
-    torch.testing.assert_close(said.noise_variance, shares, **EXACT)
-    p, x = said.samples, data()
+    prediction = model.reconstruct(data(), 3, generator=generator(), keep=True)
+    assert ((prediction.samples > 0) & (prediction.samples < 1)).all()
+    shares = (prediction.samples * (1 - prediction.samples)).mean(0)
+    torch.testing.assert_close(prediction.noise_variance, shares, **EXACT)
+    p, x = prediction.samples, data()
     each = (x * p.log() + (1 - x) * (1 - p).log()).flatten(2).sum(2)
-    torch.testing.assert_close(said.expected_log_prob, each.mean(0), **EXACT)
-    torch.testing.assert_close(said.log_prob, torch.logsumexp(each, 0) - math.log(said.draws), **EXACT)
+    torch.testing.assert_close(prediction.expected_log_prob, each.mean(0), **EXACT)
+    torch.testing.assert_close(prediction.log_prob, torch.logsumexp(each, 0) - math.log(prediction.draws), **EXACT)
     with pytest.raises(DataError, match="from 0 to 1"):
         model.reconstruct(3 * data())
 
 
 def test_gaussian_log_prob_by_hand():
     model, x = make("dropout"), data()
-    said = model.reconstruct(x, 4, generator=generator(), keep=True)
-    each = -0.5 * (said.samples - x).square().flatten(2).sum(2) - 8 * math.log(2 * math.pi)
-    torch.testing.assert_close(said.expected_log_prob, each.mean(0), **EXACT)
-    torch.testing.assert_close(said.log_prob, torch.logsumexp(each, 0) - math.log(4), **EXACT)
+    prediction = model.reconstruct(x, 4, generator=generator(), keep=True)
+    each = -0.5 * (prediction.samples - x).square().flatten(2).sum(2) - 8 * math.log(2 * math.pi)
+    torch.testing.assert_close(prediction.expected_log_prob, each.mean(0), **EXACT)
+    torch.testing.assert_close(prediction.log_prob, torch.logsumexp(each, 0) - math.log(4), **EXACT)
 
 
 class TestMoments:
@@ -188,8 +193,8 @@ class TestMoments:
         model, x = Watched(*networks()), data()
         model.reconstruct(x, 3)
         few, most = most, 0
-        said = model.reconstruct(x, 60)
-        assert said.draws == 60
+        prediction = model.reconstruct(x, 60)
+        assert prediction.draws == 60
         assert most == few <= 4
         model.reconstruct(x, 60, keep=True)
         assert most >= 60  # the watch sees what is kept
@@ -219,15 +224,15 @@ class TestMissing:
         hole[0, 0, 0, :2] = math.nan
         zero = x.clone()
         zero[0, 0, 0, :2] = 0.0
-        said = model.reconstruct(hole, 3, generator=generator(), keep=True)
+        prediction = model.reconstruct(hole, 3, generator=generator(), keep=True)
         full = model.reconstruct(zero, 3, generator=generator(), keep=True)
-        torch.testing.assert_close(said.samples, full.samples, **EXACT)  # the encoder saw zeros
-        torch.testing.assert_close(said.log_prob[1:], full.log_prob[1:], **EXACT)
+        torch.testing.assert_close(prediction.samples, full.samples, **EXACT)  # the encoder saw zeros
+        torch.testing.assert_close(prediction.log_prob[1:], full.log_prob[1:], **EXACT)
         noise = full.noise_variance[0, 0, 0, :2]
-        if said.draws == 1 or not isinstance(model, (LearntVarianceAutoencoder, VariationalAutoencoder)):
+        if prediction.draws == 1 or not isinstance(model, (LearntVarianceAutoencoder, VariationalAutoencoder)):
             away = full.samples[:, 0, 0, 0, :2].square()
             share = (-0.5 * (away / noise + (2 * math.pi * noise).log())).sum(1).mean(0)
-            torch.testing.assert_close(full.expected_log_prob[0] - said.expected_log_prob[0], share, **EXACT)
+            torch.testing.assert_close(full.expected_log_prob[0] - prediction.expected_log_prob[0], share, **EXACT)
         with pytest.raises(DataError, match="infinity"):
             model.reconstruct(torch.full((1, *SHAPE), math.inf, dtype=torch.float64))
 

@@ -38,16 +38,16 @@ def kept(tmp_path_factory):
     wine = load_wine(as_frame=True).frame.drop(columns="target").iloc[:, :6]  # type: ignore[union-attr]
     wine.columns = list("abcdef")
     wine["constant"] = 7.0
-    holes = wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05)
-    holes["constant"] = 7.0
+    incomplete = wine.mask(np.random.RandomState(0).rand(*wine.shape) < 0.05)
+    incomplete["constant"] = 7.0
     wine.to_csv(folder / "complete.csv", index=False)
-    holes.to_csv(folder / "wine.csv", index=False)
+    incomplete.to_csv(folder / "wine.csv", index=False)
     commands = [
         ("train", "lae", "--data", "digits", "--out", folder / "digits", *SMALL),
         ("train", "lae", "--data", folder / "wine.csv", "--out", folder / "wine", "--latent", "1", *SMALL),
     ]
-    for words in commands:
-        assert exit_code(*words) == 0
+    for text in commands:
+        assert exit_code(*text) == 0
     return folder
 
 
@@ -91,8 +91,8 @@ def test_a_run_that_is_there_is_kept_resumed_or_replaced(marquis, digits):
 
 
 def test_epochs_in_two_sessions_are_epochs_in_one(marquis, digits, tmp_path):
-    words = ["3" if word == "2" else word for word in SMALL]
-    assert marquis("train", "lae", "--data", "digits", "--out", tmp_path / "whole", *words)[0] == 0
+    text = ["3" if word == "2" else word for word in SMALL]
+    assert marquis("train", "lae", "--data", "digits", "--out", tmp_path / "whole", *text)[0] == 0
     assert marquis("train", "lae", "--out", digits, "--resume", "--epochs", "3", "--no-report")[0] == 0
     assert (digits / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
@@ -127,10 +127,10 @@ def test_presets_likelihoods_and_architectures_arrive(marquis):
 
 
 def test_structure_and_temperature_arrive(marquis):
-    words = [*ONE_EPOCH, "--structure", "kronecker", "--temperature", "0.1"]
+    text = [*ONE_EPOCH, "--structure", "kronecker", "--temperature", "0.1"]
     for kind in ("lae", "lae-posthoc"):
         more = ("--posterior-temperature", "0.3") if kind == "lae-posthoc" else ()
-        code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *words, "--limit", "40", *more)
+        code, _, err = marquis("train", kind, "--data", "digits", "--out", kind, *text, "--limit", "40", *more)
         assert code == 0, err
         assert ("--posterior-temperature" in err) == (kind == "lae")  # the deprecated name, where it is one
     online = Run.open("lae").model().online  # type: ignore[union-attr]
@@ -160,8 +160,8 @@ def test_data_are_loaded_and_the_model_is_built_once(marquis, monkeypatch):
 
 
 def test_short_epochs_have_curvature_more_often():
-    found = {rows: steps_between(rows, 100) for rows in (1, 999, 1999, 2000, 19_999, 20_000, 10**6)}
-    assert list(found.values()) == [1, 1, 1, 2, 19, 20, 20]
+    result = {rows: steps_between(rows, 100) for rows in (1, 999, 1999, 2000, 19_999, 20_000, 10**6)}
+    assert list(result.values()) == [1, 1, 1, 2, 19, 20, 20]
     kronecker = TrainingSettings("lae", "x", batch_size=100, options={"structure": "kronecker"})
     assert kronecker.model_options(10_000) == {"structure": "kronecker", "every": 10}
     for other in (TrainingSettings("lae", "x"), TrainingSettings("lae", "x", options={"structure": "diagonal"})):
@@ -309,9 +309,9 @@ def test_score(marquis, digits):
     np.savez("mixed.npz", x=mixed)
     code, out, _ = marquis("score", digits, "mixed.npz", "--out", "s.csv", "--samples", "3")
     assert code == 0 and "13 rows" in out
-    found = pd.read_csv("s.csv")
-    assert list(found)[:2] == ["combined", "p_value"] and len(found) == 13
-    assert (found["nll"][10:].min() > found["nll"][:10]).all()
+    result = pd.read_csv("s.csv")
+    assert list(result)[:2] == ["combined", "p_value"] and len(result) == 13
+    assert (result["nll"][10:].min() > result["nll"][:10]).all()
     run = Run.open(digits)
     run.data_module.setup()
     parts = (torch.tensor(mixed), run.data_module.train.x, run.data_module.test.x)  # type: ignore[union-attr]
@@ -319,25 +319,25 @@ def test_score(marquis, digits):
     ours, trained, inside = (ood.scores(run.model(), x, 3, generator=generator.manual_seed(0)) for x in parts)
     for number, score in enumerate(ood.combined(ours, trained)):
         above = sum(float(score) <= float(other) for other in ood.combined(inside, trained))
-        assert found["p_value"][number] == pytest.approx((1 + above) / 360, rel=1e-9)
+        assert result["p_value"][number] == pytest.approx((1 + above) / 360, rel=1e-9)
 
 
 def test_the_linearised_network_at_temperature_one(marquis, digits):
     few = ("--samples", "5", "--limit", "8")
-    for words in ((), ("--linearised",)):
-        assert marquis("embed", digits, "digits", "--out", f"{len(words)}.npz", *few, *words)[0] == 0
+    for text in ((), ("--linearised",)):
+        assert marquis("embed", digits, "digits", "--out", f"{len(text)}.npz", *few, *text)[0] == 0
     own, straight = (np.load(name)["std"] for name in ("0.npz", "1.npz"))
     assert (straight > 3 * own).all()  # trained at temperature 0.01: ten times the deviation, and chance
     trained, x = Run.open(digits).model(), load("digits", "test").x[:8]
     model = linearised(trained, "laplace")  # the Laplace posterior, whatever the temperature of training
     same = SameSeed(model, torch.Generator().manual_seed(0)).generator()
     np.testing.assert_allclose(straight, model.encode(x, 5, generator=same).std, rtol=1e-4)
-    for words in (
+    for text in (
         ("score", digits, "digits", "--out", "s.csv"),
         ("evaluate", digits),
         ("evaluate", digits, "--ood", "digits"),
     ):
-        code, _, err = marquis(*words, *few, "--linearised")
+        code, _, err = marquis(*text, *few, "--linearised")
         assert code == 0, err
     assert (digits / "evaluation-linearised.json").is_file() and (digits / "ood-digits-linearised.png").is_file()
     assert marquis("train", "vae", "--data", "digits", "--out", "v", *ONE_EPOCH, "--limit", "40")[0] == 0
@@ -345,8 +345,8 @@ def test_the_linearised_network_at_temperature_one(marquis, digits):
 
 
 def test_results_of_both_readings_lie_side_by_side_and_go_with_the_run(marquis, tmp_path):
-    words = ("--data", "digits", "--out", tmp_path / "r", *ONE_EPOCH, "--limit", "40")
-    assert marquis("train", "lae", *words)[0] == 0
+    text = ("--data", "digits", "--out", tmp_path / "r", *ONE_EPOCH, "--limit", "40")
+    assert marquis("train", "lae", *text)[0] == 0
     few = ("digits", "--samples", "2", "--limit", "4")
     for command, name in (("score", "scores"), ("embed", "codes")):
         for more, ending in (((), ""), (("--linearised",), "-linearised")):
@@ -358,7 +358,7 @@ def test_results_of_both_readings_lie_side_by_side_and_go_with_the_run(marquis, 
     ]
     for path in (*kept, *gone):
         path.write_text("{}")
-    assert marquis("train", "ae", *words, "--force")[0] == 0
+    assert marquis("train", "ae", *text, "--force")[0] == 0
     assert all(path.is_file() for path in kept) and not any(path.exists() for path in gone)
 
 
@@ -403,24 +403,24 @@ def test_scaling_goes_there_and_back():
 
 
 def test_impute_tables(marquis, wine, kept):
-    given = pd.read_csv(kept / "wine.csv")
+    passed = pd.read_csv(kept / "wine.csv")
     for name in ("f.csv", "f.parquet"):
         assert marquis("impute", wine, kept / "wine.csv", "--out", name, "--samples", "4")[0] == 0
     filled = pd.read_csv("f.csv")
-    holes = given.isna()
-    with_holes = [name for name in given if holes[name].any()]
-    assert list(filled) == [*given, *(f"{name}_std" for name in with_holes)]
-    assert filled[list(given)].notna().all().all()
-    for name in given:
-        seen = ~holes[name]
-        assert np.array_equal(filled[name][seen], given[name][seen])
+    incomplete = passed.isna()
+    with_holes = [name for name in passed if incomplete[name].any()]
+    assert list(filled) == [*passed, *(f"{name}_std" for name in with_holes)]
+    assert filled[list(passed)].notna().all().all()
+    for name in passed:
+        seen = ~incomplete[name]
+        assert np.array_equal(filled[name][seen], passed[name][seen])
         if name in with_holes:
             std = filled[f"{name}_std"]
-            assert (std[seen] == 0).all() and (std[holes[name]] > 0).all()
+            assert (std[seen] == 0).all() and (std[incomplete[name]] > 0).all()
             # in the column's own units, not in those of the network
-            scale = float(given[name].std())
-            assert ((filled[name][holes[name]] - given[name].mean()).abs() < 6 * scale).all()
-            assert (std[holes[name]] < 6 * scale).all() and (std[holes[name]] > 0.02 * scale).all()
+            scale = float(passed[name].std())
+            assert ((filled[name][incomplete[name]] - passed[name].mean()).abs() < 6 * scale).all()
+            assert (std[incomplete[name]] < 6 * scale).all() and (std[incomplete[name]] > 0.02 * scale).all()
     pd.testing.assert_frame_equal(pd.read_parquet("f.parquet"), filled)
 
 

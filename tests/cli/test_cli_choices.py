@@ -34,8 +34,8 @@ def kept(tmp_path_factory):
     table = pd.DataFrame(np.concatenate([first, second]), columns=list("abc"))
     table["same"] = 1e-6
     table.to_csv(folder / "table.csv", index=False)
-    words = ("--epochs", "30", "--latent", "3", "--no-report")
-    assert exit_code("train", "lae", "--data", folder / "table.csv", "--out", folder / "run", *words) == 0
+    text = ("--epochs", "30", "--latent", "3", "--no-report")
+    assert exit_code("train", "lae", "--data", folder / "table.csv", "--out", folder / "run", *text) == 0
     return folder
 
 
@@ -67,19 +67,19 @@ def test_ordinary_rows_of_a_sorted_table_are_no_outliers(marquis, run, tmp_path)
     assert pd.read_csv(tmp_path / "s.csv")["p_value"].median() > 0.1
     few = ("--samples", "5", "--limit", "40")
     assert marquis("evaluate", run, "--ood", run.parent / "table.csv", *few)[0] == 0
-    found = json.loads((run / "ood-table.json").read_text())
-    assert found["in_distribution"] == found["out_of_distribution"] == 40
-    assert 0.3 < found["table"]["nll"]["auroc"] < 0.7  # the same table: nothing to tell apart
+    result = json.loads((run / "ood-table.json").read_text())
+    assert result["in_distribution"] == result["out_of_distribution"] == 40
+    assert 0.3 < result["table"]["nll"]["auroc"] < 0.7  # the same table: nothing to tell apart
 
 
 def test_linearised_numbers_are_others(marquis, run, tmp_path):
-    said = {}
+    message = {}
     for flag in ((), ("--linearised",)):
         out = tmp_path / f"s{len(flag)}.csv"
         assert marquis("score", run, run.parent / "table.csv", "--samples", "20", "--out", out, *flag)[0] == 0
         assert marquis("evaluate", run, "--samples", "20", *flag)[0] == 0
-        said[flag] = pd.read_csv(out)["output_variance"].mean()
-    assert said[("--linearised",)] > 10 * said[()]  # at temperature 1 instead of 0.01
+        message[flag] = pd.read_csv(out)["output_variance"].mean()
+    assert message[("--linearised",)] > 10 * message[()]  # at temperature 1 instead of 0.01
     drawn, straight = (json.loads((run / f"evaluation{end}.json").read_text()) for end in ("", "-linearised"))
     name = "std of reconstructions (sum)"
     assert straight[name] > 3 * drawn[name]
@@ -146,8 +146,8 @@ def test_training_data_that_changed_are_refused(marquis, run, tmp_path):
     assert marquis("evaluate", run, "--samples", "2")[0] == 0
     lines = path.read_text()
     path.write_text(lines + "1,2,3,1e-6\n")
-    for words in (("evaluate", run, "--force"), ("score", run, path, "--out", tmp_path / "o.csv")):
-        one_line(marquis(*words), "not as it was in training")
+    for text in (("evaluate", run, "--force"), ("score", run, path, "--out", tmp_path / "o.csv")):
+        one_line(marquis(*text), "not as it was in training")
     one_line(marquis("train", "lae", "--out", run, "--resume", "--epochs", "30"), "not as it was in training")
     assert marquis("embed", run, path, "--out", tmp_path / "e.csv", "--samples", "2")[0] == 0  # does not need them
     path.write_text(lines)
@@ -198,8 +198,8 @@ def test_rows_per_batch():
 def test_a_small_table_is_learnt_and_what_is_not_is_said(marquis, tmp_path):
     load_wine(as_frame=True).data.to_csv(tmp_path / "wine.csv", index=False)  # type: ignore[union-attr]
     code, _, err = marquis("train", "lae", "--data", tmp_path / "wine.csv", "--out", tmp_path / "run", "--no-report")
-    found = json.loads((tmp_path / "run/summary.json").read_text())
-    assert code == 0 and "learnt nothing" not in err and found[ERROR] < 0.6 * found[ERROR_OF_MEAN]
+    result = json.loads((tmp_path / "run/summary.json").read_text())
+    assert code == 0 and "learnt nothing" not in err and result[ERROR] < 0.6 * result[ERROR_OF_MEAN]
     assert Run.open(tmp_path / "run").settings.batch_size == 16
     slow = ("--lr", "1e-7", "--out", tmp_path / "slow", "--no-report", "--epochs", "3")
     code, _, err = marquis("train", "lae", "--data", tmp_path / "wine.csv", *slow)
@@ -215,8 +215,8 @@ def test_too_few_rows_leave_no_folder_behind(marquis, tmp_path):
 
 def test_rows_too_few_for_validation_are_said(marquis, tmp_path):
     (tmp_path / "few.csv").write_text("a,b\n" + "".join(f"{i},{i * i}\n" for i in range(6)))
-    words = ("train", "ae", "--data", tmp_path / "few.csv", "--out", tmp_path / "run", *ONE_EPOCH)
-    code, out, err = marquis(*words)
+    text = ("train", "ae", "--data", tmp_path / "few.csv", "--out", tmp_path / "run", *ONE_EPOCH)
+    code, out, err = marquis(*text)
     assert code == 0 and "5 rows are too few for validation" in out and "across ranks" not in err
 
 
@@ -225,8 +225,8 @@ def test_old_answers_go_with_the_old_model(marquis, run):
     assert marquis("embed", run, run.parent / "table.csv", "--samples", "2")[0] == 0
     assert marquis("sample", run, "-n", "3")[0] == 0
     (run / "mine.csv").write_text("mine")
-    words = ("--out", run, "--force", "--limit", "60", *ONE_EPOCH)
-    assert exit_code("train", "lae", "--data", run.parent / "table.csv", *words) == 0
+    text = ("--out", run, "--force", "--limit", "60", *ONE_EPOCH)
+    assert exit_code("train", "lae", "--data", run.parent / "table.csv", *text) == 0
     assert not {"scores-table.csv", "codes-table.csv", "samples.csv"} & {path.name for path in Path(run).iterdir()}
     assert (run / "mine.csv").exists()
 
@@ -235,9 +235,9 @@ def test_names_that_are_numbers_are_asked_for(marquis, tmp_path):
     numbers = np.random.default_rng(0).integers(0, 50, (60, 4))
     text = "2018,2019,2020,2021\n" + "\n".join(",".join(map(str, row)) for row in numbers) + "\n"
     (tmp_path / "years.csv").write_text(text)
-    words = ("train", "ae", "--data", tmp_path / "years.csv", "--out", tmp_path / "run", *ONE_EPOCH)
-    one_line(marquis(*words), "--header", "--no-header")
-    assert exit_code(*words, "--header") == 0
+    message = ("train", "ae", "--data", tmp_path / "years.csv", "--out", tmp_path / "run", *ONE_EPOCH)
+    one_line(marquis(*message), "--header", "--no-header")
+    assert exit_code(*message, "--header") == 0
     assert Run.open(tmp_path / "run").columns == ("2018", "2019", "2020", "2021")
     one_line(marquis("embed", tmp_path / "run", tmp_path / "years.csv", "--out", tmp_path / "e.csv"), "--header")
     assert marquis("embed", tmp_path / "run", tmp_path / "years.csv", "--out", tmp_path / "e.csv", "--header")[0] == 0
@@ -249,8 +249,8 @@ def test_a_run_of_before_reads_its_file_as_it_did_then(marquis, tmp_path):
     numbers = np.random.default_rng(0).normal(size=(60, 3)).round(3)
     text = "0,1,2\n" + "\n".join(",".join(map(str, row)) for row in numbers) + "\n"
     (tmp_path / "pandas.csv").write_text(text)
-    words = ("train", "ae", "--data", tmp_path / "pandas.csv", "--out", tmp_path / "run", *ONE_EPOCH)
-    assert exit_code(*words, "--no-header") == 0
+    message = ("train", "ae", "--data", tmp_path / "pandas.csv", "--out", tmp_path / "run", *ONE_EPOCH)
+    assert exit_code(*message, "--no-header") == 0
     config = tmp_path / "run/config.json"
     held = json.loads(config.read_text())
     before = Run.open(tmp_path / "run").data_module
@@ -260,23 +260,23 @@ def test_a_run_of_before_reads_its_file_as_it_did_then(marquis, tmp_path):
     after = Run.open(tmp_path / "run").data_module
     after.setup()
     assert before.test is not None and after.test is not None and torch.equal(before.test.x, after.test.x)
-    assert exit_code(*words, "--force") == 0
+    assert exit_code(*message, "--force") == 0
     assert Run.open(tmp_path / "run").settings.header is True  # as it was found out, and so it stays
 
 
 def test_few_of_a_folder_are_decoded(tmp_path, monkeypatch):
     for number in range(20):
         Image.fromarray(np.full((4, 4), number, np.uint8)).save(tmp_path / f"{number:02d}.png")
-    asked, decode = [], images.decode_images
+    requested, decode = [], images.decode_images
 
     def counting(files, *arguments, **options):
-        asked.append(len(files))
+        requested.append(len(files))
         return decode(files, *arguments, **options)
 
     monkeypatch.setattr(images, "decode_images", counting)
     few = load(tmp_path, some=5, seed=1)
     numbers = [int(name[:2]) for name in few.files or ()]
-    assert asked == [5] and numbers == sorted(numbers) and max(numbers) > 5
+    assert requested == [5] and numbers == sorted(numbers) and max(numbers) > 5
     assert torch.equal(few.stored, load(tmp_path)[numbers].stored)
     with pytest.raises(DataError, match="some"):
         load(tmp_path, some=0)
@@ -291,14 +291,14 @@ def test_a_column_with_one_value_is_no_constant():
 
 
 def test_columns_set_apart_are_written_beside_the_codes(marquis, kept, tmp_path):
-    words = ("--target", "c", "--out", tmp_path / "run", *ONE_EPOCH)
-    assert exit_code("train", "ae", "--data", kept / "table.csv", *words) == 0
+    text = ("--target", "c", "--out", tmp_path / "run", *ONE_EPOCH)
+    assert exit_code("train", "ae", "--data", kept / "table.csv", *text) == 0
     assert marquis("embed", tmp_path / "run", kept / "table.csv", "--out", tmp_path / "e.csv")[0] == 0
     truth = pd.read_csv(kept / "table.csv")
     assert pd.read_csv(tmp_path / "e.csv")["c"].tolist() == truth["c"].tolist()
     assert marquis("embed", tmp_path / "run", kept / "table.csv", "--out", tmp_path / "e.npz")[0] == 0
     assert np.load(tmp_path / "e.npz")["c"].tolist() == truth["c"].tolist()
     truth.rename(columns={"c": "z1"}).to_csv(tmp_path / "clash.csv", index=False)
-    words = ("--target", "z1", "--out", tmp_path / "clash", *ONE_EPOCH)
-    assert exit_code("train", "ae", "--data", tmp_path / "clash.csv", *words) == 0
+    text = ("--target", "z1", "--out", tmp_path / "clash", *ONE_EPOCH)
+    assert exit_code("train", "ae", "--data", tmp_path / "clash.csv", *text) == 0
     one_line(marquis("embed", tmp_path / "clash", tmp_path / "clash.csv", "--out", tmp_path / "f.csv"), "z1", "rename")

@@ -54,8 +54,8 @@ def refused(said: tuple[int, str, str], *texts: str, out: str = "out.csv") -> No
 def test_columns_far_from_zero_are_learnt_from_and_read_in_their_own_precision(marquis):
     """Times in seconds differ by less than 32 bits can tell at 1.6e9."""
     x = np.random.RandomState(0).randn(200)
-    given = pd.DataFrame({"time": 1.6e9 + 100 * x, "other": x, "constant": 1.6e9 + 0.1})
-    given.to_csv("times.csv", index=False)
+    passed = pd.DataFrame({"time": 1.6e9 + 100 * x, "other": x, "constant": 1.6e9 + 0.1})
+    passed.to_csv("times.csv", index=False)
     assert marquis("train", "ae", "--data", "times.csv", "--out", "times", *ONE_EPOCH)[0] == 0
     run = Run.open("times")
     assert run.scaling is not None
@@ -112,36 +112,38 @@ def test_filled_table_has_the_columns_of_the_file(marquis):
     table = pd.DataFrame({"a": x[:, 0], "group": np.arange(80) % 3, "b": x[:, 1], "c": x[:, 2]})
     table.to_csv("table.csv", index=False)
     assert marquis("train", "ae", "--data", "table.csv", "--target", "group", "--out", "run", *ONE_EPOCH)[0] == 0
-    asked = table[["c", "group", "b", "a"]].copy()
-    asked.loc[4, "b"] = asked.loc[7, "c"] = np.nan
-    asked.to_csv("asked.csv", index=False)
+    requested = table[["c", "group", "b", "a"]].copy()
+    requested.loc[4, "b"] = requested.loc[7, "c"] = np.nan
+    requested.to_csv("asked.csv", index=False)
     assert marquis("impute", "run", "asked.csv", "--out", "filled.csv")[0] == 0
     filled = pd.read_csv("filled.csv")
     assert list(filled) == ["c", "group", "b", "a", "b_std", "c_std"]
     assert filled.notna().all(axis=None) and filled["b_std"][4] > 0
-    pd.testing.assert_frame_equal(filled[asked.notna()][list(asked)], asked, check_dtype=False, check_exact=True)
+    pd.testing.assert_frame_equal(
+        filled[requested.notna()][list(requested)], requested, check_dtype=False, check_exact=True
+    )
     for name in ("table", "asked"):  # the target is called what the error bars would be: one of the two would be lost
         pd.read_csv(f"{name}.csv").rename(columns={"group": "b_std"}).to_csv(f"{name}.csv", index=False)
-    words = ("--target", "b_std", "--out", "run", "--force", *ONE_EPOCH)
-    assert marquis("train", "ae", "--data", "table.csv", *words)[0] == 0
+    text = ("--target", "b_std", "--out", "run", "--force", *ONE_EPOCH)
+    assert marquis("train", "ae", "--data", "table.csv", *text)[0] == 0
     refused(marquis("impute", "run", "asked.csv", "--out", "out.csv"), "has a column b_std", "error bars of b")
 
 
 def test_observed_numbers_come_out_as_they_went_in(marquis, kept, table):
     """Also those that 32 bits cannot hold: people find their rows again by them."""
-    given = table.assign(e=16_777_217.0 + np.arange(30), f=0.1)
-    given.loc[3, "a"] = np.nan
-    given.to_csv("given.csv", index=False)
-    given.to_parquet("given.parquet")
+    passed = table.assign(e=16_777_217.0 + np.arange(30), f=0.1)
+    passed.loc[3, "a"] = np.nan
+    passed.to_csv("given.csv", index=False)
+    passed.to_parquet("given.parquet")
     for name in ("given.csv", "given.parquet"):
         assert marquis("impute", kept / "wine", name, "--out", "out.csv", "--samples", "2", "--force")[0] == 0
         filled = pd.read_csv("out.csv")
         for column in NAMES:
-            seen = given[column].notna()
-            assert np.array_equal(filled[column][seen], given[column][seen])
+            seen = passed[column].notna()
+            assert np.array_equal(filled[column][seen], passed[column][seen])
         assert not filled[NAMES].isna().to_numpy().any()
     assert ",0.1," in Path("out.csv").read_text().splitlines()[1]
-    given.assign(c=1e39).to_csv("large.csv", index=False)
+    passed.assign(c=1e39).to_csv("large.csv", index=False)
     Path("out.csv").unlink()
     refused(marquis("impute", kept / "wine", "large.csv", "--out", "out.csv"), "large.csv", "row 0", "too large")
 
@@ -230,8 +232,8 @@ def test_files_that_are_refused(marquis, kept, table, name, texts):
     calls = [((command, kept / "wine", name), "out.csv") for command in ("impute", "score", "embed")]
     calls.append((("evaluate", kept / "wine", "--ood", name), "."))
     there = set(Path().iterdir())
-    for words, out in calls:
-        refused(marquis(*words, "--out", out), "" if name == "digits" else name, *texts)
+    for text, out in calls:
+        refused(marquis(*text, "--out", out), "" if name == "digits" else name, *texts)
     assert set(Path().iterdir()) == there  # no results, and nothing that code in a file would have left
 
 
@@ -293,12 +295,12 @@ def test_a_column_of_ones_own_called_std_is_not_overwritten(marquis, kept, table
     write_config(run, held)
     table = table.rename(columns={"b": "a_std"}).assign(a=[np.nan, *[13.0] * 29], a_std=2.0)
     table.to_csv("given.csv", index=False)
-    words = ("impute", run, "given.csv", "--samples", "2", "--out")
+    text = ("impute", run, "given.csv", "--samples", "2", "--out")
     for out in ("out.csv", "out.parquet"):
-        refused(marquis(*words, out), "given.csv", "a column a_std", ".npz", out=out)
-    assert marquis(*words, "out.npz")[0] == 0  # has no such names
+        refused(marquis(*text, out), "given.csv", "a column a_std", ".npz", out=out)
+    assert marquis(*text, "out.npz")[0] == 0  # has no such names
     table.assign(a=13.0).to_csv("given.csv", index=False)  # no holes in a: no error bars of it
-    assert marquis(*words, "out.csv")[0] == 0
+    assert marquis(*text, "out.csv")[0] == 0
     assert (pd.read_csv("out.csv")["a_std"] == 2.0).all()
 
 
@@ -315,15 +317,15 @@ def test_what_is_read_is_never_overwritten(marquis, kept, table, command, force)
 
 @pytest.mark.parametrize("command", ["impute", "embed", "score", "sample"])
 def test_places_that_cannot_be_written(marquis, kept, command, monkeypatch):
-    words = (command, kept / "wine", *(() if command == "sample" else (kept / "wine.csv",)), "--out")
-    refused(marquis(*words, "nowhere/out.csv"), "the folder nowhere does not exist", "make it")
-    refused(marquis(*words, "out.txt"), "out.txt", ".csv or .parquet or .npz", out="out.txt")
+    text = (command, kept / "wine", *(() if command == "sample" else (kept / "wine.csv",)), "--out")
+    refused(marquis(*text, "nowhere/out.csv"), "the folder nowhere does not exist", "make it")
+    refused(marquis(*text, "out.txt"), "out.txt", ".csv or .parquet or .npz", out="out.txt")
     Path("folder.csv").mkdir()
-    one_line(marquis(*words, "folder.csv"), "folder.csv is a folder")
-    one_line(marquis(*words, f"{'long' * 100}.csv"), "longlong", "File name too long")
+    one_line(marquis(*text, "folder.csv"), "folder.csv is a folder")
+    one_line(marquis(*text, f"{'long' * 100}.csv"), "longlong", "File name too long")
     Path("sealed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "sealed")  # root may write anywhere
-    refused(marquis(*words, "sealed/out.csv"), "sealed is read-only", "choose another", out="sealed/out.csv")
+    refused(marquis(*text, "sealed/out.csv"), "sealed is read-only", "choose another", out="sealed/out.csv")
 
 
 @pytest.mark.parametrize("out", ["out.csv", "out.parquet", "out.npz"])
@@ -335,8 +337,8 @@ def test_a_disk_that_is_full(marquis, kept, monkeypatch, out):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    said = marquis("sample", kept / "wine", "-n", "2", "--out", out, "--force")
-    one_line(said, f"{out} cannot be written", "No space left", exit_code=1)
+    message = marquis("sample", kept / "wine", "-n", "2", "--out", out, "--force")
+    one_line(message, f"{out} cannot be written", "No space left", exit_code=1)
     assert Path(out).read_text() == "mine" and [path.name for path in Path().iterdir()] == [out]
 
 
@@ -347,8 +349,8 @@ def test_a_disk_that_is_full_when_evaluating(marquis, kept, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    words = ("evaluate", kept / "wine", "--samples", "2", "--out", "results")
-    one_line(marquis(*words), "results/evaluation.json cannot be written", "No space left", exit_code=1)
+    text = ("evaluate", kept / "wine", "--samples", "2", "--out", "results")
+    one_line(marquis(*text), "results/evaluation.json cannot be written", "No space left", exit_code=1)
     assert not list(Path("results").iterdir())
 
 
@@ -401,8 +403,8 @@ def test_a_few_held_out_rows_still_tell_outliers(marquis, kept, table):
     """With 35 of them no p-value is below 0.01, however strange a row is: the sentence must not go by that."""
     ordinary = table.mean()
     pd.DataFrame([ordinary, ordinary]).assign(a=[1e6, ordinary["a"]]).to_csv("given.csv", index=False)
-    code, said, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
-    assert code == 0 and "2 rows, 1 with a higher score than 99 % of 35 held-out rows" in said
+    code, message, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
+    assert code == 0 and "2 rows, 1 with a higher score than 99 % of 35 held-out rows" in message
     assert pd.read_csv("out.csv")["p_value"][0] == pytest.approx(1 / 36)
 
 
@@ -411,14 +413,14 @@ def test_scores_say_how_much_is_missing(marquis, kept, table):
     strange = pd.DataFrame([table.mean(), table.mean()]).assign(b=1e3)
     strange.iloc[1, 1] = np.nan
     strange.to_csv("given.csv", index=False)
-    code, said, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
+    code, message, _ = marquis("score", kept / "wine", "given.csv", "--out", "out.csv", "--samples", "2")
     usual = Run.open(kept / "wine").data_module
     usual.setup()
     share = float(usual.train.x.isnan().double().mean())
-    assert code == 0 and f"8.3% of the entries are missing, {share:.1%} in the training rows" in said
+    assert code == 0 and f"8.3% of the entries are missing, {share:.1%} in the training rows" in message
     assert share > 0.01 and pd.read_csv("out.csv")["nll"].diff()[1] < -1
-    code, said, _ = marquis("score", kept / "digits", "digits", "--limit", "5", "--out", "d.csv", "--samples", "2")
-    assert code == 0 and "missing" not in said
+    code, message, _ = marquis("score", kept / "digits", "digits", "--limit", "5", "--out", "d.csv", "--samples", "2")
+    assert code == 0 and "missing" not in message
 
 
 def test_images_that_are_refused(marquis, kept):
@@ -463,8 +465,8 @@ def test_runs_that_are_damaged(marquis, kept):
     def refuse(change: Callable[[Path], object], *texts: str) -> None:
         run = Path(shutil.copytree(kept / "wine", "run"))
         change(run)
-        for words in (("impute", run, kept / "wine.csv"), ("embed", run, kept / "wine.csv"), ("sample", run)):
-            refused(marquis(*words, "--out", "out.csv"), *texts)
+        for text in (("impute", run, kept / "wine.csv"), ("embed", run, kept / "wine.csv"), ("sample", run)):
+            refused(marquis(*text, "--out", "out.csv"), *texts)
         refused(marquis("evaluate", run, "--out", "."), *texts)
         shutil.rmtree(run)
 
@@ -487,11 +489,11 @@ def test_training_data_that_are_gone_or_changed(marquis, kept, table):
     held["settings"]["data"] = str(Path("moved.csv").absolute())
     del held["trained_on"]  # a run of before it was kept, to which columns alone tell
     write_config(run, held)
-    words = [("score", run, kept / "wine.csv", "--out", "out.csv"), ("evaluate", run, "--out", ".")]
-    for call in words:
+    text = [("score", run, kept / "wine.csv", "--out", "out.csv"), ("evaluate", run, "--out", ".")]
+    for call in text:
         refused(marquis(*call), "the training data of run", "moved.csv does not exist")
     table.rename(columns={"b": "other"}).to_csv("moved.csv", index=False)  # as wide, but not the same
-    for call in words:
+    for call in text:
         refused(marquis(*call), "the training data of run", "lacks b and has other")
     table[table.columns[::-1]].to_csv("moved.csv", index=False)  # the same, in another order
     opened = Run.open(run).data_module
@@ -516,9 +518,9 @@ def test_results_without_a_name_go_to_the_runs_folder(marquis, kept, table):
         ("samples.png", None, ("sample", "digits", "-n", "4")),
     )
     for name, rows, call in calls:
-        code, said, _ = marquis(*call)
+        code, message, _ = marquis(*call)
         place = Path(call[1]) / name
-        assert code == 0 and f"written: {place}" in said
+        assert code == 0 and f"written: {place}" in message
         if rows is not None:
             assert len(pd.read_csv(place)) == rows
         one_line(marquis(*call), name, "--force")

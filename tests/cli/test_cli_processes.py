@@ -47,8 +47,8 @@ def test_two_devices_and_two_machines_train_as_one_process_with_twice_the_batch(
         )
         for rank in range(2)
     ]
-    said = [machine.communicate(timeout=400)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
+    message = [machine.communicate(timeout=400)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], message
     expected = last_loss(tmp_path / "one")
     for name in ("devices", "machines"):
         assert last_loss(tmp_path / name) == pytest.approx(expected, rel=1e-5)
@@ -56,7 +56,7 @@ def test_two_devices_and_two_machines_train_as_one_process_with_twice_the_batch(
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path):
-    words = ["abacus" if word == "cpu" else word for word in command(tmp_path / "run", 12)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    text = ["abacus" if word == "cpu" else word for word in command(tmp_path / "run", 12)]
+    done = subprocess.run(text, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "abacus" in done.stderr
     assert not (tmp_path / "run").exists()

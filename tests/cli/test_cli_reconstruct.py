@@ -51,8 +51,8 @@ def test_npz_with_angles_and_tiff_agree_with_npy(marquis, sinogram):
     Image.fromarray(sinogram.astype(np.float32)).save("s.tif")
     np.savetxt("angles.txt", np.arange(8) * math.pi / 8)
     images = []
-    for number, words in enumerate((["s.npy"], ["s.npz"], ["s.tif"], ["s.npy", "--angles", "angles.txt"])):
-        code, _, err = marquis("reconstruct", *words, "--out", f"{number}.npz", *QUICK)
+    for number, text in enumerate((["s.npy"], ["s.npz"], ["s.tif"], ["s.npy", "--angles", "angles.txt"])):
+        code, _, err = marquis("reconstruct", *text, "--out", f"{number}.npz", *QUICK)
         assert code == 0, err
         with np.load(f"{number}.npz") as result:
             images.append(result["image"])
@@ -63,8 +63,8 @@ def test_npz_with_angles_and_tiff_agree_with_npy(marquis, sinogram):
 def test_fan_beam(marquis, truth):
     beam = FanBeam(10, 8, source=30.0, detector=10.0)
     np.save("s.npy", simulate(truth, beam, noise=0.05, generator=torch.Generator().manual_seed(0)).numpy())
-    words = ("--geometry", "fan", "--source", 30, "--detector", 10)
-    code, out, err = marquis("reconstruct", "s.npy", "--out", "r.npz", *words, *QUICK)
+    text = ("--geometry", "fan", "--source", 30, "--detector", 10)
+    code, out, err = marquis("reconstruct", "s.npy", "--out", "r.npz", *text, *QUICK)
     assert code == 0, err
     assert "FanBeam(10 x 10 pixels" in out
 
@@ -73,8 +73,8 @@ def test_an_interrupted_reconstruction_resumes(marquis, sinogram, monkeypatch):
     from marquis.tomography import posterior
 
     np.save("s.npy", sinogram)
-    words = ("reconstruct", "s.npy", "--posterior", "iterative", "--samples", 12, *QUICK)
-    code, _, err = marquis(*words, "--out", "whole.npz")
+    text = ("reconstruct", "s.npy", "--posterior", "iterative", "--samples", 12, *QUICK)
+    code, _, err = marquis(*text, "--out", "whole.npz")
     assert code == 0, err
     saved = []
 
@@ -86,7 +86,7 @@ def test_an_interrupted_reconstruction_resumes(marquis, sinogram, monkeypatch):
 
     save_tensors = posterior.save_tensors
     monkeypatch.setattr(posterior, "save_tensors", interrupted)
-    code, _, _ = marquis(*words, "--out", "r.npz")
+    code, _, _ = marquis(*text, "--out", "r.npz")
     assert (
         code == 130
         and saved == ["eigenpairs", "samples"]
@@ -94,7 +94,7 @@ def test_an_interrupted_reconstruction_resumes(marquis, sinogram, monkeypatch):
         and not Path("r.npz").exists()
     )
     monkeypatch.setattr(posterior, "save_tensors", save_tensors)
-    code, _, err = marquis(*words, "--out", "r.npz")
+    code, _, err = marquis(*text, "--out", "r.npz")
     assert code == 0, err
     with np.load("r.npz") as resumed, np.load("whole.npz") as whole:
         np.testing.assert_allclose(resumed["samples"], whole["samples"], rtol=1e-6)

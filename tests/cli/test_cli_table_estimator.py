@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
     table.to_csv(folder / "wine.csv", index=False)
     missing = np.random.default_rng(0).random(table.shape) < 0.1
     table.mask(missing).to_csv(folder / "holes.csv", index=False)
-    said = CliRunner().invoke(
+    prediction = CliRunner().invoke(
         app,
         [
             "train",
@@ -36,29 +36,31 @@ def trained(tmp_path_factory):
             "--no-report",
         ],
     )
-    assert said.exit_code == 0, said.output
+    assert prediction.exit_code == 0, prediction.output
     return folder
 
 
 def test_the_same_numbers_as_the_estimator(trained):
     out = trained / "filled.csv"
-    said = CliRunner().invoke(app, ["impute", str(trained / "run"), str(trained / "holes.csv"), "--out", str(out)])
-    assert said.exit_code == 0, said.output
+    prediction = CliRunner().invoke(
+        app, ["impute", str(trained / "run"), str(trained / "holes.csv"), "--out", str(out)]
+    )
+    assert prediction.exit_code == 0, prediction.output
     rows = load_rows(Run.open(trained / "run").settings, "train").x.numpy()
-    holes = pd.read_csv(trained / "holes.csv")
-    expected = LaplacianAutoencoder(random_state=0).fit(rows).impute(holes.to_numpy())
+    incomplete = pd.read_csv(trained / "holes.csv")
+    expected = LaplacianAutoencoder(random_state=0).fit(rows).impute(incomplete.to_numpy())
     written = pd.read_csv(out)
-    np.testing.assert_allclose(written[holes.columns], expected.mean, rtol=1e-10)
-    for number, name in enumerate(holes):
+    np.testing.assert_allclose(written[incomplete.columns], expected.mean, rtol=1e-10)
+    for number, name in enumerate(incomplete):
         np.testing.assert_allclose(written[f"{name}_std"], expected.std[:, number], rtol=1e-10, atol=1e-12)
 
 
 def test_explanations(trained):
     out = trained / "why.csv"
-    said = CliRunner().invoke(
+    prediction = CliRunner().invoke(
         app, ["score", str(trained / "run"), str(trained / "wine.csv"), "--explain", str(out), "--samples", "2"]
     )
-    assert said.exit_code == 0, said.output
+    assert prediction.exit_code == 0, prediction.output
     written = pd.read_csv(out)
     assert list(written.columns) == ["row", "column", "value", "expected", "low", "high", "contribution"]
     rows = load_rows(Run.open(trained / "run").settings, "train").x.numpy()
@@ -71,18 +73,18 @@ def test_text_columns_are_categories(tmp_path):
     number = source.choice([-2.0, 2.0], size=120) + 0.5 * source.normal(size=120)
     table = pd.DataFrame({"a": number, "b": -number + 0.1 * source.normal(size=120)})
     table["sign"] = np.where(number > 0, "plus", "minus")
-    holes = table.mask(source.random(table.shape) < 0.25)
-    holes.to_csv(tmp_path / "mixed.csv", index=False)
+    incomplete = table.mask(source.random(table.shape) < 0.25)
+    incomplete.to_csv(tmp_path / "mixed.csv", index=False)
 
     def invoke(*words):
-        said = CliRunner().invoke(app, [str(word) for word in words])
-        assert said.exit_code == 0, said.output
+        prediction = CliRunner().invoke(app, [str(word) for word in words])
+        assert prediction.exit_code == 0, prediction.output
 
     run = tmp_path / "run"
     invoke("train", "lae", "--data", tmp_path / "mixed.csv", "--out", run, "--epochs", 1, "--no-report")
     assert Run.open(run).categories == {"sign": ("minus", "plus")}
     invoke("impute", run, tmp_path / "mixed.csv", "--out", tmp_path / "filled.csv")
-    filled, hidden = pd.read_csv(tmp_path / "filled.csv"), holes["sign"].isna()
+    filled, hidden = pd.read_csv(tmp_path / "filled.csv"), incomplete["sign"].isna()
     assert list(filled.columns) == ["a", "b", "sign", "a_std", "b_std", "sign_std"]
     assert (filled["sign"] == table["sign"])[~hidden].all() and (filled["sign"] == table["sign"])[hidden].mean() > 0.9
     assert (filled["sign_std"] > 0).equals(hidden)
@@ -99,14 +101,16 @@ def test_text_columns_are_categories(tmp_path):
     assert set(why.loc[why["column"] == "sign", "expected"]) == {"minus", "plus"}
     invoke("sample", run, "-n", 4, "--out", tmp_path / "new.csv")
     assert set(pd.read_csv(tmp_path / "new.csv")["sign"]) <= {"minus", "plus"}
-    said = CliRunner().invoke(app, ["impute", str(run), str(tmp_path / "mixed.csv"), "--out", str(tmp_path / "x.npz")])
-    assert said.exit_code == 1 and "written as .csv or .parquet" in str(said.exception or said.output)
+    prediction = CliRunner().invoke(
+        app, ["impute", str(run), str(tmp_path / "mixed.csv"), "--out", str(tmp_path / "x.npz")]
+    )
+    assert prediction.exit_code == 1 and "written as .csv or .parquet" in str(prediction.exception or prediction.output)
 
 
 def test_pixels_that_make_an_image_an_outlier(tmp_path):
     def invoke(*words):
-        said = CliRunner().invoke(app, [str(word) for word in words])
-        assert said.exit_code == 0, said.output
+        prediction = CliRunner().invoke(app, [str(word) for word in words])
+        assert prediction.exit_code == 0, prediction.output
 
     run, maps, scores = tmp_path / "run", tmp_path / "maps.npz", tmp_path / "scores.csv"
     invoke(

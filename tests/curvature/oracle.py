@@ -64,12 +64,13 @@ def rows(model: Any, x: Any, params: Mapping[str, Tensor] | None = None, names: 
             leaves = {name: p.detach().clone().requires_grad_() for name, p in (params or {}).items()}
             f = evaluate(model, x, leaves)
         chosen = list(leaves) if names is None else list(names)
-        wanted = [leaves[name] for name in chosen]
+        expected = [leaves[name] for name in chosen]
         table = []
         for entry in f.flatten():
-            grads = torch.autograd.grad(entry, wanted, retain_graph=True, allow_unused=True)
+            grads = torch.autograd.grad(entry, expected, retain_graph=True, allow_unused=True)
             parts = [
-                torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(wanted, grads, strict=True)
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for p, g in zip(expected, grads, strict=True)
             ]
             table.append(torch.cat(parts))
     for p in frozen:

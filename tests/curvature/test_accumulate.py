@@ -71,16 +71,16 @@ def test_batches_of_uneven_size_sum_to_the_whole(structure: str):
 @pytest.mark.parametrize("estimator", ["approximate", "mixed"])
 def test_other_estimators(estimator: str):
     model, x = mlp(), randn(N, 4)
-    found = accumulate(model, batches(x), "gaussian", estimator=estimator, width_limit=4)
-    assert_same(found, ggn(model, x, "gaussian", estimator=estimator, width_limit=4))
+    result = accumulate(model, batches(x), "gaussian", estimator=estimator, width_limit=4)
+    assert_same(result, ggn(model, x, "gaussian", estimator=estimator, width_limit=4))
 
 
 def test_sketched_draws_anew_for_each_batch_from_the_given_generator():
     model, x = mlp(), randn(N, 4)
     source = generator(1)
     parts = [ggn(model, part, "gaussian", estimator="sketched", generator=source) for part in x.split(5)]
-    found = accumulate(model, batches(x), "gaussian", estimator="sketched", generator=generator(1))
-    assert_identical(found, parts[0] + parts[1] + parts[2])
+    result = accumulate(model, batches(x), "gaussian", estimator="sketched", generator=generator(1))
+    assert_identical(result, parts[0] + parts[1] + parts[2])
 
 
 class TwoInputs(nn.Module):
@@ -110,14 +110,14 @@ def test_loaders_of_tensors_dictionaries_and_pytrees():
 def test_a_function_and_a_subset_given_as_an_iterator():
     model, x = mlp(), randn(N, 4)
     params = {name: p.detach().clone() for name, p in model.named_parameters()}
-    found = accumulate(
+    result = accumulate(
         lambda p, x: torch.func.functional_call(model, p, (x,)),
         batches(x),
         "gaussian",
         params=params,
         parameters=iter(["2.weight", "2.bias"]),
     )
-    assert_same(found, ggn(model, x, "gaussian", parameters="2.*"))
+    assert_same(result, ggn(model, x, "gaussian", parameters="2.*"))
 
 
 def test_masks():
@@ -139,20 +139,20 @@ def test_masks():
 @pytest.mark.parametrize("structure", KINDS)
 def test_a_sum_in_float64_of_batches_in_float32(structure: str):
     model, x = mlp().float(), randn(400, 4).float()
-    found = accumulate(model, batches(x, 4), "gaussian", structure, dtype=torch.float64)
-    assert found.dtype == torch.float64
+    result = accumulate(model, batches(x, 4), "gaussian", structure, dtype=torch.float64)
+    assert result.dtype == torch.float64
     parts = [[t.double() for t in ggn(model, part, "gaussian", structure).tensors()] for part in x.split(4)]
     if structure == "lowrank":
-        assert torch.equal(found.tensors()[0], torch.cat([columns for (columns,) in parts], dim=1))
+        assert torch.equal(result.tensors()[0], torch.cat([columns for (columns,) in parts], dim=1))
         return
-    for ours, terms in zip(found.tensors(), zip(*parts, strict=True), strict=True):
+    for ours, terms in zip(result.tensors(), zip(*parts, strict=True), strict=True):
         theirs = torch.stack(terms).sum(0)
         # Products in float32 are symmetric only up to rounding; what is summed is their symmetric part.
         symmetric = (theirs + theirs.mT) / 2 if theirs.dim() > 1 else theirs
         torch.testing.assert_close(ours, symmetric, rtol=1e-13, atol=1e-13)
     if structure == "diagonal":  # and it does make a difference
         narrow = accumulate(model, batches(x, 4), "gaussian").diagonal().double()
-        assert (narrow - found.diagonal()).abs().max() > 1e-9
+        assert (narrow - result.diagonal()).abs().max() > 1e-9
 
 
 def test_nothing_of_the_users_changes():
@@ -222,14 +222,14 @@ def test_a_batch_that_does_not_fit_is_split(structure: str):
     def watched(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Structure:
         seen.append(len(x))
         with AllocationMeter() as meter:
-            found = real(model, x, *args, **kwargs)
+            result = real(model, x, *args, **kwargs)
         peaks.append(meter.peak)
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accumulate_module, "ggn", watched)
-        found = accumulate(model, [x], "gaussian", structure, parameters=chosen, memory_limit=limit)
-        assert_same(found, expected)
+        result = accumulate(model, [x], "gaussian", structure, parameters=chosen, memory_limit=limit)
+        assert_same(result, expected)
         assert 1 < max(seen) < 32
         assert sum(seen) == 32
         assert max(peaks) + 2 * expected.nbytes <= limit
@@ -242,8 +242,8 @@ def test_masks_are_split_with_their_samples():
     model, x = wide(3), randn(16, 1, 8, 8)
     mask = torch.rand(16, 3, generator=generator()) > 0.5
     limit = plan(model, x, "gaussian").total_bytes // 4
-    found = accumulate(model, [(x, x, mask)], "gaussian", mask_of=lambda batch: batch[2], memory_limit=limit)
-    assert_same(found, ggn(model, x, "gaussian", mask=mask))
+    result = accumulate(model, [(x, x, mask)], "gaussian", mask_of=lambda batch: batch[2], memory_limit=limit)
+    assert_same(result, ggn(model, x, "gaussian", mask=mask))
 
 
 def test_not_even_one_sample_fits():
@@ -341,10 +341,10 @@ def test_resumed_is_the_same_to_the_last_digit(structure: str, estimator: str, t
     real = accumulate_module.ggn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accumulate_module, "ggn", lambda *a, **k: calls.append(1) or real(*a, **k))
-        found = accumulate(
+        result = accumulate(
             model, counted(loader), "categorical", **options, generator=generator(3), checkpoint=str(path)
         )
-    assert_identical(found, expected)
+    assert_identical(result, expected)
     assert len(calls) == len(loader) - 3
     assert list(path.parent.iterdir()) == []  # removed at the end, nothing left behind
 
@@ -355,18 +355,18 @@ def test_a_batch_that_failed_half_way_is_done_again_with_the_same_signs(tmp_path
     real, calls = accumulate_module.ggn, []
 
     def failing(*args: Any, **kwargs: Any) -> Structure:
-        found = real(*args, **kwargs)  # signs are drawn, and then the power goes
+        result = real(*args, **kwargs)  # signs are drawn, and then the power goes
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accumulate_module, "ggn", failing)
         with pytest.raises(KeyboardInterrupt):
             accumulate(model, loader, "gaussian", estimator="sketched", generator=generator(3), checkpoint=path)
-    found = accumulate(model, loader, "gaussian", estimator="sketched", generator=generator(3), checkpoint=path)
-    assert_identical(found, expected)
+    result = accumulate(model, loader, "gaussian", estimator="sketched", generator=generator(3), checkpoint=path)
+    assert_identical(result, expected)
 
 
 def test_without_a_generator_the_signs_are_resumed_too(tmp_path: Path):
@@ -506,7 +506,7 @@ def test_a_loader_that_yields_other_data_is_noticed(tmp_path: Path):
 def share(rank: int, folder: str) -> None:
     model, x = mlp(), randn(N, 4)
     mine = batches(x[:9] if rank == 0 else x[9:], 3)  # three batches and two
-    found: dict[str, Any] = {k: accumulate(model, mine, "categorical", k).to_dense() for k in KINDS}
+    result: dict[str, Any] = {k: accumulate(model, mine, "categorical", k).to_dense() for k in KINDS}
     nothing = mine if rank == 0 else []  # a share without data
     empty = {k: accumulate(model, nothing, "categorical", k).to_dense() for k in KINDS}
     alone = accumulate(model, mine, "categorical", distributed=False).to_dense()
@@ -532,7 +532,7 @@ def share(rank: int, folder: str) -> None:
     torch.distributed.barrier()
     left = list(Path(folder).glob("sum*"))
     torch.save(
-        {"found": found, "empty": empty, "alone": alone, "messages": messages, "files": files, "resumed": resumed}
+        {"found": result, "empty": empty, "alone": alone, "messages": messages, "files": files, "resumed": resumed}
         | {"left": len(left)},
         f"{folder}/{rank}.pt",
     )

@@ -124,9 +124,9 @@ def test_nan_weights_and_overflow() -> None:
     ],
 )
 def test_unknown_words_and_impossible_combinations(options: dict[str, Any], message: str) -> None:
-    given = {"likelihood": "gaussian", **options}
+    passed = {"likelihood": "gaussian", **options}
     with pytest.raises(mq.MarquisError, match=message):
-        ggn(built(nn.Linear(3, 2)), X, **given)
+        ggn(built(nn.Linear(3, 2)), X, **passed)
 
 
 def test_a_matrix_that_does_not_fit_names_what_would() -> None:

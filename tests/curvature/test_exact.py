@@ -319,19 +319,19 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     x = double(3, 3)
     full = dense_ggn(model, x)
     assert_matches(ggn(model, x, "gaussian", "full").to_dense(), full[16:, 16:])
-    asked = ggn(model, x, "gaussian", "full", parameters=["0.weight", "2.weight"]).to_dense()
+    requested = ggn(model, x, "gaussian", "full", parameters=["0.weight", "2.weight"]).to_dense()
     index = torch.cat([torch.arange(12), torch.arange(16, 24)])
-    assert_matches(asked, full[index][:, index])
+    assert_matches(requested, full[index][:, index])
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "block", "full", "lowrank"])
 def test_float32_stays_float32_and_is_close(structure: str) -> None:
     model = built(LeNet())
     x = double(3, 1, 8, 8)
-    wanted = ggn(model, x, "categorical", structure).to_dense()
+    expected = ggn(model, x, "categorical", structure).to_dense()
     ours = ggn(model.float(), x.float(), "categorical", structure).to_dense()
     assert ours.dtype == torch.float32
-    assert_matches(ours.double(), wanted, 1e-4)
+    assert_matches(ours.double(), expected, 1e-4)
 
 
 def test_a_parameter_that_nothing_depends_on_has_zero_curvature() -> None:

@@ -63,10 +63,10 @@ def test_a_sketch_in_single_precision_is_the_sum_of_squared_gradients(case: str)
     torch.manual_seed(0)
     model, shape = CONVOLUTIONS[case]
     model, x = copy.deepcopy(model).eval(), torch.randn(shape)
-    found = ggn(model, x, "gaussian", "diagonal", "sketched", generator=torch.Generator().manual_seed(3)).diagonal()
+    result = ggn(model, x, "gaussian", "diagonal", "sketched", generator=torch.Generator().manual_seed(3)).diagonal()
     wide = copy.deepcopy(model).double()
     same = ggn(wide, x.double(), "gaussian", "diagonal", "sketched", generator=torch.Generator().manual_seed(3))
-    assert relative(found, same.diagonal()) < 5e-6
+    assert relative(result, same.diagonal()) < 5e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -80,7 +80,7 @@ def test_products_of_patches_are_those_of_the_unfolded_image(
     sizes = zip(image.shape[2:], pads, dilation, geometry.kernel, strict=True)
     boxes = tuple((0, size + sum(pad) - d * (k - 1)) for size, pad, d, k in sizes)
     patches = unfold(image.double(), geometry, boxes)[:, 0].flatten(0, 1)
-    found, count = patch_products(image, geometry, boxes, "expand")
+    result, count = patch_products(image, geometry, boxes, "expand")
     assert count == len(patches)
-    assert relative(found[0], patches.t() @ patches) < (1e-12 if dtype is torch.float64 else 5e-6)
-    assert torch.equal(found[0], found[0].t())
+    assert relative(result[0], patches.t() @ patches) < (1e-12 if dtype is torch.float64 else 5e-6)
+    assert torch.equal(result[0], result[0].t())

@@ -238,7 +238,7 @@ def test_inference_mode_of_the_caller_changes_nothing() -> None:
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(0, 2, (5,))
     expected = hessian(model, x, y, "categorical", "full").to_dense()
     with torch.inference_mode():
-        found = hessian(model, x.clone(), y.clone(), "categorical", "full").to_dense()
+        result = hessian(model, x.clone(), y.clone(), "categorical", "full").to_dense()
         products = operator(model, [(x.clone(), y.clone())], "categorical", kind="hessian").to_dense()
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(products, expected, rtol=1e-10, atol=1e-12)

@@ -272,9 +272,9 @@ def test_new_directions_are_orthogonal_even_if_they_are_almost_known():
     rows = torch.randn(3, 30, dtype=torch.float64, generator=generator(15))
     rows[1] = rows[0] + 1e-9 * rows[1]
     rows[2] = torch.randn(5, dtype=torch.float64, generator=generator(16)) @ basis  # adds nothing
-    found = _orthonormal_rows(rows, basis, 1e-14)
-    assert found.shape == (2, 30)
-    together = torch.cat([basis, found])
+    result = _orthonormal_rows(rows, basis, 1e-14)
+    assert result.shape == (2, 30)
+    together = torch.cat([basis, result])
     torch.testing.assert_close(together @ together.T, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-14)
 
 

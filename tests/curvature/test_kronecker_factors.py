@@ -138,12 +138,12 @@ def test_the_factors_are_those_of_the_definition(name: str, monkeypatch: pytest.
     model = built(make())
     classes = mq.Categorical(dim=-1 if name in ("dense", "sequence") else 1)
     for _ in range(2):
-        for batch, given, sharing in product((3, 1), ("gaussian", classes), ("expand", "reduce")):
+        for batch, passed, sharing in product((3, 1), ("gaussian", classes), ("expand", "reduce")):
             x = data(batch)
-            ours = ggn(model, x, given, "kronecker", weight_sharing=sharing)
-            exact = dense_ggn(model, x, given)
+            ours = ggn(model, x, passed, "kronecker", weight_sharing=sharing)
+            exact = dense_ggn(model, x, passed)
             dense = ours.to_dense()
-            for weight, parts in factors(model, x, given, sharing == "reduce").items():
+            for weight, parts in factors(model, x, passed, sharing == "reduce").items():
                 assert_matches(block(dense, model, weight), assembled(*parts))
                 outer, inner, count, _ = parts
                 trace = sum(float(o.trace() * i.trace()) / count for o, i in zip(outer, inner, strict=True))

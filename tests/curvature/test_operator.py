@@ -756,7 +756,7 @@ def _share(rank: int, folder: str) -> None:
     op = operator(case.model, loader, "categorical")
     v = randn(2, op.size, seed=3)
     fisher = operator(case.model, [case.x[:4]], "gaussian", "fisher", generator=generator(0))
-    found = {
+    result = {
         "product": op @ v,
         "trace": op.trace(4, generator=generator(rank)).value,  # the probes are the first process's
         "alone": operator(case.model, loader, "categorical", distributed=False) @ v,
@@ -766,8 +766,8 @@ def _share(rank: int, folder: str) -> None:
     try:  # one process's bad data must not leave the other waiting
         operator(case.model, [case.x[:2] * (float("nan") if rank == 1 else 1.0)], "categorical")
     except DataError as error:
-        found["message"] = str(error)
-    torch.save(found, f"{folder}/{rank}.pt")
+        result["message"] = str(error)
+    torch.save(result, f"{folder}/{rank}.pt")
 
 
 def test_two_processes_sum_their_shares(tmp_path: Path):
@@ -775,11 +775,11 @@ def test_two_processes_sum_their_shares(tmp_path: Path):
     case = Case("categorical")
     op = case.operator(batch=N)
     expected = op @ randn(2, op.size, seed=3)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for one in found:
+    result = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for one in result:
         torch.testing.assert_close(one["product"], expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(one["trace"], op.trace(4, generator=generator(0)).value, rtol=1e-10, atol=0)
         assert not torch.allclose(one["alone"], expected)
         assert one["fisher rank"] == 8  # same data and seed in both processes, other labels
-    assert "process 1 failed on its share of the data" in found[0]["message"]
-    assert all("NaN" in one["message"] for one in found)  # the cause reaches the process whose data were fine
+    assert "process 1 failed on its share of the data" in result[0]["message"]
+    assert all("NaN" in one["message"] for one in result)  # the cause reaches the process whose data were fine

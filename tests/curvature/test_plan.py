@@ -128,24 +128,24 @@ def test_columns_cuts_chunks_and_bytes_are_those_of_the_engine(name: str, struct
         return chunk(self, steps, source, start, cut)
 
     def spy_cuts(*args: Any) -> Any:
-        found = chosen(*args)
-        cuts.extend((cut.value, cut.width) for cut in found)
-        return found
+        result = chosen(*args)
+        cuts.extend((cut.value, cut.width) for cut in result)
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BackwardWalk, "_segment", spy_segment)
         patch.setattr(BackwardWalk, "_chunk", spy_chunk)
         patch.setattr(walk_module, "chosen_bottlenecks", spy_cuts)
         with AllocationMeter() as meter:
-            found = ggn(model, x, "gaussian", structure)
-    assert made.result_bytes == found.nbytes
+            result = ggn(model, x, "gaussian", structure)
+    assert made.result_bytes == result.nbytes
     assert made.columns == starts[0].count
     assert [s.columns for s in made.segments] == [root.count for root in starts]
     assert [c.after for c in made.recompressions] == [width for _, width in cuts]
     assert sum(s.chunks for s in made.segments) == len(chunks)
     assert {s.chunk for s in made.segments} <= set(chunks)
-    if isinstance(found, Kronecker):
-        assert {entry.name: entry.kept for entry in made.layers} == found.report()
+    if isinstance(result, Kronecker):
+        assert {entry.name: entry.kept for entry in made.layers} == result.report()
     assert 0.6 * meter.peak <= made.total_bytes <= 2.5 * meter.peak + 10_000
 
 
@@ -190,9 +190,9 @@ def test_how_parameters_are_treated(
     name: str, parameter: str, treatment: str, operation: str, module: str, networks: Any
 ):
     made = plan(*networks[name], "gaussian", "kronecker")
-    found = layer(made, parameter)
-    assert (found.treatment, found.operation, found.module) == (treatment, operation, module)
-    assert found.shape == tuple(dict(networks[name][0].named_parameters())[parameter].shape)
+    result = layer(made, parameter)
+    assert (result.treatment, result.operation, result.module) == (treatment, operation, module)
+    assert result.shape == tuple(dict(networks[name][0].named_parameters())[parameter].shape)
     slow = "fall-back" in treatment
     assert any(f"'{parameter}'" in note and f"`{operation}`" in note for note in made.notes) == slow
 

@@ -92,11 +92,11 @@ def test_first_lines_in_doubt_are_refused(tmp_path, text):
     for part in (f"{path}: the first line ({shown}", "header=True or header=False", "--header or --no-header"):
         assert part in str(refused.value)
     assert "\n" not in str(refused.value)
-    told = load(path, header=False)
-    assert told.feature_names is None and len(told) == 1 + len(below)
+    received = load(path, header=False)
+    assert received.feature_names is None and len(received) == 1 + len(below)
     if first[0] != ",":
-        told = load(path, header=True)
-        assert told.feature_names == tuple(first.split(",")) and len(told) == len(below)
+        received = load(path, header=True)
+        assert received.feature_names == tuple(first.split(",")) and len(received) == len(below)
 
 
 def test_a_data_module_can_be_told(tmp_path):

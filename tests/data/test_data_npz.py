@@ -78,13 +78,13 @@ def test_images_with_a_mask_keep_their_units(tmp_path, shape, dtype):
     x, missing = random.integers(0, 256, shape, dtype=np.uint8), random.random(shape) < 0.3
     np.savez(tmp_path / "whole.npz", x=x)
     np.savez(tmp_path / "holes.npz", x=x, missing=missing)
-    whole, holes = load(tmp_path / "whole.npz", dtype=dtype), load(tmp_path / "holes.npz", dtype=dtype)
+    whole, incomplete = load(tmp_path / "whole.npz", dtype=dtype), load(tmp_path / "holes.npz", dtype=dtype)
     where = missing[:, None] if missing.ndim == 3 else missing
     where = torch.from_numpy(np.moveaxis(where, -1, 1).copy() if shape[-1] == 3 else where)
-    assert holes.stored.dtype == dtype and holes.shape == whole.shape
-    assert torch.equal(holes.x.isnan(), where)
-    assert torch.equal(holes.x[~where], whole.x[~where])
-    (batch,) = holes.tensor_dataset()[1]
+    assert incomplete.stored.dtype == dtype and incomplete.shape == whole.shape
+    assert torch.equal(incomplete.x.isnan(), where)
+    assert torch.equal(incomplete.x[~where], whole.x[~where])
+    (batch,) = incomplete.tensor_dataset()[1]
     assert torch.equal(batch.isnan(), where[1])
 
 

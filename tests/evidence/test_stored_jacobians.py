@@ -51,9 +51,9 @@ def test_the_whole_matrix_from_kept_jacobians_is_the_curvature():
     assert matrix is not None and problem.curvature is not None
     torch.testing.assert_close(matrix, problem.curvature.to_dense(), rtol=1e-10, atol=1e-12)
     assert exact_curvature(LinearModel(problem, "adapted"), problem) is None  # it has it already
-    found = exact_curvature(LinearModel(approximate, "adapted"), approximate)
-    assert found is not None
-    torch.testing.assert_close(found.to_dense(), matrix)
+    result = exact_curvature(LinearModel(approximate, "adapted"), approximate)
+    assert result is not None
+    torch.testing.assert_close(result.to_dense(), matrix)
     assert exact_curvature(LinearModel(approximate, "adapted", store_bytes=0), approximate) is None
     few = replace(approximate, loader=approximate.loader[:2])  # 64 rows for 44 weights: products are cheaper
     assert exact_curvature(LinearModel(few, "adapted"), few) is None
@@ -83,8 +83,8 @@ def test_data_that_depend_on_each_other_are_never_kept():
     problem = classes("diagonal")
     x = problem.loader[0][0]  # type: ignore[index]
     for model, kept in ((Coupled().double(), False), (nn.Linear(3, 4).double(), True)):
-        found = jacobian_of(NetworkFunction.copy_of(model), x, model(x).detach())
-        assert (found is not None) is kept
+        result = jacobian_of(NetworkFunction.copy_of(model), x, model(x).detach())
+        assert (result is not None) is kept
 
 
 def test_anderson_is_faster_than_plain_steps():

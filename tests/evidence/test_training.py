@@ -95,8 +95,8 @@ def test_training_minimises_the_very_objective_of_the_evidence(outputs, temperat
     )  # fmt: skip
     precision = torch.full((5 * outputs,), 3.0, dtype=F64)
     expected = data.optimum(precision, 2.0 / temperature)
-    found = torch.cat([p.detach().reshape(-1) for p in trained.model.parameters()])
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    result = torch.cat([p.detach().reshape(-1) for p in trained.model.parameters()])
+    torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9)
 
 
 def test_short_last_batches_weigh_what_they_hold():

@@ -78,11 +78,11 @@ def test_practical_loop_ends_where_the_exact_evidence_is_stationary(outputs, pri
 @pytest.mark.parametrize("groups", ["scalar", "layer"])
 def test_fixed_point_is_stationary_for_every_structure(structure, groups):
     problem = network_problem(Prior(groups=groups), structure)
-    found = mackay(problem, tolerance=1e-11)
-    assert found.converged and len(found.history) < 60
-    assert slopes(found.problem) < 1e-8
-    assert found.log_evidence > float(log_evidence(problem)) + 1
-    torch.testing.assert_close(found.gamma, effective_parameters(found.problem))
+    result = mackay(problem, tolerance=1e-11)
+    assert result.converged and len(result.history) < 60
+    assert slopes(result.problem) < 1e-8
+    assert result.log_evidence > float(log_evidence(problem)) + 1
+    torch.testing.assert_close(result.gamma, effective_parameters(result.problem))
 
 
 def test_normalised_groups_and_classes():
@@ -98,8 +98,8 @@ def test_normalised_groups_and_classes():
 
 def test_temperature_enters_the_noise_update():
     problem = replace(network_problem(structure="full"), temperature=3.0)
-    found = mackay(problem, tolerance=1e-12)
-    assert found.converged and slopes(found.problem) < 1e-8
+    result = mackay(problem, tolerance=1e-12)
+    assert result.converged and slopes(result.problem) < 1e-8
 
 
 def test_default_tolerance_and_noise_off():
@@ -146,12 +146,12 @@ def test_a_hyper_prior_is_part_of_what_is_maximised():
 
 def test_gradient_keeps_the_best_iterate():
     problem = network_problem(structure="diagonal")
-    found = ascend(problem, learning_rate=3.0, steps=15)  # overshoots at once
-    values = [step.log_evidence for step in found.history]
-    assert found.log_evidence == max(values) and values[-1] < max(values) - 1e-6
-    assert not found.converged
-    assert float(log_evidence(found.problem)) == pytest.approx(found.log_evidence, rel=1e-12)
-    assert any("slope" in note for note in found.notes)
+    result = ascend(problem, learning_rate=3.0, steps=15)  # overshoots at once
+    values = [step.log_evidence for step in result.history]
+    assert result.log_evidence == max(values) and values[-1] < max(values) - 1e-6
+    assert not result.converged
+    assert float(log_evidence(result.problem)) == pytest.approx(result.log_evidence, rel=1e-12)
+    assert any("slope" in note for note in result.notes)
 
 
 def test_adam_takes_over_where_mackay_does_not_converge():

@@ -23,9 +23,9 @@ pytestmark = needs_browser
 
 
 def test_questions_are_withdrawn_when_the_mouse_has_moved_on(visit: Visit):
-    page, withdrawn, asked = visit.page, [], []
+    page, withdrawn, requested = visit.page, [], []
     page.on("requestfailed", lambda request: withdrawn.append(request.url))
-    page.on("request", lambda request: "decode" in request.url and asked.append(request.post_data_json["code"]))
+    page.on("request", lambda request: "decode" in request.url and requested.append(request.post_data_json["code"]))
     page.route("**/api/decode", lambda route: (time.sleep(0.15), route.continue_()))
     x, y = visit.at(3)
     for step in range(8):
@@ -35,15 +35,15 @@ def test_questions_are_withdrawn_when_the_mouse_has_moved_on(visit: Visit):
     until(lambda: withdrawn)
     assert all(url.endswith("/api/decode") for url in withdrawn)
     code = page.evaluate("marquis.maps[0].marks.cursor")
-    assert asked[-1] == code  # what is shown belongs to where the mouse rests
+    assert requested[-1] == code  # what is shown belongs to where the mouse rests
     page.click("#tab-scores")
     page.wait_for_timeout(300)
-    before = len(asked)
+    before = len(requested)
     page.mouse.move(x, y)
     page.wait_for_timeout(300)
-    assert len(asked) == before  # nobody looks at the panel
+    assert len(requested) == before  # nobody looks at the panel
     page.click("#tab-decode")
-    until(lambda: len(asked) == before + 1)  # now somebody does
+    until(lambda: len(requested) == before + 1)  # now somebody does
 
 
 def test_the_map_stays_where_it_is_when_its_background_arrives(visit: Visit):

@@ -238,9 +238,9 @@ def test_the_schema_is_kept_whatever_is_asked(workspace, served, mode: str):
     ]
     generation = schemathesis.GenerationMode(mode)
     quick = {"deadline": None, "database": None, "derandomize": True, "phases": [Phase.generate]}
-    asked = set()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    requested = set()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if mode == "negative" and operation.method == "get" and not operation.path_parameters:
             continue  # nothing can be wrong about it
 
@@ -250,8 +250,8 @@ def test_the_schema_is_kept_whatever_is_asked(workspace, served, mode: str):
             case.call_and_validate(base_url=served.rstrip("/"), checks=checks)
 
         ask()
-        asked.add(operation.label)
-    assert len(asked) >= (10 if mode == "positive" else 8), asked
+        requested.add(operation.label)
+    assert len(requested) >= (10 if mode == "positive" else 8), requested
     workspace.second = None
 
 
@@ -278,10 +278,10 @@ def test_ctrl_c_ends_the_command_cleanly(digits_run):
 
 def test_questions_that_were_withdrawn_are_not_computed(workspace, served, monkeypatch):
     """A page that selects point after point does not leave a queue of work behind."""
-    session, asked, going = workspace.sessions[0], [], threading.Event()
+    session, requested, going = workspace.sessions[0], [], threading.Event()
 
     def slow(row: int):
-        asked.append(row)
+        requested.append(row)
         going.wait(20)
         return {"rows": np.zeros(0), "geodesic": np.zeros(0), "euclidean": np.zeros(0)}
 
@@ -293,7 +293,7 @@ def test_questions_that_were_withdrawn_are_not_computed(workspace, served, monke
 
     with ThreadPoolExecutor(8) as pool:
         first = [pool.submit(ask, row, 20) for row in range(SLOW_AT_ONCE)]
-        while len(asked) < SLOW_AT_ONCE:
+        while len(requested) < SLOW_AT_ONCE:
             time.sleep(0.01)
         for withdrawn in [pool.submit(ask, row, 0.3) for row in range(10, 14)]:
             withdrawn.result()
@@ -304,4 +304,4 @@ def test_questions_that_were_withdrawn_are_not_computed(workspace, served, monke
         going.set()
         for each in (*first, last):
             each.result()
-    assert sorted(asked) == [*range(SLOW_AT_ONCE), 99]
+    assert sorted(requested) == [*range(SLOW_AT_ONCE), 99]

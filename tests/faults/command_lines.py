@@ -39,35 +39,35 @@ def make_files(folder: Path) -> list[str]:
 
 def commands() -> dict[str, list[Any]]:
     """Options and arguments of every command, as click knows them."""
-    found = {}
+    result = {}
     for name, (module, _) in GROUPS.items():
         command: Any = typer.main.get_command(import_module(module).app)
         nested = getattr(command, "commands", None)
         if nested:
-            found |= {f"{name} {sub}": list(part.params) for sub, part in nested.items()}
+            result |= {f"{name} {sub}": list(part.params) for sub, part in nested.items()}
         else:
-            found[name] = list(command.params)
-    return found
+            result[name] = list(command.params)
+    return result
 
 
 def random_line(chooser: random.Random, known: dict[str, list[Any]], files: list[str]) -> list[str]:
     """One command line; at most one epoch of training where it happens to be right."""
     name = chooser.choice(sorted(known))
-    words = name.split()
+    text = name.split()
     if chooser.random() < 0.05:
-        words = [chooser.choice(WEIRD)]
+        text = [chooser.choice(WEIRD)]
     parameters = known[name]
     for parameter in parameters:
         if parameter.param_type_name == "argument" and chooser.random() < 0.9:
-            words.append(_value(chooser, files))
+            text.append(_value(chooser, files))
     options = [part for part in parameters if part.param_type_name == "option" and part.name != "help"]
     for parameter in chooser.sample(options, k=min(len(options), chooser.randrange(4))):
-        words.append(chooser.choice(parameter.opts))
+        text.append(chooser.choice(parameter.opts))
         if not parameter.is_flag or chooser.random() < 0.1:
-            words.append(_value(chooser, files))
+            text.append(_value(chooser, files))
     if name == "train":
-        words += ["--epochs", "1", "--no-report"]
-    return words
+        text += ["--epochs", "1", "--no-report"]
+    return text
 
 
 def _value(chooser: random.Random, files: list[str]) -> str:

@@ -212,10 +212,10 @@ def autoencoder_doors() -> Iterator[Door]:
     yield door("autoencoders.fit_posthoc", autoencoders.fit_posthoc, **posthoc)
     behind = autoencoders.fit_posthoc(**posthoc)
     for kind in (autoencoders.PosteriorAutoencoder, autoencoders.LinearisedAutoencoder):
-        given = {"encoder": plain.encoder, "decoder": plain.decoder, "posterior": behind.posterior}
-        yield door(f"autoencoders.{kind.__name__}", kind, **given, likelihood="gaussian", missing=False)
-        yield door(f"autoencoders.{kind.__name__}.reconstruct", kind(**given).reconstruct, x=X, samples=3)
-    yield door("autoencoders.from_posterior", autoencoders.from_posterior, **given, likelihood=None)
+        passed = {"encoder": plain.encoder, "decoder": plain.decoder, "posterior": behind.posterior}
+        yield door(f"autoencoders.{kind.__name__}", kind, **passed, likelihood="gaussian", missing=False)
+        yield door(f"autoencoders.{kind.__name__}.reconstruct", kind(**passed).reconstruct, x=X, samples=3)
+    yield door("autoencoders.from_posterior", autoencoders.from_posterior, **passed, likelihood=None)
     spec = autoencoders.ModelSpec("ae", (3,), 2, width=0.1)
     saved = {"kind": "ae", "shape": (3,), "latent": 2, "width": 0.1, "likelihood": "gaussian", "lr": 1e-3}
     yield door("autoencoders.ModelSpec", lambda **a: autoencoders.ModelSpec(**a).build(0), **saved)

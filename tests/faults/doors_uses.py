@@ -232,8 +232,8 @@ def data_doors() -> Iterator[Door]:
     yield door("run.TrainingSettings.from_json", run.TrainingSettings.from_json, held=settings.as_json())
     yield door("run.TrainingSettings.resumed", settings.resumed, chosen={"epochs": 3})
     yield door("run.TrainingSettings.model_options", settings.model_options, rows=10)
-    words = {"model": "ae", "data": "digits", "latent": 2, "width": 0.1, "epochs": 1, "lr": 1e-3, "seed": 0}
-    yield door("run.TrainingSettings", run.TrainingSettings, **words)
+    text = {"model": "ae", "data": "digits", "latent": 2, "width": 0.1, "epochs": 1, "lr": 1e-3, "seed": 0}
+    yield door("run.TrainingSettings", run.TrainingSettings, **text)
     yield door("run.Run.create", run.Run.create, path=Path("made"), settings=settings, force=True)
     _trained(folder / "run")
     yield door("run.Run.open", run.Run.open, path=folder / "run")
@@ -341,10 +341,10 @@ def tomography_doors() -> Iterator[Door]:
         "Inpainting": {"mask": mask},
         "FanBeam": {"size": 8, "angles": 6, "detectors": 12, "spacing": 1.0, "source": 20.0, "detector": 20.0},
     }
-    for name, given in problems.items():
+    for name, passed in problems.items():
         kind = getattr(tomography, name)
-        yield door(f"tomography.{name}", kind, **given)
-        made = kind(**given)
+        yield door(f"tomography.{name}", kind, **passed)
+        made = kind(**passed)
         yield door(f"tomography.{name}.forward", made.forward, images=image.float(), linear=True)
         yield door(f"tomography.{name}.adjoint", made.adjoint, data=made.forward(image.float()), linear=True)
     yield door("tomography.FanBeam.fbp", made.fbp, data=made.forward(image), linear=True)
@@ -356,11 +356,11 @@ def tomography_doors() -> Iterator[Door]:
     yield door("tomography.tv", tomography.tv, data=measured, measurement=beam, weight=1e-3, iterations=3)
     yield door("tomography.UNet", tomography.UNet, channels=(4, 4), norm=False, range=None, scale=1.0, dropout=0.0)
     network = tomography.UNet((4, 4))
-    given = {"data": measured, "measurement": beam, "network": network, **SHORT}
-    trained = tomography.deep_image_prior(**given)
+    passed = {"data": measured, "measurement": beam, "network": network, **SHORT}
+    trained = tomography.deep_image_prior(**passed)
     both = {"trained": trained, "measurement": beam}
     yield door("tomography.constant", tomography.constant, **both, noise_variance=0.1)
-    training = {key: value for key, value in given.items() if key not in ("dropout", "network", "start")}
+    training = {key: value for key, value in passed.items() if key not in ("dropout", "network", "start")}
     yield door("tomography.dropout", tomography.dropout, **training, rate=0.05, samples=2, noise_variance=0.1)
     yield door("tomography.ensemble", tomography.ensemble, **training, members=2, noise_variance=0.1)
     yield door("tomography.linearise", tomography.linearise, **both, posterior="exact", taps=False, rank=5)

@@ -47,7 +47,7 @@ MODULES = [
 
 def public_callables() -> dict[str, Callable[..., Any]]:
     """Return functions, classes and public methods by the shortest name under which a user finds them."""
-    found: dict[str, Callable[..., Any]] = {}
+    result: dict[str, Callable[..., Any]] = {}
     seen: set[int] = set()
     for short in MODULES:
         module = importlib.import_module("marquis" if short == "marquis" else f"marquis.{short}")
@@ -56,8 +56,8 @@ def public_callables() -> dict[str, Callable[..., Any]]:
             for full, target in _targets(f"{prefix}{name}", value):
                 if id(inspect.unwrap(target)) not in seen:
                     seen.add(id(inspect.unwrap(target)))
-                    found[full] = target
-    return found
+                    result[full] = target
+    return result
 
 
 def _names(module: types.ModuleType) -> Iterator[tuple[str, Any]]:

@@ -41,9 +41,9 @@ def test_random_command_lines_in_one_process(part, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MARQUIS_OFFLINE", "1")
     wrong = []
-    for words in lines(CASES, files)[part::10]:
+    for text in lines(CASES, files)[part::10]:
         try:
-            main(words)
+            main(text)
             code: object = None
         except SystemExit as end:
             code = end.code
@@ -51,7 +51,7 @@ def test_random_command_lines_in_one_process(part, tmp_path, monkeypatch, capsys
             code = f"{type(error).__name__}: {error}"[:200]
         errors = capsys.readouterr().err
         if problem := problem_with(code, errors):
-            wrong.append(f"{words!r:.300}: {problem}")
+            wrong.append(f"{text!r:.300}: {problem}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -60,11 +60,11 @@ def test_random_command_lines_as_processes(tmp_path):
     files = make_files(tmp_path)
     environment = {**os.environ, "MARQUIS_OFFLINE": "1"}
     wrong = []
-    for words in lines(REAL_PROCESSES, files, seed=1):
-        if any("\0" in word for word in words):
+    for text in lines(REAL_PROCESSES, files, seed=1):
+        if any("\0" in word for word in text):
             continue
-        command = [sys.executable.encode(), b"-m", b"marquis", *(os.fsencode(word) for word in words)]
+        command = [sys.executable.encode(), b"-m", b"marquis", *(os.fsencode(word) for word in text)]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300)
         if problem := problem_with(ended.returncode, ended.stderr.decode(errors="replace")):
-            wrong.append(f"{words!r:.300}: {problem}")
+            wrong.append(f"{text!r:.300}: {problem}")
     assert not wrong, "\n".join(wrong)

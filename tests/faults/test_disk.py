@@ -68,8 +68,8 @@ def test_a_read_only_file_system_is_one_line(marquis, tmp_path):
         out = disk / "run"
         assert marquis(*WORDS, "--out", out, "--epochs", "1")[0] == 0
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        for words in (("train", "ae", "--out", out, "--resume", "--epochs", "3"), (*WORDS, "--out", disk / "new")):
-            code, _, err = marquis(*words)
+        for text in (("train", "ae", "--out", out, "--resume", "--epochs", "3"), (*WORDS, "--out", disk / "new")):
+            code, _, err = marquis(*text)
             assert code == 1 and "Read-only file system" in err and err.count("\n") == 1, err
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         assert marquis("train", "ae", "--out", out, "--resume", "--epochs", "2", "--no-report")[0] == 0

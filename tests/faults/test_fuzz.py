@@ -85,12 +85,12 @@ def outcome(door: Door, chooser: random.Random) -> tuple[str, str | None]:
     """Run one spoilt call; returns its description and what is wrong with its end, if anything."""
     arguments = door.arguments()
     spoilt = chooser.sample(sorted(arguments), k=min(len(arguments), chooser.choice((1, 1, 1, 2))))
-    words = []
+    text = []
     for name in spoilt:
         word, make = choose(chooser)
         arguments[name] = make(arguments[name])
-        words.append(f"{name}={word}")
-    described = f"{door.name}({', '.join(words)})"
+        text.append(f"{name}={word}")
+    described = f"{door.name}({', '.join(text)})"
     try:
         with at_most(SECONDS):
             result = door.call(**arguments)

@@ -42,19 +42,19 @@ def measured(*words: object) -> dict[str, Any]:
     [pytest.param(case, marks=() if case in FAST else pytest.mark.slow, id="-".join(case)) for case in CASES],
 )
 def test_the_plan_says_what_the_call_takes(case):
-    found = measured(*case)
-    if "refused" in found:
-        assert case[0] == "transformer" and case[2] == "mixed", found  # attention has no squared rule
+    result = measured(*case)
+    if "refused" in result:
+        assert case[0] == "transformer" and case[2] == "mixed", result  # attention has no squared rule
         return
-    assert found["measured"] >= 20 * MEGABYTE
-    assert 0.5 <= found["planned"] / found["measured"] <= 1.5, found
+    assert result["measured"] >= 20 * MEGABYTE
+    assert 0.5 <= result["planned"] / result["measured"] <= 1.5, result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_eight_megabytes_are_kept_or_refused(case):
-    found = measured(*case, 8 * MEGABYTE)
-    assert "refused" in found or found["measured"] <= 8 * MEGABYTE, found
+    result = measured(*case, 8 * MEGABYTE)
+    assert "refused" in result or result["measured"] <= 8 * MEGABYTE, result
 
 
 class Head(nn.Module):

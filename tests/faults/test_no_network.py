@@ -70,8 +70,8 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs st
 
 def test_a_trace_sees_a_connection(tmp_path):
     """The check of the check: a connection to a far address is noticed."""
-    words = "import socket; s = socket.socket(); s.settimeout(.01); s.connect_ex(('192.0.2.1', 9))"
-    assert elsewhere(traced(tmp_path, "-c", words))
+    text = "import socket; s = socket.socket(); s.settimeout(.01); s.connect_ex(('192.0.2.1', 9))"
+    assert elsewhere(traced(tmp_path, "-c", text))
 
 
 def test_laplace_and_online_training_talk_to_nobody(tmp_path):
@@ -87,8 +87,8 @@ def test_the_demonstration_talks_to_nobody(tmp_path, repository):
 
 @pytest.mark.slow
 def test_train_and_explore_talk_to_this_machine_only(tmp_path):
-    words = [word for word in SMALL if word != "--no-report"]
-    assert traced(tmp_path, "-m", "marquis", "train", "lae", "--data", "digits", "--out", "run", *words) == []
+    text = [word for word in SMALL if word != "--no-report"]
+    assert traced(tmp_path, "-m", "marquis", "train", "lae", "--data", "digits", "--out", "run", *text) == []
     assert (tmp_path / "run/report.html").is_file()
     assert traced(tmp_path, "-m", "marquis", "explore", "run", "--rows", "20", "--export", "page.html") == []
     log = tmp_path / "served"

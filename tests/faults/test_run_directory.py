@@ -155,9 +155,9 @@ def test_the_second_training_in_a_folder_is_refused(marquis, run, tmp_path):
     command = [sys.executable, "-c", HOLD, str(run)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        for words in (("--resume",), ("--data", "digits", "--force")):
-            said = marquis("train", "ae", "--out", run, *words, "--epochs", "9")
-            one_line(said, "is being written by a training", str(other.pid), exit_code=1)
+        for text in (("--resume",), ("--data", "digits", "--force")):
+            message = marquis("train", "ae", "--out", run, *text, "--epochs", "9")
+            one_line(message, "is being written by a training", str(other.pid), exit_code=1)
         with pytest.raises(StorageError, match="another process"):
             train_digits(run, 9, resume=True)
         other.communicate()
@@ -204,12 +204,12 @@ main(sys.argv[1:])
 
 
 def test_killed_while_writing_the_configuration(marquis, tmp_path):
-    words = ["train", "ae", "--data", "digits", "--out", "run", *ONE_EPOCH]
-    done = subprocess.run([sys.executable, "-c", KILL, *words], cwd=tmp_path, check=False)
+    text = ["train", "ae", "--data", "digits", "--out", "run", *ONE_EPOCH]
+    done = subprocess.run([sys.executable, "-c", KILL, *text], cwd=tmp_path, check=False)
     assert done.returncode == -9
     left = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert [name for name in left if name.startswith(".part-config")] and "config.json" not in left
-    assert marquis(*words)[0] == 0
+    assert marquis(*text)[0] == 0
     assert not [path for path in Path("run").iterdir() if path.name.startswith(".")]
 
 
@@ -243,8 +243,8 @@ def test_the_command_notices_that_its_configuration_is_gone(what, marquis, monke
         return plain(*args, callbacks=[Remove(tmp_path / "run" / what, 0), *callbacks], **options)
 
     monkeypatch.setattr(autoencoders, "fit", removing)
-    words = ("train", "ae", "--data", "digits", "--out", tmp_path / "run")
-    one_line(marquis(*words, *SMALL), "was removed during training", exit_code=1)
+    text = ("train", "ae", "--data", "digits", "--out", tmp_path / "run")
+    one_line(marquis(*text, *SMALL), "was removed during training", exit_code=1)
     monkeypatch.undo()
     os.chdir(tmp_path)
     assert Run.open(tmp_path / "run").settings.model == "ae"

@@ -23,8 +23,8 @@ def test_formulas_in_names_are_text_for_a_spreadsheet_and_names_for_us(tmp_path)
 
 def test_the_command_line_allows_more_bytes(marquis, tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((60, 5)))
-    words = ("train", "ae", "--data", tmp_path / "x.npz", "--out", "run", "--epochs", "1", "--no-report")
-    one_line(marquis("--max-bytes", "100", *words), "--max-bytes", "x.npz")
+    text = ("train", "ae", "--data", tmp_path / "x.npz", "--out", "run", "--epochs", "1", "--no-report")
+    one_line(marquis("--max-bytes", "100", *text), "--max-bytes", "x.npz")
     assert not Path("run").exists()
-    assert marquis("--max-bytes", "1000000", *words)[0] == 0
+    assert marquis("--max-bytes", "1000000", *text)[0] == 0
     assert budget() > 1_000_000  # the option ends with its command

@@ -129,11 +129,11 @@ def test_a_module_under_two_names_is_called_right_and_left_as_it_was():
     params = {name: torch.randn_like(value) for name, value in model.named_parameters()}
     buffers = {**buffers_of(model), "1.running_mean": torch.ones(3)}
     for _ in range(2):
-        found = call(model, params, buffers, x)
+        result = call(model, params, buffers, x)
     inner = nn.functional.linear(x, params["0.weight"], params["0.bias"])
     scale = params["1.weight"] / (buffers["1.running_var"] + 1e-5).sqrt()
     inner = nn.functional.linear((inner - 1) * scale + params["1.bias"], params["0.weight"], params["0.bias"])
-    torch.testing.assert_close(found, nn.functional.linear(inner, params["0.weight"], params["3.bias"]))
+    torch.testing.assert_close(result, nn.functional.linear(inner, params["0.weight"], params["3.bias"]))
     assert isinstance(twice.weight, nn.Parameter) and tied.weight is twice.weight
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -158,8 +158,8 @@ class TwoNames(nn.Module):
 
 def test_a_buffer_under_two_names_and_parameters_that_are_not_shown():
     model = TwoNames()
-    found = call(model, {"w": torch.ones(2)}, {"p": torch.full((2,), 10.0)}, torch.ones(2))
-    assert found.tolist() == [22.0, 22.0] and model.p.tolist() == model.q.tolist() == [1.0, 1.0]
+    result = call(model, {"w": torch.ones(2)}, {"p": torch.full((2,), 10.0)}, torch.ones(2))
+    assert result.tolist() == [22.0, 22.0] and model.p.tolist() == model.q.tolist() == [1.0, 1.0]
 
 
 def test_batch_size_of_any_pytree():

@@ -87,8 +87,8 @@ class TestTracing:
         y = x.flatten(1) @ at["w"]
         change = x.flatten(1) @ step["w"]
         for tangent in (Linearisation(at, 1), Linearisation(at, WORTH_TRACING)):
-            found = tangent.along(two, x, step)
-            torch.testing.assert_close(found, (y + change, y.square() + 2 * y * change), **EXACT)
+            result = tangent.along(two, x, step)
+            torch.testing.assert_close(result, (y + change, y.square() + 2 * y * change), **EXACT)
 
 
 class Residual(nn.Module):

@@ -38,8 +38,8 @@ def in_processes(function: Callable[..., None], folder: Path | str, *arguments: 
         process.kill()
         process.join()
     codes = [process.exitcode for process in group]
-    said = "\n".join(path.read_text() for path in sorted(meeting.glob("error*")))
-    assert not any(codes), f"exit codes {codes} of the processes\n{said}"
+    message = "\n".join(path.read_text() for path in sorted(meeting.glob("error*")))
+    assert not any(codes), f"exit codes {codes} of the processes\n{message}"
 
 
 def _member(function: Callable[..., None], rank: int, count: int, meeting: str, folder: str, arguments: tuple) -> None:

@@ -74,12 +74,12 @@ def files(model, data, tmp_path_factory) -> dict[str, tuple[dict, dict[str, Tens
     made["single weights"] = fit(structure="diagonal", prior=mq.Prior(1.0, "parameter"))
     made["classes"] = fit("categorical", parameters="last-layer")
     path = tmp_path_factory.mktemp("whole") / "file"
-    found = {}
+    result = {}
     for name, laplace in made.items():
         for kind, saved in (("laplace", laplace), ("posterior", laplace.posterior)):
             saved.save(path)
-            found[f"{name}, {kind}"] = contents(path)
-    return found
+            result[f"{name}, {kind}"] = contents(path)
+    return result
 
 
 def places(value: Any, before: tuple = ()) -> list[tuple]:
@@ -103,19 +103,19 @@ def replaced(value: Any, place: tuple, new: Any) -> Any:
 def refused_or_whole(path: Path, model: nn.Module, x: Tensor) -> bool:
     """Whether loading was refused by our error; if not, all that a posterior is for has to work."""
     try:
-        found = mq.load(path, model)
+        result = mq.load(path, model)
     except mq.MarquisError:
         return True
-    posterior = found if isinstance(found, mq.Posterior) else found.posterior
+    posterior = result if isinstance(result, mq.Posterior) else result.posterior
     posterior.sample(2)
     posterior.variance()
     posterior.log_prob(posterior.mean)
-    if isinstance(found, mq.Laplace):
-        repr(found)
-        found.log_evidence()
-        found.predict(x)
+    if isinstance(result, mq.Laplace):
+        repr(result)
+        result.log_evidence()
+        result.predict(x)
     else:
-        predict(found, model, x)
+        predict(result, model, x)
     return False
 
 

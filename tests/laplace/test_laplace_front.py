@@ -87,8 +87,8 @@ def test_estimator_is_chosen_by_the_number_of_outputs_and_said():
 
 def test_parameters_by_pattern_predicate_and_names():
     network = mlp()
-    for given in ("2.*", lambda name, tensor: name.startswith("2"), ["2.bias", "2.weight"]):
-        la = mq.Laplace(network, "categorical", parameters=given).fit(batches(network))
+    for passed in ("2.*", lambda name, tensor: name.startswith("2"), ["2.bias", "2.weight"]):
+        la = mq.Laplace(network, "categorical", parameters=passed).fit(batches(network))
         assert la.posterior.layout.names == ("2.weight", "2.bias")
     frozen = fresh(mlp())
     frozen[0].requires_grad_(False)
@@ -178,12 +178,12 @@ def test_grid_scores_are_predictive_densities_of_validation_data():
     with pytest.raises(DataError, match="validation"):
         la.tune("grid")
     tuned = la.tune("grid", loader=held, values=[0.01, 0.3, 1.0, 100.0])
-    found = {float(step.precision[0]): step.log_evidence for step in tuned.history}
+    result = {float(step.precision[0]): step.log_evidence for step in tuned.history}
     scores = []
     for value in (0.01, 0.3, 1.0, 100.0):
         probs = mq.Laplace(network, "categorical", "full", prior=value).fit(train).predict(held[0][0]).probs
         scores.append(float(probs[0, held[0][1]].log()))
-    assert [found[value] for value in (0.01, 0.3, 1.0, 100.0)] == pytest.approx(scores, rel=1e-10)
+    assert [result[value] for value in (0.01, 0.3, 1.0, 100.0)] == pytest.approx(scores, rel=1e-10)
     assert float(la.prior.precision[0]) == (0.01, 0.3, 1.0, 100.0)[scores.index(max(scores))]
 
 

@@ -155,9 +155,9 @@ def test_with_noise_returns_a_new_one():
 
 
 def test_changing_the_given_tensor_later_changes_nothing():
-    given = torch.ones(2)
-    likelihood = Gaussian(given)
-    given.fill_(7)
+    passed = torch.ones(2)
+    likelihood = Gaussian(passed)
+    passed.fill_(7)
     assert torch.equal(likelihood.noise_precision, torch.ones(2))
 
 

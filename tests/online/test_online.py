@@ -131,8 +131,8 @@ def test_stationary_precision_over_laplace_precision(preset: str | None, ratio: 
             # A linear network's curvature does not depend on the weights, so what is not yet there is known exactly.
             filled = 1 - (1 - alpha) ** online.state.steps
             seen.append(online.settings.factor * values(online.state) / filled)
-    found = (torch.stack(seen[len(seen) // 2 :]).mean(0) / whole).mean()
-    assert abs(float(found) - ratio) < tolerance
+    result = (torch.stack(seen[len(seen) // 2 :]).mean(0) / whole).mean()
+    assert abs(float(result) - ratio) < tolerance
     assert online.effective_temperature * filled == pytest.approx(1 / ratio, rel=1e-6)
 
 
@@ -358,12 +358,12 @@ def test_draws_are_white_across_and_within_rows():
 
 def test_every_draw_takes_other_rows_and_every_table_is_used():
     tables = row_tables(torch.float64)[:, :, 0]
-    found = set()
+    result = set()
     generator = gen(5)
     for _ in range(40):
         first = fill_with_noise(torch.empty(32, dtype=torch.float64), generator)[0]
-        found.add(int((tables == first).any(1).nonzero()[0]))
-    assert found == {0, 1, 2, 3}
+        result.add(int((tables == first).any(1).nonzero()[0]))
+    assert result == {0, 1, 2, 3}
 
 
 def test_samples_are_scaled_noise_around_the_mean():

@@ -79,11 +79,11 @@ def test_error_bar_and_relabelling(classes, variance):
     """The largest error over classes is at most .02 on average; another order of the classes moves .03 at most."""
     mean, covariance = cases(classes, variance, 12)
     truth = monte_carlo(mean, covariance, 40_000 if classes < 100 else 8_000)
-    found = link(mean, covariance)
-    assert float((found - truth).abs().amax(1).mean()) < 0.02
+    result = link(mean, covariance)
+    assert float((result - truth).abs().amax(1).mean()) < 0.02
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(1))
     relabelled = link(mean[:, order], covariance[:, order][:, :, order])
-    assert float((relabelled - found[:, order]).abs().amax(1).mean()) < 0.03  # the difference of two such errors
+    assert float((relabelled - result[:, order]).abs().amax(1).mean()) < 0.03  # the difference of two such errors
 
 
 def test_published_links_err_by_more():

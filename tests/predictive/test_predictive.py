@@ -56,12 +56,12 @@ def test_closed_form_for_every_structure(kind):
     posterior = posterior_of(network, x, kind)
     rows = dense_jacobian(network, x)
     expected = rows @ torch.linalg.inv(posterior.precision.to_dense()) @ rows.mT
-    found = predict(posterior, network, x, "gaussian")
-    close(found.covariance, expected)
-    close(found.variance, expected.diagonal(dim1=1, dim2=2))
-    close(found.mean, network(x).detach())
+    result = predict(posterior, network, x, "gaussian")
+    close(result.covariance, expected)
+    close(result.variance, expected.diagonal(dim1=1, dim2=2))
+    close(result.mean, network(x).detach())
     assert predict(posterior, network, x, "gaussian", diagonal=True).covariance is None
-    close(predict(posterior, network, x, "gaussian", diagonal=True).variance, found.variance)
+    close(predict(posterior, network, x, "gaussian", diagonal=True).variance, result.variance)
 
 
 def test_jvp_samples_of_deterministic_columns_give_the_closed_form(case):
@@ -102,9 +102,9 @@ def test_joint_covariance_over_inputs():
     network, x = mlp(), inputs_for(mlp(), 4)
     posterior = posterior_of(network, x)
     rows = dense_jacobian(network, x).flatten(0, 1)
-    found = predict(posterior, network, x, "gaussian", joint=True)
-    close(found.covariance, rows @ torch.linalg.inv(posterior.precision.to_dense()) @ rows.mT)
-    close(found.variance, predict(posterior, network, x).variance)
+    result = predict(posterior, network, x, "gaussian", joint=True)
+    close(result.covariance, rows @ torch.linalg.inv(posterior.precision.to_dense()) @ rows.mT)
+    close(result.variance, predict(posterior, network, x).variance)
 
 
 def test_for_a_linear_model_sampled_and_linearised_agree_draw_by_draw_and_else_they_do_not():
@@ -118,11 +118,11 @@ def test_for_a_linear_model_sampled_and_linearised_agree_draw_by_draw_and_else_t
 def test_linearised_samples_have_the_known_mean_and_are_not_centred():
     network, x = mlp(), inputs_for(mlp())
     posterior = posterior_of(network, x)
-    found = predict(posterior, network, x, "gaussian", method="linearised-samples", samples=9, generator=seeded(4))
-    close(found.mean, network(x).detach(), 1e-12)
+    result = predict(posterior, network, x, "gaussian", method="linearised-samples", samples=9, generator=seeded(4))
+    close(result.mean, network(x).detach(), 1e-12)
     noise = posterior.noise(9, seeded(4))
     moved = torch.einsum("nop,sp->sno", dense_jacobian(network, x), posterior.precision.sample_from(noise))
-    close(found.variance, moved.square().mean(0), 1e-10)
+    close(result.variance, moved.square().mean(0), 1e-10)
 
 
 def test_sampled_networks_against_a_plain_loop():
@@ -132,11 +132,11 @@ def test_sampled_networks_against_a_plain_loop():
     loop = torch.stack(
         [torch.func.functional_call(network, {n: w[s] for n, w in weights.items()}, (x,)) for s in range(11)]
     ).detach()
-    found = predict(
+    result = predict(
         posterior, network, x, "gaussian", method="sampled", samples=11, generator=seeded(6), memory_limit=9000
     )
-    close(found.mean, loop.mean(0), 1e-12)
-    close(found.variance, loop.var(0), 1e-12)
+    close(result.mean, loop.mean(0), 1e-12)
+    close(result.variance, loop.var(0), 1e-12)
     classes = predict(posterior, network, x, "categorical", method="sampled", samples=11, generator=seeded(6))
     close(classes.probs, loop.softmax(-1).mean(0), 1e-12)
     entropies = torch.special.entr(loop.softmax(-1)).sum(-1).mean(0)
@@ -182,12 +182,12 @@ def test_logistic_regression_against_the_true_posterior_on_a_grid():
     weights = weights / weights.sum()
     new = torch.cat([x[:5], 30 * x[:5]])
     truth = weights @ torch.sigmoid(grid @ new.mT)
-    found = la.predict(new).probs[:, 0]
+    result = la.predict(new).probs[:, 0]
     mode = torch.sigmoid(model(new)).detach()[:, 0]
-    assert float((found - truth).abs().max()) < 0.05
+    assert float((result - truth).abs().max()) < 0.05
     far = slice(5, None)  # far from the data the mode is certain and wrong, the posterior mean is not
     assert float((mode - truth).abs()[far].max()) > 0.05
-    assert ((found - 0.5).abs() < (mode - 0.5).abs() + 1e-12).all()
+    assert ((result - 0.5).abs() < (mode - 0.5).abs() + 1e-12).all()
     drawn = la.predict(new, link="mc", samples=4000, generator=seeded()).probs[:, 0]
     assert float((drawn - truth).abs().max()) < 0.06
 
@@ -210,8 +210,8 @@ def test_bridge_is_the_dirichlet_of_the_paper():
         mean = m[n] - (cov[n] @ ones)[:, 0] * m[n].sum() / total
         reduced = cov[n] - cov[n] @ ones @ ones.mT @ cov[n] / total
         alpha = (1 - 2 / 4 + mean.exp() * (-mean).exp().sum() / 16) / reduced.diagonal()
-        found = bridge(mq.Categorical(), m, cov.diagonal(dim1=1, dim2=2), cov)[n]
-        close(found, alpha / alpha.sum(), 1e-10)
+        result = bridge(mq.Categorical(), m, cov.diagonal(dim1=1, dim2=2), cov)[n]
+        close(result, alpha / alpha.sum(), 1e-10)
     assert torch.isfinite(bridge(mq.Categorical(), 1e4 * m, cov.diagonal(dim1=1, dim2=2), cov)).all()
 
 
@@ -249,9 +249,9 @@ def test_last_layer_in_factored_form(kind, bias):
     la = mq.Laplace(network, "categorical", kind, parameters=names).fit([(x, torch.zeros(7).long())])
     rows = dense_jacobian(network, x, names)
     expected = rows @ torch.linalg.inv(la.posterior.precision.to_dense()) @ rows.mT
-    found = la.predict(x)
-    close(found.covariance, expected, 1e-10)
-    close(found.variance, expected.diagonal(dim1=1, dim2=2), 1e-10)
+    result = la.predict(x)
+    close(result.covariance, expected, 1e-10)
+    close(result.variance, expected.diagonal(dim1=1, dim2=2), 1e-10)
     from marquis.predictive.last_layer import find_last_layer
 
     head = find_last_layer(PosteriorFunction(network, la.posterior), x)
@@ -274,10 +274,10 @@ def test_thousands_of_classes_need_no_jacobian():
     assert la.fitted.estimator == "sketched"
     la.predict(x[:1])
     with AllocationMeter() as meter:
-        found = la.predict(x, link="mc", samples=3, generator=seeded())
+        result = la.predict(x, link="mc", samples=3, generator=seeded())
     assert meter.peak < 10 * classes * classes * 4  # one O x O factor and little else; a Jacobian has O * O * 16 each
-    assert found.covariance is None and found.probs.shape == (5, classes)
-    assert torch.allclose(found.probs.sum(1), torch.ones(5), atol=1e-5)
+    assert result.covariance is None and result.probs.shape == (5, classes)
+    assert torch.allclose(result.probs.sum(1), torch.ones(5), atol=1e-5)
 
 
 def test_something_after_the_last_layer_takes_the_general_way():
@@ -291,13 +291,13 @@ def test_something_after_the_last_layer_takes_the_general_way():
 def test_any_layer_can_be_predicted():
     network, x = mlp(), inputs_for(mlp())
     posterior = posterior_of(network, x)
-    found = predict(posterior, network, x, at="1")
+    result = predict(posterior, network, x, at="1")
     inner = network[:2]
     rows = torch.zeros(7, 5, 44, dtype=torch.float64)
     rows[..., :20] = dense_jacobian(inner, x)
-    close(found.mean, inner(x).detach(), 1e-12)
-    close(found.covariance, rows @ torch.linalg.inv(posterior.precision.to_dense()) @ rows.mT)
-    assert found.probs is None and found.noise_variance is None
+    close(result.mean, inner(x).detach(), 1e-12)
+    close(result.covariance, rows @ torch.linalg.inv(posterior.precision.to_dense()) @ rows.mT)
+    assert result.probs is None and result.noise_variance is None
     both = [predict(posterior, network, x, at=at).sample(3, seeded(1)) for at in ("1", "2")]
     # The same weights: the output's linear samples follow from the hidden ones only through the whole network,
     # but the sampled networks have to be consistent exactly.
@@ -329,13 +329,13 @@ def test_pictures_of_any_size_in_bounded_memory():
     posterior = mq.Posterior(layout, parameters(network), Diagonal(layout, torch.full((layout.total,), 50.0)))
     limit = 80 * 2**20
     with AllocationMeter() as meter:
-        found = predict(posterior, network, z, "gaussian", samples=6, generator=seeded(), memory_limit=limit)
-    assert found.method.startswith("linearised (6 samples") and found.variance.shape == (2, 3, 512, 512)
+        result = predict(posterior, network, z, "gaussian", samples=6, generator=seeded(), memory_limit=limit)
+    assert result.method.startswith("linearised (6 samples") and result.variance.shape == (2, 3, 512, 512)
     assert meter.peak < 2 * limit  # a Jacobian would have 786,432 x 350 entries, over 1 GB
     noise = posterior.precision.sample_from(posterior.noise(6, seeded()))
     pixel = network(z)[1, 2, 300, 40]
     row = torch.cat([g.flatten() for g in torch.autograd.grad(pixel, list(network.parameters()))])
-    assert torch.allclose(found.variance[1, 2, 300, 40], (noise @ row).square().mean(), rtol=1e-4)
+    assert torch.allclose(result.variance[1, 2, 300, 40], (noise @ row).square().mean(), rtol=1e-4)
 
 
 def test_diagonal_only_never_forms_outputs_by_outputs():
@@ -346,11 +346,11 @@ def test_diagonal_only_never_forms_outputs_by_outputs():
     layout = layout_of(network)
     posterior = mq.Posterior(layout, parameters(network), Diagonal(layout, torch.arange(1.0, 3001.0).double()))
     with AllocationMeter() as meter:
-        found = predict(posterior, network, x, "gaussian", diagonal=True, memory_limit=2**21)
+        result = predict(posterior, network, x, "gaussian", diagonal=True, memory_limit=2**21)
     assert meter.peak < 1500 * 1500 * 8
     rows = (1 - network(x).square().detach())[0, :, None] * x
     expected = (rows.square() / torch.arange(1.0, 3001.0).double().reshape(1500, 2)).sum(1)
-    close(found.variance[0], expected, 1e-10)
+    close(result.variance[0], expected, 1e-10)
     with pytest.raises(MemoryBudgetError, match="diagonal"):
         predict(posterior, network, x, "gaussian", diagonal=False, memory_limit=2**24)
 
@@ -375,45 +375,45 @@ def test_a_loader_gives_what_one_batch_gives():
 
 def test_result_object_for_regression():
     network, x = mlp(), inputs_for(mlp())
-    found = predict(posterior_of(network, x), network, x, mq.Gaussian(4.0))
-    close(found.total_variance, found.variance + 0.25, 1e-12)
-    lower, upper = found.interval(0.95)
-    normal = torch.distributions.Normal(found.mean, found.total_variance.sqrt())
+    result = predict(posterior_of(network, x), network, x, mq.Gaussian(4.0))
+    close(result.total_variance, result.variance + 0.25, 1e-12)
+    lower, upper = result.interval(0.95)
+    normal = torch.distributions.Normal(result.mean, result.total_variance.sqrt())
     close(normal.cdf(upper) - normal.cdf(lower), torch.full_like(lower, 0.95), 1e-10)
-    inner = found.interval(0.95, noise=False)
+    inner = result.interval(0.95, noise=False)
     assert (inner[1] < upper).all() and (inner[0] > lower).all()
-    close(found.entropy, normal.entropy(), 1e-10)
-    noise_entropy = torch.distributions.Normal(found.mean, torch.full_like(found.mean, 0.5)).entropy()
-    close(found.mutual_information, normal.entropy() - noise_entropy, 1e-8)
-    close(found.log_prob(found.mean + 0.3), normal.log_prob(found.mean + 0.3).sum(1), 1e-10)
-    assert found.sample(3, seeded(), labels=True).shape == (3, 7, 4)
+    close(result.entropy, normal.entropy(), 1e-10)
+    noise_entropy = torch.distributions.Normal(result.mean, torch.full_like(result.mean, 0.5)).entropy()
+    close(result.mutual_information, normal.entropy() - noise_entropy, 1e-8)
+    close(result.log_prob(result.mean + 0.3), normal.log_prob(result.mean + 0.3).sum(1), 1e-10)
+    assert result.sample(3, seeded(), labels=True).shape == (3, 7, 4)
 
 
 def test_result_object_for_classes():
     network, x = mlp(), inputs_for(mlp())
     posterior = posterior_of(network, x)
-    found = predict(posterior, network, x, "categorical")
+    result = predict(posterior, network, x, "categorical")
     y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
-    close(found.log_prob(y), found.probs[torch.arange(7), y].log(), 1e-12)
-    assert (found.mutual_information > 0).all() and (found.mutual_information < found.entropy).all()
+    close(result.log_prob(y), result.probs[torch.arange(7), y].log(), 1e-12)
+    assert (result.mutual_information > 0).all() and (result.mutual_information < result.entropy).all()
     # Of the draws of single inputs and of whole functions alike, up to their number.
     by_weights = predict(posterior, network, x, "categorical", diagonal=True).mutual_information
-    assert torch.allclose(found.mutual_information, by_weights, rtol=0.5)
+    assert torch.allclose(result.mutual_information, by_weights, rtol=0.5)
     with pytest.raises(UnsupportedOperationError, match="quantiles"):
-        found.interval()
+        result.interval()
     binary = predict(posterior, network, x, "bernoulli")
     lower, upper = binary.interval(0.9)
     assert (lower < binary.probs).all() and (binary.probs < upper).all()
-    assert found.sample(2, seeded(), labels=True).shape == (2, 7)
+    assert result.sample(2, seeded(), labels=True).shape == (2, 7)
 
 
 def test_heteroscedastic_noise_is_averaged_over_its_own_uncertainty():
     network, x = mlp(), inputs_for(mlp())
     posterior = posterior_of(network, x)
-    found = predict(posterior, network, x, "heteroscedastic")
+    result = predict(posterior, network, x, "heteroscedastic")
     outputs = predict(posterior, network, x)
-    close(found.mean, outputs.mean[:, :2], 1e-12)
-    close(found.noise_variance, (outputs.mean[:, 2:] + outputs.variance[:, 2:] / 2).exp(), 1e-10)
+    close(result.mean, outputs.mean[:, :2], 1e-12)
+    close(result.noise_variance, (outputs.mean[:, 2:] + outputs.variance[:, 2:] / 2).exp(), 1e-10)
 
 
 def test_functions_and_dictionaries_work_too():

@@ -154,9 +154,9 @@ def test_processes_give_the_answer_of_one(tmp_path: Path, world):
     rows = torch.tensor([row for share in SHARES[world] for batch in share for row in batch])
     assert sorted(rows.tolist()) == list(range(N))
     for rank in range(world):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        result = torch.load(tmp_path / f"{rank}.pt")
         for group, report in expected.items():
             for what, value in report.items():
                 # predictions come in the order of the ranks; a low-rank matrix is compared as a matrix
                 value = value[rows] if what.split()[-1] in ("linearised", "linearised-samples", "sampled") else value
-                torch.testing.assert_close(found[group][what], value, rtol=1e-6, atol=1e-9, msg=f"{group}: {what}")
+                torch.testing.assert_close(result[group][what], value, rtol=1e-6, atol=1e-9, msg=f"{group}: {what}")

@@ -81,10 +81,10 @@ def summed_in(folder):
 def check_end(folder, world, already, structure="kronecker"):
     """Compares with one process, and counts the samples that were not summed again."""
     expected = ggn(network(), inputs(), "categorical", structure).to_dense()
-    found = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
-    for _, total in found:
+    result = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    for _, total in result:
         torch.testing.assert_close(total, expected)
-    assert sum(count for count, _ in found) == N - already
+    assert sum(count for count, _ in result) == N - already
     assert left_over(folder) == []
 
 

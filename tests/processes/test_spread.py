@@ -110,10 +110,10 @@ def test_sharded_networks_give_the_answers_of_one_process(tmp_path: Path, count:
     loader = [(x[i : i + 3], y[i : i + 3]) for i in range(0, N, 3)]
     expected = results(network(), loader, [(x, y)])
     for rank in range(count):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        result = torch.load(tmp_path / f"{rank}.pt")
         for case, report in expected.items():
             for what, value in report.items():
-                torch.testing.assert_close(found[case][what], value, rtol=1e-6, atol=1e-9, msg=f"{case}: {what}")
+                torch.testing.assert_close(result[case][what], value, rtol=1e-6, atol=1e-9, msg=f"{case}: {what}")
 
 
 def never_whole(rank, folder):

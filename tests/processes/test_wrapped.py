@@ -50,17 +50,17 @@ def share(rank, folder):
     for layer in (sharded[0], sharded[2]):
         fully_shard(layer)
     fully_shard(sharded)
-    found = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
+    result = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
     sharded(x[:2])  # after a forward pass of its own, too
-    found["fsdp2 used"] = results(sharded, mine)
+    result["fsdp2 used"] = results(sharded, mine)
     nothing = mine if rank == 1 else []
-    found["empty"] = results(DistributedDataParallel(network()), nothing)
+    result["empty"] = results(DistributedDataParallel(network()), nothing)
     vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
-    found["operator"] = {"product": operator(DistributedDataParallel(network()), mine, "categorical") @ vector}
-    found["operator empty"] = {"product": operator(network(), nothing, "categorical") @ vector}
+    result["operator"] = {"product": operator(DistributedDataParallel(network()), mine, "categorical") @ vector}
+    result["operator empty"] = {"product": operator(network(), nothing, "categorical") @ vector}
     apart = mq.Laplace(network(), "categorical").fit(mine, progress=False, distributed=False)
-    found["apart"] = {"data": apart.statistics.n}
-    torch.save(found, f"{folder}/{rank}.pt")
+    result["apart"] = {"data": apart.statistics.n}
+    torch.save(result, f"{folder}/{rank}.pt")
 
 
 def test_two_processes_with_wrapped_networks_give_the_answer_of_one(tmp_path: Path):
@@ -69,12 +69,12 @@ def test_two_processes_with_wrapped_networks_give_the_answer_of_one(tmp_path: Pa
     expected = results(network(), [(x, y)])
     part = results(network(), [(x[9:], y[9:])])
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        result = torch.load(tmp_path / f"{rank}.pt")
         vector = torch.linspace(-1, 1, 71, dtype=torch.float64)
         for name, rows in (("operator", slice(None)), ("operator empty", slice(9, None))):
             product = operator(network(), [(x[rows], y[rows])], "categorical") @ vector
-            torch.testing.assert_close(found.pop(name)["product"], product, rtol=1e-8, atol=1e-10)
-        assert found.pop("apart")["data"] == (9 if rank == 0 else 5)
-        for name, report in found.items():
+            torch.testing.assert_close(result.pop(name)["product"], product, rtol=1e-8, atol=1e-10)
+        assert result.pop("apart")["data"] == (9 if rank == 0 else 5)
+        for name, report in result.items():
             for what, value in (part if name == "empty" else expected).items():
                 torch.testing.assert_close(report[what], value, rtol=1e-6, atol=1e-9, msg=f"{name}: {what}")

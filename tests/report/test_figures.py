@@ -99,23 +99,23 @@ def test_training_curves_of_nothing_are_refused(history):
 def test_map_says_which_standard_deviation_it_shows(kind, meaning):
     model = trained(kind)[0]
     codes = model.encode(rows((1, 4, 4)), 3).mean
-    found = figures.latent_map(model, codes, edge=5, samples=4, generator=torch.Generator().manual_seed(0))
-    assert found.meaning == meaning
-    assert found.std.shape == (5, 5)
-    assert bool(found.std.isfinite().all()) and bool((found.std > 0).all())
-    torch.testing.assert_close(found.points, codes.double())
+    result = figures.latent_map(model, codes, edge=5, samples=4, generator=torch.Generator().manual_seed(0))
+    assert result.meaning == meaning
+    assert result.std.shape == (5, 5)
+    assert bool(result.std.isfinite().all()) and bool((result.std > 0).all())
+    torch.testing.assert_close(result.points, codes.double())
 
 
 def test_map_is_the_decoder_at_the_points_of_the_grid():
     model = trained("variational")[0]
     codes = model.encode(rows((1, 4, 4)), 1).mean
-    found = figures.latent_map(model, codes, edge=4, samples=1)
-    left, right, bottom, top = found.extent
+    result = figures.latent_map(model, codes, edge=4, samples=1)
+    left, right, bottom, top = result.extent
     low, high = codes.amin(0), codes.amax(0)
     assert left < float(low[0]) and right > float(high[0]) and bottom < float(low[1]) and top > float(high[1])
     corner = torch.tensor([[right, bottom]])  # the last column of the first row: rows go up
     expected = model.decode(corner, 1).noise_variance.mean().sqrt()
-    torch.testing.assert_close(found.std[0, -1], expected.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(result.std[0, -1], expected.double(), rtol=1e-5, atol=0)
 
 
 def test_codes_of_five_numbers_are_shown_along_their_principal_axes():
@@ -123,13 +123,13 @@ def test_codes_of_five_numbers_are_shown_along_their_principal_axes():
     generator = torch.Generator().manual_seed(0)
     scales = torch.tensor([0.1, 3.0, 0.1, 1.0, 0.1])
     codes = torch.randn(200, 5, generator=generator) * scales + 7
-    found = figures.latent_map(model, codes, edge=3, samples=1)
-    across = found.points.std(0)
+    result = figures.latent_map(model, codes, edge=3, samples=1)
+    across = result.points.std(0)
     assert float(across[0]) > 2.5 and 0.8 < float(across[1]) < 1.3
-    torch.testing.assert_close(found.points.mean(0), torch.zeros(2).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(result.points.mean(0), torch.zeros(2).double(), atol=1e-6, rtol=0)
     covariance = torch.cov(codes.double().T)
     share = torch.linalg.eigvalsh(covariance).flip(0) / covariance.trace()
-    assert found.axes[0] == f"principal axis 1 ({float(share[0]):.0%} of variance)"
+    assert result.axes[0] == f"principal axis 1 ({float(share[0]):.0%} of variance)"
 
 
 @pytest.mark.parametrize("latent", [1, 2, 5])
@@ -277,8 +277,8 @@ def test_widths_are_quantiles_of_the_posterior():
     widths = figures.posterior_widths(model.posterior())
     assert list(widths) == [name for name, _ in model.named_parameters()]
     std = model.posterior().variance()["decoder.0.weight"].double().sqrt().flatten()
-    wanted = torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99], dtype=torch.float64)
-    torch.testing.assert_close(widths["decoder.0.weight"], std.quantile(wanted), rtol=1e-6, atol=0)
+    expected = torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99], dtype=torch.float64)
+    torch.testing.assert_close(widths["decoder.0.weight"], std.quantile(expected), rtol=1e-6, atol=0)
     figure = figures.widths_figure({"one": widths, "two": widths, "none": {}})
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list(widths)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]

@@ -52,8 +52,8 @@ def test_evaluating_writes_the_report_anew(tmp_path):
     csv, other = write_csv(tmp_path / "table.csv"), write_csv(tmp_path / "o<b>ther.csv")
     run = finished_run(tmp_path / "run", model="lae", data=str(csv))
     write_report(run.path, effort=TINY)
-    said = CliRunner().invoke(app, ["evaluate", str(run.path), "--ood", str(other), "--samples", "3"])
-    assert said.exit_code == 0, said.output
+    prediction = CliRunner().invoke(app, ["evaluate", str(run.path), "--ood", str(other), "--samples", "3"])
+    assert prediction.exit_code == 0, prediction.output
     page = run.path / "report.html"
     assert_self_contained(page.read_text())
     assert "o&lt;b&gt;ther: 12 OOD rows against 12 held-out rows" in page.read_text()

@@ -96,7 +96,7 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         page.write(path)
     assert "old" in path.read_text()
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["report", "report.html"]
+    assert sorted(result.name for result in tmp_path.iterdir()) == ["report", "report.html"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a b", "", "A"])

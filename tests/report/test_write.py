@@ -19,31 +19,31 @@ SHAPE = (1, 4, 4)
 
 
 def pictures(path):
-    return sorted(found.stem for found in path.with_suffix("").iterdir())
+    return sorted(result.stem for result in path.with_suffix("").iterdir())
 
 
 def test_numbers_are_those_of_the_protocol():
     model, x = trained("laplacian")[0], rows(SHAPE, 30, seed=5)
     other = rows(SHAPE, 20, seed=6) * 3
-    found = study(model, x, torch.arange(4), out_of_distribution={"other": other}, effort=TINY, seed=3)
+    result = study(model, x, torch.arange(4), out_of_distribution={"other": other}, effort=TINY, seed=3)
     seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(3)))
-    said, outside = (model.reconstruct(d, 4, generator=torch.Generator().manual_seed(seed)) for d in (x, other))
-    variance = [part.variance.double().flatten(1).mean(1) for part in (said, outside)]
+    prediction, outside = (model.reconstruct(d, 4, generator=torch.Generator().manual_seed(seed)) for d in (x, other))
+    variance = [part.variance.double().flatten(1).mean(1) for part in (prediction, outside)]
     expected = {
-        "log-likelihood": said.log_prob.mean(),
-        "squared error": (said.mean - x).square().flatten(1).sum(1).mean(),
-        "90% coverage": coverage(said.mean, said.total_variance, x, [0.9])[0.9],
-        OUTPUT: said.variance.mean(),
-        CODE: said.latent.variance.mean(),
+        "log-likelihood": prediction.log_prob.mean(),
+        "squared error": (prediction.mean - x).square().flatten(1).sum(1).mean(),
+        "90% coverage": coverage(prediction.mean, prediction.total_variance, x, [0.9])[0.9],
+        OUTPUT: prediction.variance.mean(),
+        CODE: prediction.latent.variance.mean(),
         f"AUROC of other by {OUTPUT}": auroc(*variance),
         "effective temperature": model.effective_temperature,
     }
     for name, value in expected.items():
-        assert found.numbers[name] == pytest.approx(float(value), rel=1e-5), name
-    assert found.samples == 4
-    torch.testing.assert_close(found.examples.mean, said.mean[:4])
-    torch.testing.assert_close(found.variances[CODE][HELD_OUT], said.latent.variance.double().mean(1))
-    assert len(found.variances[OUTPUT]["other"]) == 20
+        assert result.numbers[name] == pytest.approx(float(value), rel=1e-5), name
+    assert result.samples == 4
+    torch.testing.assert_close(result.examples.mean, prediction.mean[:4])
+    torch.testing.assert_close(result.variances[CODE][HELD_OUT], prediction.latent.variance.double().mean(1))
+    assert len(result.variances[OUTPUT]["other"]) == 20
 
 
 def test_what_means_nothing_is_not_a_number():
@@ -60,7 +60,7 @@ def test_what_means_nothing_is_not_a_number():
 def test_models_side_by_side(tmp_path):
     models = {"<b>Laplacian</b>": trained("laplacian"), "plain": trained("plain"), "VAE": trained("variational")}
     x = rows(SHAPE, 60, seed=5)
-    found = write_comparison(
+    result = write_comparison(
         {name: model for name, (model, _) in models.items()},
         x,
         torch.arange(60) % 3,
@@ -70,26 +70,26 @@ def test_models_side_by_side(tmp_path):
         out_of_distribution={"brighter & <i>": 2 * x},
         effort=TINY,
     )
-    page = assert_self_contained(found.path.read_text(encoding="utf-8"))
-    assert pictures(found.path) == ["latent", "posterior", "reconstructions", "training", "variances"]
+    page = assert_self_contained(result.path.read_text(encoding="utf-8"))
+    assert pictures(result.path) == ["latent", "posterior", "reconstructions", "training", "variances"]
     assert "<b>Laplacian</b>" in page.text and "brighter & <i>" in page.text
     assert "plain: a single network, without variance" in page.text
     assert "on 40 held-out samples" in page.text  # no more than the effort allows
-    assert set(found.table) == set(models)
-    assert all(math.isfinite(row["log-likelihood"]) for row in found.table.values())
+    assert set(result.table) == set(models)
+    assert all(math.isfinite(row["log-likelihood"]) for row in result.table.values())
 
 
 def test_models_without_uncertainty_history_or_labels(tmp_path):
-    found = write_comparison({"plain": trained("plain", (5,))[0]}, rows((5,)), None, tmp_path, effort=TINY)
-    assert_self_contained(found.path.read_text(encoding="utf-8"))
-    assert pictures(found.path) == ["latent", "reconstructions"]
+    result = write_comparison({"plain": trained("plain", (5,))[0]}, rows((5,)), None, tmp_path, effort=TINY)
+    assert_self_contained(result.path.read_text(encoding="utf-8"))
+    assert pictures(result.path) == ["latent", "reconstructions"]
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (2, 6)])
 def test_other_shapes(shape, tmp_path):
-    found = write_comparison({"post-hoc": trained("posthoc", shape)[0]}, rows(shape), None, tmp_path, effort=TINY)
-    assert_self_contained(found.path.read_text(encoding="utf-8"))
-    assert pictures(found.path) == ["latent", "posterior", "reconstructions", "variances"]
+    result = write_comparison({"post-hoc": trained("posthoc", shape)[0]}, rows(shape), None, tmp_path, effort=TINY)
+    assert_self_contained(result.path.read_text(encoding="utf-8"))
+    assert pictures(result.path) == ["latent", "posterior", "reconstructions", "variances"]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_other_shapes(shape, tmp_path):
     ],
 )
 def test_wrong_input_is_refused_and_nothing_written(change, message, tmp_path):
-    given = {"models": {"plain": trained("plain")[0]}, "data": rows(SHAPE), "labels": None, "out": tmp_path / "out"}
+    passed = {"models": {"plain": trained("plain")[0]}, "data": rows(SHAPE), "labels": None, "out": tmp_path / "out"}
     with pytest.raises(MarquisError, match=message):
-        write_comparison(**{**given, **change}, effort=TINY)
+        write_comparison(**{**passed, **change}, effort=TINY)
     assert not (tmp_path / "out").exists()
 
 

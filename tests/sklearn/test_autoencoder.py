@@ -41,10 +41,10 @@ def test_intervals_of_missing_values_hold(wine, holes, n_components):
     """A longer code reconstructs better what it sees, and must not be surer about what it does not see."""
     missing, scale = np.isnan(holes), wine.std(0)
     model = LaplacianAutoencoder(n_components, max_iter=40, random_state=0).fit(holes)
-    found = model.impute(holes)
-    away = ((found.mean - wine) / scale)[missing]
+    result = model.impute(holes)
+    away = ((result.mean - wine) / scale)[missing]
     assert np.sqrt((away**2).mean()) < 0.9 * np.sqrt((((model.scaler_.mean_ - wine) / scale)[missing] ** 2).mean())
-    covered = np.abs((found.mean - wine) / np.where(missing, found.std, 1))[missing] < 1.645
+    covered = np.abs((result.mean - wine) / np.where(missing, result.std, 1))[missing] < 1.645
     assert 0.85 < covered.mean() < 0.96  # 90 % is promised
 
 
@@ -97,8 +97,8 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
     few[0] = wine[0]
     _, std = fitted.transform(few, return_std=True)
     x = fitted._inputs(few)
-    said = fitted.model_.reconstruct(x, 5, generator=fitted._draws(), keep=True)
-    np.testing.assert_allclose(std[0], said.latent.std[0], rtol=1e-12)
+    prediction = fitted.model_.reconstruct(x, 5, generator=fitted._draws(), keep=True)
+    np.testing.assert_allclose(std[0], prediction.latent.std[0], rtol=1e-12)
     source = fitted._draws()
     networks = [fitted.model_.posterior.sample(1, source) for _ in range(5)]
     completed = fitted.impute(few[3:4], 5).samples  # of one row: the same noise
@@ -107,7 +107,7 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
         draw = fitted.model_.draw_at({name: value[0] for name, value in network.items()})
         codes.append(draw.encode(fitted.model_.inputs(fitted._inputs(completed[s]), None)))
     np.testing.assert_allclose(std[3:4], torch.stack(codes).std(0), rtol=1e-8)
-    assert std[1:].mean() > 1.2 * said.latent.std[1:].mean()
+    assert std[1:].mean() > 1.2 * prediction.latent.std[1:].mean()
     monkeypatch.setattr("marquis.sklearn.autoencoder.ROWS", 7)
     np.testing.assert_allclose(fitted.transform(few, return_std=True)[1], std, rtol=1e-10)
 
@@ -157,17 +157,17 @@ def test_empty_columns(wine):
 
 
 def test_imputation_leaves_observed_entries_alone(fitted, holes):
-    found = fitted.impute(holes, samples=6)
+    result = fitted.impute(holes, samples=6)
     seen = ~np.isnan(holes)
-    np.testing.assert_array_equal(found.missing, ~seen)
-    assert found.samples.shape == (6, *holes.shape)
-    np.testing.assert_array_equal(found.mean[seen], holes[seen])
-    for version in found.samples:
+    np.testing.assert_array_equal(result.missing, ~seen)
+    assert result.samples.shape == (6, *holes.shape)
+    np.testing.assert_array_equal(result.mean[seen], holes[seen])
+    for version in result.samples:
         np.testing.assert_array_equal(version[seen], holes[seen])
-    assert np.isfinite(found.mean).all() and np.isfinite(found.samples).all()
-    assert (found.std[seen] == 0).all()
-    assert (found.std[~seen] > 0).all() and (fitted.missing_std_ > fitted.noise_std_ / 4).all()
-    np.testing.assert_array_equal(fitted.impute(holes, samples=2, random_state=3).mean, found.mean)
+    assert np.isfinite(result.mean).all() and np.isfinite(result.samples).all()
+    assert (result.std[seen] == 0).all()
+    assert (result.std[~seen] > 0).all() and (fitted.missing_std_ > fitted.noise_std_ / 4).all()
+    np.testing.assert_array_equal(fitted.impute(holes, samples=2, random_state=3).mean, result.mean)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(fitted, holes, monkeypatch):
@@ -221,9 +221,9 @@ def test_score_is_the_pseudo_likelihood(fitted, holes):
         variance = covariance[j, j] - slope @ covariance[others, j]
         row = x[i : i + 1].clone()
         row[0, next(block for block in entries.blocks if j in block)] = torch.nan
-        said = fitted.model_.reconstruct(row, 5, generator=fitted._draws())
-        mean += weight[j] * float(said.mean[0, j] - linear.filled(row)[0, j])
-        variance = scale[j] * variance + weight[j] ** 2 * float(said.variance[0, j])
+        prediction = fitted.model_.reconstruct(row, 5, generator=fitted._draws())
+        mean += weight[j] * float(prediction.mean[0, j] - linear.filled(row)[0, j])
+        variance = scale[j] * variance + weight[j] ** 2 * float(prediction.variance[0, j])
         total += -0.5 * (float(x[i, j]) - mean) ** 2 / variance - 0.5 * np.log(2 * np.pi * variance)
     np.testing.assert_allclose(fitted.score(holes[:4]), total / 4, rtol=1e-8)
     assert sorted(torch.cat(entries.blocks).tolist()) == list(range(13))
@@ -271,8 +271,8 @@ def test_new_rows_by_hand(fitted, holes):
     expected = fitted.scaler_.inverse_transform(torch.cat(rows).detach().numpy())
     noise = torch.randn(10, 13, dtype=torch.float64, generator=source).numpy() * fitted.noise_std_
     np.testing.assert_allclose(fitted.sample(10), expected + noise, rtol=1e-8)
-    said = fitted.model_.reconstruct(fitted._inputs(holes), 5, generator=fitted._draws()).mean
-    away = np.nanmean((said - fitted._inputs(holes)).numpy() ** 2, 0) ** 0.5
+    message = fitted.model_.reconstruct(fitted._inputs(holes), 5, generator=fitted._draws()).mean
+    away = np.nanmean((message - fitted._inputs(holes)).numpy() ** 2, 0) ** 0.5
     np.testing.assert_allclose(fitted.noise_std_, fitted.scaler_.scale_ * away, rtol=1e-10)
 
 
@@ -327,11 +327,11 @@ def test_tables(holes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # "not writable", of torch
         np.testing.assert_array_equal(model.inverse_transform(codes), model.inverse_transform(codes.to_numpy().copy()))
-    found = model.impute(table, 2)
-    for part in (found.mean, found.std):
+    result = model.impute(table, 2)
+    for part in (result.mean, result.std):
         assert isinstance(part, pd.DataFrame) and part.columns.equals(table.columns) and part.index.equals(table.index)
-    pd.testing.assert_frame_equal(found.mean.where(table.notna()), table)
-    np.testing.assert_array_equal(found.mean, LaplacianAutoencoder(**SMALL).fit(holes).impute(holes, 2).mean)
+    pd.testing.assert_frame_equal(result.mean.where(table.notna()), table)
+    np.testing.assert_array_equal(result.mean, LaplacianAutoencoder(**SMALL).fit(holes).impute(holes, 2).mean)
     with pytest.raises(ValueError, match="feature names"):
         model.transform(table[table.columns[::-1]])
     empty = table.assign(alcohol=np.nan)
@@ -406,8 +406,8 @@ def test_deviations_are_larger_where_a_column_does_not_follow_from_the_others():
     for j in range(4):  # and so are the errors
         rows = X[160:].copy()
         rows[:, j] = np.nan
-        found = model.impute(rows)
-        covered = abs(found.mean[:, j] - X[160:, j]) < 1.645 * found.std[:, j]
+        result = model.impute(rows)
+        covered = abs(result.mean[:, j] - X[160:, j]) < 1.645 * result.std[:, j]
         assert 0.8 < covered.mean() < 0.99
 
 
@@ -424,9 +424,9 @@ def test_the_network_adds_what_is_not_linear():
     first = source.uniform(-2, 2, 600)
     X = np.stack([first, first**2 + 0.05 * source.normal(size=600), source.normal(size=600)], 1)
     model = LaplacianAutoencoder(max_iter=80, random_state=0).fit(X[:400])
-    asked = X[400:].copy()
-    asked[:, 1] = np.nan
-    errors = (model.impute(asked).mean - X[400:])[:, 1]
+    requested = X[400:].copy()
+    requested[:, 1] = np.nan
+    errors = (model.impute(requested).mean - X[400:])[:, 1]
     assert np.sqrt((errors**2).mean()) < 0.5 * X[:, 1].std()
     strange = X[400:].copy()
     strange[:, 1] = X[source.permutation(400)[:200], 1]
@@ -440,8 +440,8 @@ def test_pickles_of_versions_without_a_linear_model(fitted, holes):
     old = LaplacianAutoencoder.__new__(LaplacianAutoencoder)
     with pytest.warns(FutureWarning, match="fitted by an earlier version"):
         old.__setstate__(state)
-    said = fitted.model_.reconstruct(fitted._inputs(holes), 5, generator=fitted._draws())
-    expected = np.where(np.isnan(holes), fitted._columns.rows(said.mean.numpy()), holes)
+    prediction = fitted.model_.reconstruct(fitted._inputs(holes), 5, generator=fitted._draws())
+    expected = np.where(np.isnan(holes), fitted._columns.rows(prediction.mean.numpy()), holes)
     np.testing.assert_allclose(old.impute(holes).mean, expected, rtol=1e-10)
-    std = np.sqrt((said.variance.numpy() * fitted.scaler_.scale_**2) + fitted.missing_std_**2)
+    std = np.sqrt((prediction.variance.numpy() * fitted.scaler_.scale_**2) + fitted.missing_std_**2)
     np.testing.assert_allclose(old.impute(holes).std, np.where(np.isnan(holes), std, 0), rtol=1e-8)

@@ -37,10 +37,10 @@ def complete():
 
 @pytest.fixture(scope="module")
 def holes(complete):
-    found, source = complete.copy(), np.random.default_rng(1)
+    result, source = complete.copy(), np.random.default_rng(1)
     for name in ("size", "kind", "name", "word"):
-        found.loc[source.random(len(found)) < 0.15, name] = np.nan if name == "size" else None
-    return found
+        result.loc[source.random(len(result)) < 0.15, name] = np.nan if name == "size" else None
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +69,32 @@ def test_probabilities_are_chosen_by_the_likelihood_of_hidden_levels():
 
 
 def test_levels_are_imputed_in_their_own_type(fitted, holes, complete):
-    found = fitted.impute(holes)
-    pd.testing.assert_series_equal(found.mean.dtypes, holes.dtypes)
-    assert not found.mean.isna().any().any()
+    result = fitted.impute(holes)
+    pd.testing.assert_series_equal(result.mean.dtypes, holes.dtypes)
+    assert not result.mean.isna().any().any()
     for name in holes:
         seen = holes[name].notna()
-        pd.testing.assert_series_equal(found.mean[name][seen], holes[name][seen])
+        pd.testing.assert_series_equal(result.mean[name][seen], holes[name][seen])
     for name in ("kind", "name", "word"):
         missing = holes[name].isna()
-        assert (found.mean[name][missing] == complete[name][missing]).mean() > 0.85
-        chances = found.probabilities[name]
+        assert (result.mean[name][missing] == complete[name][missing]).mean() > 0.85
+        chances = result.probabilities[name]
         assert list(chances.columns) == fitted.categories_[name] and chances.index.equals(holes.index)
         np.testing.assert_allclose(chances.sum(axis=1), 1.0)
-        np.testing.assert_allclose(found.std[name][missing], 1 - chances[missing].max(axis=1))
+        np.testing.assert_allclose(result.std[name][missing], 1 - chances[missing].max(axis=1))
         right = [chances.loc[row, complete[name][row]] for row in holes.index[missing]]
         assert np.log(right).mean() > 0.8 * np.log(complete[name].value_counts(normalize=True).max())
         assert (chances[~missing].max(axis=1) == 1).all()
-    levels = found.samples[:, holes["kind"].isna(), 1]
+    levels = result.samples[:, holes["kind"].isna(), 1]
     assert set(np.unique(levels)) <= {0.0, 1.0, 2.0}
 
 
 def test_unseen_levels_stay_and_count(fitted, complete):
     rows = complete[["size", "kind", "name", "flag", "word", "other"]].head(3).copy()
     rows.loc[0, "name"] = "new"
-    found = fitted.impute(rows)
-    assert found.mean.loc[0, "name"] == "new" and not found.missing.any()
-    assert (found.probabilities["name"].loc[0] == 0).all()
+    result = fitted.impute(rows)
+    assert result.mean.loc[0, "name"] == "new" and not result.missing.any()
+    assert (result.probabilities["name"].loc[0] == 0).all()
     count = next(c.count for c in fitted._categories if c.column == 2)
     gone = rows.copy()
     gone.loc[0, "name"] = None
@@ -129,11 +129,11 @@ def test_everything_else(fitted, complete, holes):
 def test_one_level_and_nothing_but_categories(complete):
     only = complete[["kind", "name"]].assign(same="x")
     model = LaplacianAutoencoder(**FAST).fit(only)
-    asked = only.head(4).copy()
-    asked.loc[0, "kind"] = None
-    assert model.impute(asked).mean.loc[0, "kind"] == only.loc[0, "kind"]
-    asked.loc[1, "same"] = "y"
-    assert model.score_samples(asked)[1] < model.score_samples(only.head(4))[1] - 5
+    requested = only.head(4).copy()
+    requested.loc[0, "kind"] = None
+    assert model.impute(requested).mean.loc[0, "kind"] == only.loc[0, "kind"]
+    requested.loc[1, "same"] = "y"
+    assert model.score_samples(requested)[1] < model.score_samples(only.head(4))[1] - 5
 
 
 def test_imputer(holes, complete):

@@ -218,8 +218,8 @@ def test_verbose_says_what_is_going_on(moons, capsys):
     LaplaceClassifier(**SMALL).fit(X, y)
     assert capsys.readouterr().out == ""
     LaplaceClassifier(**SMALL, verbose=1).fit(X, y)
-    said = capsys.readouterr().out
-    assert "L-BFGS" in said and "prior precision, 0" in said
+    message = capsys.readouterr().out
+    assert "L-BFGS" in message and "prior precision, 0" in message
     LaplaceClassifier(**SMALL, verbose=1, solver="adam", max_iter=10).fit(X, y)
     assert "Adam: epoch 10" in capsys.readouterr().out
 

@@ -28,10 +28,10 @@ def table(constant: float, holes: bool = True) -> np.ndarray:
 def test_constants_come_back_exactly(constant):
     X = table(constant)
     model = LaplacianAutoencoder(**SMALL).fit(X)
-    found, missing = model.impute(X, 4), np.isnan(X[:, 1])
+    result, missing = model.impute(X, 4), np.isnan(X[:, 1])
     assert missing.any()
-    assert (found.mean[:, 1] == constant).all() and (found.samples[:, :, 1] == constant).all()
-    assert (found.std[:, 1] == 0).all() and (found.std[:, 0][np.isnan(X[:, 0])] > 0).all()
+    assert (result.mean[:, 1] == constant).all() and (result.samples[:, :, 1] == constant).all()
+    assert (result.std[:, 1] == 0).all() and (result.std[:, 0][np.isnan(X[:, 0])] > 0).all()
     assert (model.sample(20)[:, 1] == constant).all() and len(np.unique(model.sample(20)[:, 0])) == 20
     rows, std = model.inverse_transform(model.transform(X), return_std=True)
     assert (rows[:, 1] == constant).all() and (std[:, 1] == 0).all() and (std[:, [0, 2, 3]] > 0).all()
@@ -85,22 +85,22 @@ def test_little_variation_is_no_constant():
     """To `StandardScaler` it is one, and gets a scale of 1."""
     X = table(0.0, holes=False)
     X[:, 1] = 1.7e9 + 1e-4 * X[:, 0]
-    found = columns_of(X, LABELS)
-    assert found.varies.all()
+    result = columns_of(X, LABELS)
+    assert result.varies.all()
     own = X[:, 1] - 1.7e9
-    np.testing.assert_allclose(found.scaler.scale_[1], own.std(), rtol=1e-6)
-    np.testing.assert_allclose(found.rows(found.standardised(X))[:, 1] - 1.7e9, own, atol=1e-6)
+    np.testing.assert_allclose(result.scaler.scale_[1], own.std(), rtol=1e-6)
+    np.testing.assert_allclose(result.rows(result.standardised(X))[:, 1] - 1.7e9, own, atol=1e-6)
 
 
 def test_mean_and_deviation_by_hand():
     X = table(3.0)
-    found = columns_of(X, LABELS)
-    np.testing.assert_array_equal(found.varies, [True, False, True, True])
-    np.testing.assert_allclose(found.scaler.mean_, [*np.nanmean(X[:, :1], 0), 3.0, *np.nanmean(X[:, 2:], 0)])
-    z = found.standardised(X)
+    result = columns_of(X, LABELS)
+    np.testing.assert_array_equal(result.varies, [True, False, True, True])
+    np.testing.assert_allclose(result.scaler.mean_, [*np.nanmean(X[:, :1], 0), 3.0, *np.nanmean(X[:, 2:], 0)])
+    z = result.standardised(X)
     np.testing.assert_allclose(np.nanstd(z, 0), 1, rtol=1e-12)
-    np.testing.assert_allclose(found.rows(z)[:, [0, 2, 3]], X[:, [0, 2, 3]], rtol=1e-12)
-    np.testing.assert_allclose(found.without_units(found.deviations(np.full(3, 0.5))), 0.5, rtol=1e-12)
+    np.testing.assert_allclose(result.rows(z)[:, [0, 2, 3]], X[:, [0, 2, 3]], rtol=1e-12)
+    np.testing.assert_allclose(result.without_units(result.deviations(np.full(3, 0.5))), 0.5, rtol=1e-12)
 
 
 def test_tables_in_which_nothing_varies():

@@ -29,33 +29,33 @@ def fitted():
 def test_contributions_add_up_to_the_score(fitted):
     X = rows(60, 1)
     X[3, 1], X[4, 4], X[5, 0] = 150.0, 8.0, np.nan
-    found = fitted.explain(X)
-    np.testing.assert_allclose(found.contributions.sum(1), -fitted.score_samples(X), rtol=1e-10)
-    np.testing.assert_array_equal(found.scores, found.contributions.sum(1))
-    assert found.contributions[3].argmax() == 1 and found.contributions[4].argmax() == 4
-    assert found.contributions[4, 4] == 50.0 and (np.delete(found.contributions[:, 4], 4) == 0).all()
+    result = fitted.explain(X)
+    np.testing.assert_allclose(result.contributions.sum(1), -fitted.score_samples(X), rtol=1e-10)
+    np.testing.assert_array_equal(result.scores, result.contributions.sum(1))
+    assert result.contributions[3].argmax() == 1 and result.contributions[4].argmax() == 4
+    assert result.contributions[4, 4] == 50.0 and (np.delete(result.contributions[:, 4], 4) == 0).all()
     near = X[3, [0, 2]].mean()
-    assert abs(found.expected[3, 1] - near) < 4 and found.low[3, 1] < found.expected[3, 1] < found.high[3, 1] < 150
-    inside = (found.low < X) & (found.high > X)
+    assert abs(result.expected[3, 1] - near) < 4 and result.low[3, 1] < result.expected[3, 1] < result.high[3, 1] < 150
+    inside = (result.low < X) & (result.high > X)
     assert 0.82 < np.delete(inside, [3, 4, 5], 0)[:, :4].mean() < 0.97
     wide = fitted.explain(X, level=0.99)
-    assert (wide.high - wide.low > found.high - found.low)[:, :4].all()
+    assert (wide.high - wide.low > result.high - result.low)[:, :4].all()
 
 
 def test_table_and_picture(fitted):
     X = rows(5, 2)
     X[2, 1] = 150.0
     table = pd.DataFrame(X, columns=list("abcde"))
-    found = LaplacianAutoencoder(**FAST).fit(pd.DataFrame(rows(400, 0), columns=list("abcde"))).explain(table)
-    shown = found.table(2)
+    result = LaplacianAutoencoder(**FAST).fit(pd.DataFrame(rows(400, 0), columns=list("abcde"))).explain(table)
+    shown = result.table(2)
     assert shown.index[0] == "b" and list(shown.columns) == ["value", "expected", "low", "high", "contribution"]
-    np.testing.assert_allclose(shown["contribution"].sum(), found.scores[2])
-    axes = found.plot(2)
+    np.testing.assert_allclose(shown["contribution"].sum(), result.scores[2])
+    axes = result.plot(2)
     assert len(axes.patches) == 5 and axes.get_yticklabels()[-1].get_text().startswith("b = 150 (")
     own = Figure().subplots()
-    assert found.plot(0, own) is own
+    assert result.plot(0, own) is own
     with pytest.raises(mq.DataError, match="row=9: there are 5 rows"):
-        found.table(9)
+        result.table(9)
     with pytest.raises(mq.DataError, match=r"level=1\.5"):
         fitted.explain(X, level=1.5)
 
@@ -66,13 +66,13 @@ def test_categories_are_explained():
     table = pd.DataFrame({"size": 3.0 * kind + 0.3 * source.normal(size=200), "kind": np.array(["s", "l"])[kind]})
     model = LaplacianAutoencoder(**FAST).fit(table)
     strange = table.head(2).assign(kind=["l" if k == "s" else "s" for k in table["kind"].head(2)])
-    found = model.explain(strange)
-    np.testing.assert_allclose(found.scores, -model.score_samples(strange), rtol=1e-10)
-    assert list(found.expected[:, 1]) == list(table["kind"].head(2)) and list(found.values[:, 1]) == list(
+    result = model.explain(strange)
+    np.testing.assert_allclose(result.scores, -model.score_samples(strange), rtol=1e-10)
+    assert list(result.expected[:, 1]) == list(table["kind"].head(2)) and list(result.values[:, 1]) == list(
         strange["kind"]
     )
-    assert found.table(0).loc["kind", "contribution"] > model.explain(table).contributions[:, 1].mean() + 1
-    assert np.isnan(found.table(0)["low"].astype(float)["kind"])
+    assert result.table(0).loc["kind", "contribution"] > model.explain(table).contributions[:, 1].mean() + 1
+    assert np.isnan(result.table(0)["low"].astype(float)["kind"])
 
 
 def test_drift(fitted):
@@ -81,8 +81,8 @@ def test_drift(fitted):
     assert np.mean(called) <= 0.3
     shifted = rows(80, 50)
     shifted[:, 1] = np.random.default_rng(0).permutation(shifted[:, 1])
-    found = fitted.is_drift(shifted)
-    assert found and found.p_value < 1e-4 and set(found.p_values) == {"score", "epistemic"}
+    result = fitted.is_drift(shifted)
+    assert result and result.p_value < 1e-4 and set(result.p_values) == {"score", "epistemic"}
     with pytest.raises(mq.DataError, match="at least 5"):
         fitted.is_drift(rows(3, 0))
     with pytest.raises(mq.DataError, match="alpha=2"):

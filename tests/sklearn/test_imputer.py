@@ -68,11 +68,11 @@ def test_options_reach_the_autoencoder(fitted, holes):
 
 def test_single_precision_comes_back(fitted, holes):
     single = holes.astype(np.float32)
-    found = fitted.transform(single)
-    assert found.dtype == np.float32 and fitted.transform(single.astype(np.float64)).dtype == np.float64
+    result = fitted.transform(single)
+    assert result.dtype == np.float32 and fitted.transform(single.astype(np.float64)).dtype == np.float64
     seen = ~np.isnan(single)
-    np.testing.assert_array_equal(found[seen], single[seen])
-    np.testing.assert_allclose(found, fitted.transform(single.astype(np.float64)), rtol=1e-6)
+    np.testing.assert_array_equal(result[seen], single[seen])
+    np.testing.assert_allclose(result, fitted.transform(single.astype(np.float64)), rtol=1e-6)
     assert fitted.sample(single, 2).dtype == np.float32
     marked = np.where(seen, single, np.float32(-999.9))  # which is not -999.9 in double precision
     by_marker = LaplacianImputer(fitted.estimator, missing_values=-999.9, random_state=0).fit(marked)
@@ -114,14 +114,14 @@ def test_empty_columns_and_indicators_as_simple_imputer_has_them(holes, keep, in
     with pytest.warns(UserWarning, match="ash") if not keep else _nothing():
         expected = theirs.transform(table)
     with pytest.warns(UserWarning, match=r"\['ash'\] had no value in fit and are left out") if not keep else _nothing():
-        found = ours.transform(table)
-        assert ours.sample(table, 2).shape == (2, *found.shape)
-    assert list(found.columns) == list(expected.columns)
+        result = ours.transform(table)
+        assert ours.sample(table, 2).shape == (2, *result.shape)
+    assert list(result.columns) == list(expected.columns)
     assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
-    seen = (~table.isna()).reindex(columns=found.columns, fill_value=True).to_numpy()
-    np.testing.assert_array_equal(found.to_numpy(dtype=float)[seen], expected.to_numpy(dtype=float)[seen])
+    seen = (~table.isna()).reindex(columns=result.columns, fill_value=True).to_numpy()
+    np.testing.assert_array_equal(result.to_numpy(dtype=float)[seen], expected.to_numpy(dtype=float)[seen])
     if keep:
-        assert (found["ash"] == 0).all()
+        assert (result["ash"] == 0).all()
 
 
 class _nothing(warnings.catch_warnings):

@@ -35,15 +35,15 @@ def mask(numbers) -> np.ndarray:
 def test_masked_entries_are_missing(numbers, mask, dtype):
     """What stands beneath the mask makes no difference."""
     masked = np.ma.array(np.where(mask, -999, numbers).astype(dtype), mask=mask)
-    holes = np.where(mask, np.nan, numbers.astype(dtype).astype(np.float64))
+    incomplete = np.where(mask, np.nan, numbers.astype(dtype).astype(np.float64))
     before = masked.data.copy()
-    first, second = autoencoder().fit(masked), autoencoder().fit(holes)
-    for rows in (masked, holes):
+    first, second = autoencoder().fit(masked), autoencoder().fit(incomplete)
+    for rows in (masked, incomplete):
         np.testing.assert_array_equal(first.impute(rows).missing, mask)
-        np.testing.assert_array_equal(first.impute(rows).mean, second.impute(holes).mean)
-        np.testing.assert_array_equal(first.score_samples(rows), second.score_samples(holes))
-    given = masked if dtype == np.float32 else holes
-    expected = imputer().fit_transform(given.filled(np.nan) if dtype == np.float32 else given)
+        np.testing.assert_array_equal(first.impute(rows).mean, second.impute(incomplete).mean)
+        np.testing.assert_array_equal(first.score_samples(rows), second.score_samples(incomplete))
+    passed = masked if dtype == np.float32 else incomplete
+    expected = imputer().fit_transform(passed.filled(np.nan) if dtype == np.float32 else passed)
     np.testing.assert_array_equal(imputer().fit_transform(masked), expected)
     np.testing.assert_array_equal(masked.data, before)
 
@@ -119,13 +119,13 @@ def test_integers_that_would_change_are_refused(numbers, kind):
 
 
 def test_so_are_those_of_arrays(numbers):
-    given = numbers.astype(np.int64)
-    given[5, 2] = -LARGE - 1
-    for rows in (given, given.tolist(), np.ma.array(given)):
+    passed = numbers.astype(np.int64)
+    passed[5, 2] = -LARGE - 1
+    for rows in (passed, passed.tolist(), np.ma.array(passed)):
         with pytest.raises(mq.DataError, match="column number 2 holds integers beyond"):
             autoencoder().fit(rows)
-    hidden = np.ma.array(given, mask=given < -LARGE)  # what is masked is no value
+    hidden = np.ma.array(passed, mask=passed < -LARGE)  # what is masked is no value
     assert autoencoder().fit(hidden).impute(hidden).missing.sum() == 1
     LaplaceRegressor(rounds=1, hidden_layer_sizes=(3,)).fit(
-        given, numbers[:, 0]
+        passed, numbers[:, 0]
     )  # gives no value back: rounding is nothing

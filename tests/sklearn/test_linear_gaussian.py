@@ -82,16 +82,16 @@ def test_em_climbs_the_likelihood_of_the_observed_entries(monkeypatch):
     values = []
     for steps in (1, 2, 5, 60):
         monkeypatch.setattr(gaussian_fit, "MAX_ITERATIONS", steps)
-        found = spectrum_of(x)
-        values.append(log_likelihood(found.mean, (found.vectors * found.values) @ found.vectors.T))
+        result = spectrum_of(x)
+        values.append(log_likelihood(result.mean, (result.vectors * result.values) @ result.vectors.T))
     assert values == sorted(values) and values[-1] > log_likelihood(truth.mean, dense(truth))
 
 
 def test_complete_rows_have_their_own_covariance():
     x = rows_with_holes(random_gaussian(), share=0.0)
-    found = spectrum_of(x)
-    np.testing.assert_allclose((found.vectors * found.values) @ found.vectors.T, np.cov(x.T, bias=True), rtol=1e-9)
-    gaussian = found.gaussian(7, 0.25)
+    result = spectrum_of(x)
+    np.testing.assert_allclose((result.vectors * result.values) @ result.vectors.T, np.cov(x.T, bias=True), rtol=1e-9)
+    gaussian = result.gaussian(7, 0.25)
     expected = 0.75 * np.cov(x.T, bias=True) + 0.25 * np.diag(x.numpy().var(0))
     np.testing.assert_allclose(dense(gaussian), expected, rtol=1e-9)
 
@@ -111,10 +111,10 @@ def test_more_columns_than_rows():
     factors = torch.randn(80, 3, dtype=torch.float64, generator=source)
     x = factors @ torch.randn(3, 300, dtype=torch.float64, generator=source)
     x = x + 0.3 * torch.randn(x.shape, dtype=torch.float64, generator=source)
-    holes = torch.where(torch.rand(x.shape, generator=source) < 0.2, torch.nan, x)
-    found = fit_gaussian(holes, (), source)
-    errors = (found.gaussian.filled(holes) - x)[holes.isnan()]
-    assert found.rank in (2, 4) and errors.square().mean().sqrt() < 0.45 < 0.3 * x.std()
+    incomplete = torch.where(torch.rand(x.shape, generator=source) < 0.2, torch.nan, x)
+    result = fit_gaussian(incomplete, (), source)
+    errors = (result.gaussian.filled(incomplete) - x)[incomplete.isnan()]
+    assert result.rank in (2, 4) and errors.square().mean().sqrt() < 0.45 < 0.3 * x.std()
 
 
 def test_a_column_whose_rare_value_is_hidden_keeps_its_unit():

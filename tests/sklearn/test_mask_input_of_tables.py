@@ -23,11 +23,11 @@ def telling_holes(seed=0, rows=200):
 
 def test_what_is_missing_tells_something_if_the_encoder_sees_it():
     x, group = telling_holes()
-    asked, _ = telling_holes(seed=1)
-    asked[:, 0] = np.nan  # nothing but the mask tells the groups apart
+    requested, _ = telling_holes(seed=1)
+    requested[:, 0] = np.nan  # nothing but the mask tells the groups apart
 
     def accuracy(**options):
-        filled = LaplacianAutoencoder(**FAST, **options).fit(x).impute(asked).mean[:, 0]
+        filled = LaplacianAutoencoder(**FAST, **options).fit(x).impute(requested).mean[:, 0]
         return ((filled > 0) == (group == 1)).mean()
 
     assert accuracy() > 0.95

@@ -103,14 +103,14 @@ def example(seed: int = 0, count: float = 5.0) -> Kronecker:
 def test_report_and_pieces_by_parameter() -> None:
     value = (3 * example()).add_diagonal(0.25)
     assert value.report() == {"w": "kronecker", "b": "dense", "norm": "diagonal"}
-    dense, found = value.to_dense(), value.by_parameter()
-    factors = found["w"]
+    dense, result = value.to_dense(), value.by_parameter()
+    factors = result["w"]
     assert isinstance(factors, KroneckerFactors)
     block = torch.kron(factors.left[0], factors.right[0]) + factors.shift * torch.eye(6, dtype=F64)
     close(block, dense[:6, :6])
-    assert isinstance(found["b"], Tensor) and isinstance(found["norm"], Tensor)
-    close(found["b"], dense[6:8, 6:8])
-    close(found["norm"], dense.diagonal()[8:])
+    assert isinstance(result["b"], Tensor) and isinstance(result["norm"], Tensor)
+    close(result["b"], dense[6:8, 6:8])
+    close(result["norm"], dense.diagonal()[8:])
 
 
 def test_sum_is_the_joint_batch_and_not_the_dense_sum() -> None:
@@ -143,8 +143,8 @@ def test_decay_and_scale_are_one_matrix_but_different_weights() -> None:
     forgotten = a.decay(0.5) + b
     piece, mine, theirs = forgotten.pieces["w"], a.pieces["w"], b.pieces["w"]
     assert all(isinstance(p, KroneckerPiece) for p in (piece, mine, theirs))
-    for found, x, y in zip(piece.tensors(), mine.tensors(), theirs.tensors(), strict=True):
-        close(found, 0.5 * x + y)
+    for result, x, y in zip(piece.tensors(), mine.tensors(), theirs.tensors(), strict=True):
+        close(result, 0.5 * x + y)
     with pytest.raises(UnsupportedOperationError, match="joint batch"):
         0.5 * a + b
     close((0.5 * a + 0.5 * b).to_dense(), 0.5 * (a + b).to_dense())

@@ -22,9 +22,9 @@ class TestDiagonal(StructureConformance):
 
     def test_by_parameter_has_the_parameters_shape(self) -> None:
         value, dense = self.build(STANDARD)
-        found = value.by_parameter()
-        assert found["a.weight"].shape == (3, 4)
-        close(found["a.weight"].flatten(), dense.diagonal()[:12])
+        result = value.by_parameter()
+        assert result["a.weight"].shape == (3, 4)
+        close(result["a.weight"].flatten(), dense.diagonal()[:12])
 
     def test_singular_error_names_the_parameter(self) -> None:
         values = torch.ones(STANDARD.total, dtype=F64)

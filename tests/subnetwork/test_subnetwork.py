@@ -106,7 +106,7 @@ def test_swag_is_the_variance_of_snapshots_and_leaves_the_network_alone():
     before, state = network.weight.detach().clone(), torch.get_rng_state()
     x = torch.randn(8, 2, generator=seeded(), dtype=torch.float64)
     y = torch.randn(8, 1, generator=seeded(1), dtype=torch.float64)
-    found = swag_variance(
+    result = swag_variance(
         network,
         [(x, y)],
         mq.Gaussian(),
@@ -121,11 +121,11 @@ def test_swag_is_the_variance_of_snapshots_and_leaves_the_network_alone():
     for _ in range(5):
         weight = weight - 0.1 * (x @ weight.mT - y).mT @ x / 8
         snapshots.append(weight)
-    close(found["weight"], torch.stack(snapshots).var(0, correction=0), 1e-10)
+    close(result["weight"], torch.stack(snapshots).var(0, correction=0), 1e-10)
     options = {"epochs": 5, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "generator": seeded()}
     mean, variance = swag_moments(network, [(x, y)], mq.Gaussian(), ["weight"], **options)
     close(mean["weight"], torch.stack(snapshots).mean(0), 1e-10)
-    close(variance["weight"], found["weight"], 1e-12)
+    close(variance["weight"], result["weight"], 1e-12)
     assert torch.equal(network.weight, before) and not network.training and torch.equal(torch.get_rng_state(), state)
     la = mq.Laplace(mlp(), "categorical", parameters=mq.Subnetwork(5, "swag", swag={"epochs": 3})).fit(data(mlp()))
     assert la.posterior.num_random == 5
@@ -158,8 +158,8 @@ def test_the_largest_laplace_variance_belongs_to_weights_without_influence():
     inputs = torch.linspace(-3, 3, 13, dtype=torch.float64).unsqueeze(1)
     assert float(variance.predict(inputs).variance.max()) == 0.0
     for subnetwork in others:
-        found = mq.Laplace(network, "gaussian", parameters=subnetwork).fit(batches, progress=False)
-        share = (found.predict(inputs).variance / whole.predict(inputs).variance).sqrt()
+        result = mq.Laplace(network, "gaussian", parameters=subnetwork).fit(batches, progress=False)
+        share = (result.predict(inputs).variance / whole.predict(inputs).variance).sqrt()
         assert float(share.min()) > 0.1
 
 

@@ -42,9 +42,9 @@ def test_all_tasks_on(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     model.train()
     x, generator = images(12, 1), torch.Generator().manual_seed(0)
-    found = ood.evaluate(model, x, 1 - x, images(15, 2), samples=4, generator=generator)
-    assert found.samples == draws
-    assert found.varies("output_variance") == found.varies("latent_variance") == (draws > 1)
+    result = ood.evaluate(model, x, 1 - x, images(15, 2), samples=4, generator=generator)
+    assert result.samples == draws
+    assert result.varies("output_variance") == result.varies("latent_variance") == (draws > 1)
     filled = imputation.impute(model, x, imputation.top_half(SHAPE), samples=4, averaged=4, generator=generator)
     assert filled.samples.shape == (draws, *x.shape)
     assert filled.averaged == draws
@@ -59,9 +59,9 @@ def test_all_tasks_on(name):
 
 
 def test_claimed_noise_counts_in_the_total_only():
-    found = ood.evaluate(MODELS["learnt variance"][0](), images(5, 0), images(5, 1), images(5, 2))
-    assert found.varies("total_variance")
-    assert not found.varies("output_variance")
+    result = ood.evaluate(MODELS["learnt variance"][0](), images(5, 0), images(5, 1), images(5, 2))
+    assert result.varies("total_variance")
+    assert not result.varies("output_variance")
 
 
 def test_double_precision_stays_double():

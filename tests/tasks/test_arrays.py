@@ -57,9 +57,9 @@ def model() -> ae.BaseAutoencoder:
 def test_what_becomes_a_tensor(given):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of arrays that cannot be written to
-        found = as_tensor(given, "x")
-    np.testing.assert_array_equal(found.numpy(), np.asarray(given))
-    assert found.shape == np.shape(given)
+        result = as_tensor(given, "x")
+    np.testing.assert_array_equal(result.numpy(), np.asarray(given))
+    assert result.shape == np.shape(given)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_scores(model):
     x = numbers(6, 1, 4, 4)
     tensor = torch.tensor(x, dtype=torch.float32)
     expected = ood.evaluate(model, tensor, 1 - tensor, tensor, generator=generator(), **QUIET)
-    found = ood.evaluate(model, x, 1 - x, x, generator=generator(), **QUIET)
+    result = ood.evaluate(model, x, 1 - x, x, generator=generator(), **QUIET)
     for name, score in expected.in_distribution.items():
-        torch.testing.assert_close(found.in_distribution[name], score, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result.in_distribution[name], score, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(
         ood.typicality(expected.in_distribution["nll"].numpy(), expected.train["nll"].numpy()),
         expected.in_distribution["typicality_nll"],
@@ -113,9 +113,9 @@ def test_few_labels(model):
     tensor = torch.tensor(x, dtype=torch.float32)
     options = {"repetitions": 2, "copies": 3, "progress": False}
     expected = semi_supervised.evaluate(model, tensor, torch.tensor(labels), [1, 3], generator=generator(), **options)
-    for given in (labels, labels.tolist(), pd.Series(labels), labels.astype(np.uint32)):
-        found = semi_supervised.evaluate(model, x, given, [1, 3], generator=generator(), **options)
-        assert torch.equal(found.accuracy, expected.accuracy)
+    for passed in (labels, labels.tolist(), pd.Series(labels), labels.astype(np.uint32)):
+        result = semi_supervised.evaluate(model, x, passed, [1, 3], generator=generator(), **options)
+        assert torch.equal(result.accuracy, expected.accuracy)
     several = [
         semi_supervised.evaluate_multilabel(model, one, other, 4, generator=generator(), **options).accuracy
         for one, other in ((tensor, torch.tensor(attributes)), (x, attributes))
@@ -155,15 +155,15 @@ def test_calibration():
     probs /= probs.sum(1, keepdims=True)
     labels, mean, target = np.arange(30) % 4, numbers(30, seed=1), numbers(30, seed=2)
     draws = numbers(9, 30, seed=3)
-    for name, given in {
+    for name, passed in {
         "expected_calibration_error": (probs, labels),
         "coverage": (mean, probs[:, 0], target),
         "sample_coverage": (draws, target),
         "sharpness": (probs,),
     }.items():
         function = getattr(calibration, name)
-        assert function(*given) == function(*map(torch.tensor, given))
-        assert function(*(part.tolist() for part in given)) == function(*given)
+        assert function(*passed) == function(*map(torch.tensor, passed))
+        assert function(*(part.tolist() for part in passed)) == function(*passed)
     curves = [
         calibration.error_against_variance(*(kind(part) for part in (mean, probs[:, 0], target)))
         for kind in (np.asarray, torch.tensor)
@@ -186,8 +186,8 @@ def test_masks():
     data, hidden, options = torch.rand(3, 8).double(), numbers(3, 8) < 0.5, {"progress": False}
     for fill in (0.5, np.linspace(0, 1, 8), np.float32(0.25)):
         filled = torch.as_tensor(fill)
-        found = imputation.impute(toy, data, hidden, fill=fill, **options)
-        assert torch.equal(found.mean, imputation.impute(toy, data, torch.tensor(hidden), fill=filled, **options).mean)
+        result = imputation.impute(toy, data, hidden, fill=fill, **options)
+        assert torch.equal(result.mean, imputation.impute(toy, data, torch.tensor(hidden), fill=filled, **options).mean)
     with pytest.raises(DataError, match=r"fill: .* got NoneType"):
         imputation.impute(toy, data, hidden, fill=None)
 
@@ -196,9 +196,9 @@ def test_masks():
 def test_images_of_the_wrong_size(model, shape):
     with pytest.raises(DataError) as caught:
         ood.scores(model, torch.rand(2, *shape), **QUIET)
-    said = str(caught.value)
-    assert f"DropoutAutoencoder cannot take data of shape {list(shape)} each" in said and "\n" not in said
-    assert "Its first layer is Linear(in_features=16" in said
+    message = str(caught.value)
+    assert f"DropoutAutoencoder cannot take data of shape {list(shape)} each" in message and "\n" not in message
+    assert "Its first layer is Linear(in_features=16" in message
     convolution = ae.Autoencoder(*ae.build((1, 16, 16), 2, 0.1, kind="convolutional", seed=0))
     with pytest.raises(DataError, match=r"cannot take data of shape \[3, 16, 16\] each.*Its first layer is Conv2d\(1,"):
         ood.scores(convolution, torch.rand(2, 3, 16, 16), **QUIET)
@@ -226,9 +226,9 @@ def test_votes_are_counted_in_parts(monkeypatch):
     sizes, original = [], torch.nn.functional.one_hot
 
     def counted(*given):
-        found = original(*given)
-        sizes.append(found.numel())
-        return found
+        result = original(*given)
+        sizes.append(result.numel())
+        return result
 
     monkeypatch.setattr(torch.nn.functional, "one_hot", counted)
     monkeypatch.setattr(neighbours, "VOTES", 300)

@@ -30,7 +30,7 @@ def identity() -> nn.Linear:
 class TestNear:
     def test_by_hand(self):
         codes, n = numbers(50, 3) @ torch.diag(torch.tensor([1.0, 3.0, 0.1], dtype=torch.float64)), 7
-        found = near(codes, n, source(1))
+        result = near(codes, n, source(1))
         again = source(1)
         rows = torch.randint(50, (n,), generator=again)
         e = torch.randn(n, 3, dtype=torch.float64, generator=again)
@@ -39,22 +39,22 @@ class TestNear:
         values, vectors = torch.linalg.eigh(covariance)
         steps = e @ (vectors * values.sqrt()).T
         expected = mean + (codes[rows] - mean + h * steps) / (1 + h**2) ** 0.5
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
     def test_mean_and_covariance_stay_and_groups_too(self):
         codes = torch.cat([numbers(2000, 2), numbers(1000, 2, seed=1) + 10])
-        found = near(codes, 200_000, source(2))
-        torch.testing.assert_close(found.mean(0), codes.mean(0), rtol=0.01, atol=0)
-        torch.testing.assert_close(torch.cov(found.T), torch.cov(codes.T), rtol=0.01, atol=0)
-        between = ((found > 4) & (found < 6)).all(1).double().mean()
+        result = near(codes, 200_000, source(2))
+        torch.testing.assert_close(result.mean(0), codes.mean(0), rtol=0.01, atol=0)
+        torch.testing.assert_close(torch.cov(result.T), torch.cov(codes.T), rtol=0.01, atol=0)
+        between = ((result > 4) & (result < 6)).all(1).double().mean()
         assert between < 0.01  # a Gaussian fitted to these codes has 9 % of them there
-        assert float((found[:, 0] > 5).double().mean()) == pytest.approx(1 / 3, abs=0.01)
+        assert float((result[:, 0] > 5).double().mean()) == pytest.approx(1 / 3, abs=0.01)
 
     def test_fewer_codes_than_numbers_in_a_code(self):
         codes = numbers(3, 5)
-        found = near(codes, 4, source())
-        assert found.shape == (4, 5) and bool(found.isfinite().all())
-        plane = torch.linalg.matrix_rank(torch.cat([codes, found]) - codes.mean(0), rtol=1e-8)
+        result = near(codes, 4, source())
+        assert result.shape == (4, 5) and bool(result.isfinite().all())
+        plane = torch.linalg.matrix_rank(torch.cat([codes, result]) - codes.mean(0), rtol=1e-8)
         assert plane == 2  # no step leaves the plane of the codes
         assert torch.equal(near(codes[:1], 2), codes[:1].expand(2, 5))
 

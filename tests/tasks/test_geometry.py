@@ -51,16 +51,16 @@ def uncertain(seed: int = 0, latent: int = 3):
 @pytest.mark.parametrize("protocol", [False, True])
 def test_geodesics_of_a_sphere_are_great_circles(protocol: bool):
     start, end = torch.tensor([0.6, 0.2], dtype=torch.float64), torch.tensor([1.2, 1.9], dtype=torch.float64)
-    found = geometry.geodesic(sphere(protocol), start, end, points=65, tolerance=1e-12)
+    result = geometry.geodesic(sphere(protocol), start, end, points=65, tolerance=1e-12)
     a, b = Sphere()(torch.stack([start, end]))
     angle = torch.arccos(a @ b)
-    assert bool(found.converged.all())
-    assert float(found.length[0]) == pytest.approx(float(angle), rel=1e-3)
+    assert bool(result.converged.all())
+    assert float(result.length[0]) == pytest.approx(float(angle), rel=1e-3)
     t = torch.linspace(0, 1, 65, dtype=torch.float64)[:, None]
     circle = (((1 - t) * angle).sin() * a + (t * angle).sin() * b) / angle.sin()  # spherical interpolation
-    assert torch.dist(Sphere()(found.points[0]), circle, p=torch.inf) < 1e-3
-    assert found.straight_length[0] > found.length[0] * 1.05  # the straight line in coordinates is no great circle
-    of_points = [float(f(sphere(protocol), found.points[0])) for f in (geometry.energy, geometry.length)]
+    assert torch.dist(Sphere()(result.points[0]), circle, p=torch.inf) < 1e-3
+    assert result.straight_length[0] > result.length[0] * 1.05  # the straight line in coordinates is no great circle
+    of_points = [float(f(sphere(protocol), result.points[0])) for f in (geometry.energy, geometry.length)]
     assert of_points[0] == pytest.approx(of_points[1] ** 2 / 2, rel=1e-6)  # constant speed
 
 
@@ -83,11 +83,11 @@ def test_geodesics_of_linear_decoders_are_straight_lines():
     )
     assert bool(converged.all())
     torch.testing.assert_close(curve, straight(start, end, 9), rtol=1e-6, atol=1e-6)
-    found = geometry.geodesic(decoders, start, end, points=9)
-    torch.testing.assert_close(found.points, straight(start, end, 9))
+    result = geometry.geodesic(decoders, start, end, points=9)
+    torch.testing.assert_close(result.points, straight(start, end, 9))
     networks = model.networks(7, decoders._same.generator())
     expected = torch.stack([((end - start) @ d.T).square().sum(1) for _, d in networks]).mean(0).sqrt()
-    torch.testing.assert_close(found.length, expected)
+    torch.testing.assert_close(result.length, expected)
     torch.testing.assert_close(
         geometry.distances(decoders, start[0], end),
         geometry.geodesic(decoders, start[:1].expand(4, 3), end, points=9).length,
@@ -120,8 +120,8 @@ def test_the_metric_is_that_of_dense_jacobians(kind: str):
         jacobian = torch.autograd.functional.jacobian
         jacobians = [[jacobian(lambda v, d=d: d.decode(v[None]).mean[0], z_i) for z_i in z] for d in draws]
     expected = torch.stack([torch.stack([j.T @ j for j in row]) for row in jacobians]).mean(0)
-    found = geometry.metric(model, z, 6, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    result = geometry.metric(model, z, 6, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(
         geometry.volume(model, z, 6, generator=torch.Generator().manual_seed(3)), torch.linalg.det(expected).sqrt()
     )
@@ -150,9 +150,9 @@ def test_data_around_an_obstacle_give_the_shorter_curve():
     angles = torch.linspace(0, math.pi, 60).double()
     around = torch.stack([angles.cos(), angles.sin()], 1) * 1.02
     over = geometry.geodesic(model, start, end)  # symmetric: Gauss-Newton cannot leave the ridge
-    found = geometry.geodesic(model, start, end, through=around)
-    assert float(over.length[0]) > 1.5 * float(found.length[0]) > 3
-    assert float(found.length[0]) < math.pi  # and shorter than the arc of data itself
+    result = geometry.geodesic(model, start, end, through=around)
+    assert float(over.length[0]) > 1.5 * float(result.length[0]) > 3
+    assert float(result.length[0]) < math.pi  # and shorter than the arc of data itself
 
 
 def test_threads_get_the_same_geodesics():

@@ -29,28 +29,28 @@ def case(n: int = 5, width: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 def test_projector_gives_alternating_projections(rounds):
     model, p = projector()
     x, missing = case()
-    found = imputation.impute(model, x, missing, samples=1, averaged=1, rounds=rounds, generator=seeded())
+    result = imputation.impute(model, x, missing, samples=1, averaged=1, rounds=rounds, generator=seeded())
     start = torch.where(missing, imputation.minmax_noise(x, seeded()), x)
-    assert torch.equal(found.filled, start)
+    assert torch.equal(result.filled, start)
     for row in range(len(x)):
         hide = torch.diag(missing[row].double())
         step, constant = p @ hide, p @ (x[row] * ~missing[row])
         powers = [torch.linalg.matrix_power(step, j) for j in range(rounds + 1)]
         closed = powers[rounds] @ p @ start[row] + sum(power @ constant for power in powers[:rounds])
-        assert found.reconstructions[0, row] == pytest.approx(closed, rel=1e-10, abs=1e-12)
+        assert result.reconstructions[0, row] == pytest.approx(closed, rel=1e-10, abs=1e-12)
     other = imputation.impute(model, x, missing, samples=1, averaged=1, rounds=rounds + 1, generator=seeded())
-    assert not torch.allclose(other.reconstructions, found.reconstructions, rtol=1e-6)  # rounds do something
+    assert not torch.allclose(other.reconstructions, result.reconstructions, rtol=1e-6)  # rounds do something
 
 
 def test_without_rounds_the_first_answers_stand():
     model, _ = projector(scale=0.3)
     x, missing = case()
-    found = imputation.impute(model, x, missing, samples=4, rounds=0, fill=0.5, generator=seeded())
+    result = imputation.impute(model, x, missing, samples=4, rounds=0, fill=0.5, generator=seeded())
     start = torch.where(missing, 0.5, x)
-    said = model.reconstruct(start, 4, generator=seeded(), keep=True)
-    assert torch.equal(found.reconstructions, said.samples) and found.averaged == 1
-    assert torch.equal(found.samples, torch.where(missing, said.samples, x))
-    assert not found.within_variance.any()
+    prediction = model.reconstruct(start, 4, generator=seeded(), keep=True)
+    assert torch.equal(result.reconstructions, prediction.samples) and result.averaged == 1
+    assert torch.equal(result.samples, torch.where(missing, prediction.samples, x))
+    assert not result.within_variance.any()
     assert [call[:2] for call in model.calls] == [("reconstruct", 4)] * 2
 
 
@@ -66,21 +66,23 @@ def test_holes_can_be_left_to_the_model():
     options = {"samples": 3, "averaged": 2, "rounds": 2}
     plain, knowing = projector(scale=0.3)[0], projector(scale=0.3)[0]
     knowing.__class__ = Knowing
-    wanted = imputation.impute(plain, x, missing, fill=0.25, generator=seeded(), **options)
-    found = imputation.impute(knowing, x, missing, fill="missing", generator=seeded(), **options)
-    assert torch.equal(found.samples, wanted.samples)
-    assert torch.equal(knowing.holes[0], missing) and not any(bool(holes.any()) for holes in knowing.holes[1:])
-    assert torch.equal(found.filled, torch.where(missing, 0.0, x))
+    expected = imputation.impute(plain, x, missing, fill=0.25, generator=seeded(), **options)
+    result = imputation.impute(knowing, x, missing, fill="missing", generator=seeded(), **options)
+    assert torch.equal(result.samples, expected.samples)
+    assert torch.equal(knowing.holes[0], missing) and not any(
+        bool(incomplete.any()) for incomplete in knowing.holes[1:]
+    )
+    assert torch.equal(result.filled, torch.where(missing, 0.0, x))
 
 
 def test_fill_may_be_an_array_of_numpy():
     model, _ = projector(scale=0.3)
     x, missing = case()
     means = torch.linspace(-1, 1, x.shape[1], dtype=F64)
-    wanted = imputation.impute(model, x, missing, samples=2, fill=means, generator=seeded())
+    expected = imputation.impute(model, x, missing, samples=2, fill=means, generator=seeded())
     for fill in (means.numpy(), means.tolist()):
-        found = imputation.impute(model, x, missing, samples=2, fill=fill, generator=seeded())
-        assert torch.equal(found.samples, wanted.samples)
+        result = imputation.impute(model, x, missing, samples=2, fill=fill, generator=seeded())
+        assert torch.equal(result.samples, expected.samples)
 
 
 def test_many_rounds_recover_what_lies_in_the_range():
@@ -88,8 +90,8 @@ def test_many_rounds_recover_what_lies_in_the_range():
     x = torch.rand(3, 8, generator=seeded(), dtype=F64) @ p
     missing = torch.zeros(8, dtype=torch.bool)
     missing[:3] = True
-    found = imputation.impute(model, x, missing, samples=1, averaged=1, rounds=2000)
-    assert found.mean == pytest.approx(x, abs=1e-8)
+    result = imputation.impute(model, x, missing, samples=1, averaged=1, rounds=2000)
+    assert result.mean == pytest.approx(x, abs=1e-8)
     once = imputation.impute(model, x, missing, samples=1, averaged=1)
     assert (once.mean - x).abs().max() > 1e-3
 
@@ -97,16 +99,16 @@ def test_many_rounds_recover_what_lies_in_the_range():
 def test_observed_entries_are_identical_and_go_into_the_second_stage():
     model, _ = projector(scale=0.3)
     x, missing = case()
-    found = imputation.impute(model, x, missing, samples=4, averaged=3, rounds=2, generator=seeded())
-    assert all(torch.equal(sample[~missing], x[~missing]) for sample in found.samples)
-    assert torch.equal(found.samples[:, missing], found.reconstructions[:, missing])
-    assert not torch.equal(found.reconstructions[:, ~missing], found.samples[:, ~missing])
+    result = imputation.impute(model, x, missing, samples=4, averaged=3, rounds=2, generator=seeded())
+    assert all(torch.equal(sample[~missing], x[~missing]) for sample in result.samples)
+    assert torch.equal(result.samples[:, missing], result.reconstructions[:, missing])
+    assert not torch.equal(result.reconstructions[:, ~missing], result.samples[:, ~missing])
     assert [call[:2] for call in model.calls] == [("reconstruct", 4)] + [("reconstruct", 3)] * 8
-    assert torch.equal(model.calls[0][2], found.filled)
+    assert torch.equal(model.calls[0][2], result.filled)
     for _, _, went_in in model.calls[1:]:
         assert torch.equal(went_in[~missing], x[~missing])
-        assert not torch.equal(went_in[missing], found.filled[missing])
-    assert len({float(s[missing].sum()) for s in found.samples}) == 4  # different answers
+        assert not torch.equal(went_in[missing], result.filled[missing])
+    assert len({float(s[missing].sum()) for s in result.samples}) == 4  # different answers
 
 
 def test_without_variance_it_is_deterministic():
@@ -124,17 +126,17 @@ def test_mean_and_variances():
     model, _ = projector(scale=0.3)
     model.noise_variance = 0.25
     x, missing = case()
-    found = imputation.impute(model, x, missing, samples=4, averaged=3, generator=seeded(), fill=0.5)
+    result = imputation.impute(model, x, missing, samples=4, averaged=3, generator=seeded(), fill=0.5)
     generator = seeded()
-    first = model.reconstruct(found.filled, 4, generator=generator, keep=True).samples
+    first = model.reconstruct(result.filled, 4, generator=generator, keep=True).samples
     second = [model.reconstruct(torch.where(missing, v, x), 3, generator=generator) for v in first]
     means = torch.where(missing, torch.stack([s.mean for s in second]), x)
-    assert found.mean == pytest.approx(means.mean(0), rel=1e-12)
-    assert found.std == pytest.approx(means.std(0), rel=1e-12, abs=1e-15)
+    assert result.mean == pytest.approx(means.mean(0), rel=1e-12)
+    assert result.std == pytest.approx(means.std(0), rel=1e-12, abs=1e-15)
     within = torch.stack([s.variance for s in second]).mean(0)
     total = torch.where(missing, means.var(0) + within * 2 / 3 + 0.25, 0.0)
-    assert found.total_variance == pytest.approx(total, rel=1e-12)
-    assert (found.averaged, float(found.total_variance[~missing].max())) == (3, 0.0)
+    assert result.total_variance == pytest.approx(total, rel=1e-12)
+    assert (result.averaged, float(result.total_variance[~missing].max())) == (3, 0.0)
 
 
 def test_total_variance_is_unbiased_where_it_can_be_known():
@@ -167,11 +169,11 @@ def test_batches_do_not_change_the_answer():
 def test_masks_nan_one_for_all_and_fill():
     model, _ = projector()
     x, missing = case()
-    holes = torch.where(missing, torch.nan, x)
-    by_nan = imputation.impute(model, holes, fill=0.5)
+    incomplete = torch.where(missing, torch.nan, x)
+    by_nan = imputation.impute(model, incomplete, fill=0.5)
     assert torch.equal(by_nan.samples, imputation.impute(model, x, missing, fill=0.5).samples)
     assert torch.equal(by_nan.missing, missing)
-    assert torch.equal(holes.isnan(), missing)  # the user's data are as they were
+    assert torch.equal(incomplete.isnan(), missing)  # the user's data are as they were
     same = imputation.impute(model, x, missing[0], fill=torch.arange(8.0))
     each = imputation.impute(model, x, missing[0].repeat(5, 1), fill=torch.arange(8.0).repeat(5, 1))
     assert torch.equal(same.samples, each.samples)
@@ -201,13 +203,13 @@ def test_generation_is_imputation_of_everything():
     model, _ = projector(scale=0.2)
     model.encoder, model.decoder = model.encoder.float(), model.decoder.float()
     options = {"samples": 4, "averaged": 2}
-    found = imputation.generate(model, 3, (8,), **options, generator=seeded())
+    result = imputation.generate(model, 3, (8,), **options, generator=seeded())
     everything = torch.ones(8, dtype=torch.bool)
     same = imputation.impute(model, torch.zeros(3, 8), everything, **options, generator=seeded())
-    assert found.samples.shape == (4, 3, 8)
-    assert torch.equal(found.samples, found.reconstructions)
-    assert torch.equal(found.samples, same.samples)
-    assert found.missing.all()
+    assert result.samples.shape == (4, 3, 8)
+    assert torch.equal(result.samples, result.reconstructions)
+    assert torch.equal(result.samples, same.samples)
+    assert result.missing.all()
     with pytest.raises(DataError, match="n=0"):
         imputation.generate(model, 0, (8,))
 
@@ -218,15 +220,15 @@ def test_generation_is_imputation_of_everything():
 def test_three_definitions_by_hand():
     model, _ = projector(scale=0.3)
     x, missing = case()
-    found = imputation.impute(model, x, missing, samples=4, averaged=2, generator=seeded())
-    errors = imputation.errors(found, x)
-    r, m = found.reconstructions, missing.double()
+    result = imputation.impute(model, x, missing, samples=4, averaged=2, generator=seeded())
+    errors = imputation.errors(result, x)
+    r, m = result.reconstructions, missing.double()
     assert errors.all == pytest.approx((r - x).square().sum(2).mean(0), rel=1e-12)
     assert errors.missing == pytest.approx(((r - x).square() * m).sum(2).mean(0), rel=1e-12)
-    assert errors.published == pytest.approx((r - found.filled).square().sum(2).mean(0), rel=1e-12)
+    assert errors.published == pytest.approx((r - result.filled).square().sum(2).mean(0), rel=1e-12)
     assert errors.all_of_mean == pytest.approx((r.mean(0) - x).square().sum(1), rel=1e-12)
     assert errors.missing_of_mean == pytest.approx(((r.mean(0) - x).square() * m).sum(1), rel=1e-12)
-    assert errors.published_of_mean == pytest.approx((r.mean(0) - found.filled).square().sum(1), rel=1e-12)
+    assert errors.published_of_mean == pytest.approx((r.mean(0) - result.filled).square().sum(1), rel=1e-12)
     spread = r.var(0, correction=0).sum(1)  # the identity of docs/method/autoencoders.md#predictions-from-samples
     assert errors.all == pytest.approx(errors.all_of_mean + spread, rel=1e-12)
     assert errors.summary()["missing"] == pytest.approx(float(errors.missing.mean()))
@@ -235,9 +237,9 @@ def test_three_definitions_by_hand():
 def test_published_definition_measures_the_noise():
     model = LinearModel(torch.zeros(1, 8, dtype=F64), torch.zeros(8, 1, dtype=F64))
     x, missing = case()
-    found = imputation.impute(model, x, missing, generator=seeded())
-    errors = imputation.errors(found, x)
-    assert errors.published == pytest.approx(found.filled.square().sum(1), rel=1e-12)
+    result = imputation.impute(model, x, missing, generator=seeded())
+    errors = imputation.errors(result, x)
+    assert errors.published == pytest.approx(result.filled.square().sum(1), rel=1e-12)
     assert errors.all == pytest.approx(x.square().sum(1), rel=1e-12)
     perfect = LinearModel(torch.eye(8, dtype=F64), torch.eye(8, dtype=F64))
     unchanged = imputation.errors(imputation.impute(perfect, x, missing, generator=seeded()), x)
@@ -248,11 +250,11 @@ def test_published_definition_measures_the_noise():
 def test_errors_want_the_complete_original():
     model, _ = projector()
     x, missing = case()
-    found = imputation.impute(model, x, missing)
+    result = imputation.impute(model, x, missing)
     with pytest.raises(DataError, match=r"the original has shape \[4, 8\]"):
-        imputation.errors(found, x[:4])
+        imputation.errors(result, x[:4])
     with pytest.raises(DataError, match="complete"):
-        imputation.errors(found, torch.where(missing, torch.nan, x))
+        imputation.errors(result, torch.where(missing, torch.nan, x))
 
 
 # Classifier
@@ -326,10 +328,10 @@ def test_bad_data_are_refused():
 def test_plain_autoencoder_fills_digits(digits):
     model, _, x, _ = digits
     mask = imputation.top_half(x.shape[1:])
-    found = imputation.impute(model, x, mask, rounds=10, generator=seeded())
-    assert found.samples.shape == (1, *x.shape)  # one network, one answer
-    noise = (found.filled - x).square().flatten(1).sum(1)
-    errors = imputation.errors(found, x)
+    result = imputation.impute(model, x, mask, rounds=10, generator=seeded())
+    assert result.samples.shape == (1, *x.shape)  # one network, one answer
+    noise = (result.filled - x).square().flatten(1).sum(1)
+    errors = imputation.errors(result, x)
     assert float(errors.missing.mean()) < 0.5 * float(noise.mean())
-    assert torch.equal(found.mean[..., 4:, :], x[..., 4:, :])
+    assert torch.equal(result.mean[..., 4:, :], x[..., 4:, :])
     assert imputation.generate(model, 2, (1, 8, 8)).mean.shape == (2, 1, 8, 8)

@@ -34,8 +34,8 @@ class OwnNoise:
         self.model = model
 
     def reconstruct(self, x, samples=100, *, generator=None, keep=False):
-        said = self.model.reconstruct(x, samples, generator=generator, keep=keep)
-        return Reconstruction(**{**vars(said), "noise_variance": 0.05 + x.square()})
+        message = self.model.reconstruct(x, samples, generator=generator, keep=keep)
+        return Reconstruction(**{**vars(message), "noise_variance": 0.05 + x.square()})
 
 
 @pytest.mark.parametrize("own_noise", [False, True])
@@ -44,7 +44,7 @@ def test_equals_brute_force(own_noise):
     plain.noise_variance = 0.2
     model = OwnNoise(plain) if own_noise else plain
     x, missing, donors = case()
-    found = imputation.impute_weighted(
+    result = imputation.impute_weighted(
         model, x, donors, missing, exponent=0.7, networks=3, samples=4, generator=seeded(), batch_size=2
     )
     _, _, first = plain.calls[0]
@@ -61,16 +61,16 @@ def test_equals_brute_force(own_noise):
         weights = torch.stack(logs).softmax(0)
         hidden, mean = missing[b], weights @ answers
         variance = weights @ (answers - mean).square()
-        assert found.mean[b][hidden] == pytest.approx(mean[hidden], rel=1e-10)
-        assert found.variance[b][hidden] == pytest.approx(variance[hidden], rel=1e-8)
+        assert result.mean[b][hidden] == pytest.approx(mean[hidden], rel=1e-10)
+        assert result.variance[b][hidden] == pytest.approx(variance[hidden], rel=1e-8)
         total = variance + weights @ noise
-        assert found.total_variance[b][hidden] == pytest.approx(total[hidden], rel=1e-8)
-        assert float(found.effective[b]) == pytest.approx(float(1 / weights.square().sum()), rel=1e-10)
-        for version in found.reconstructions[:, b]:
+        assert result.total_variance[b][hidden] == pytest.approx(total[hidden], rel=1e-8)
+        assert float(result.effective[b]) == pytest.approx(float(1 / weights.square().sum()), rel=1e-10)
+        for version in result.reconstructions[:, b]:
             assert float((answers - version).abs().amax(1).min()) < 1e-12  # a sample is one of the candidates
-    assert found.candidates == 21 and found.samples.shape == (4, 5, 8)
-    assert torch.equal(found.mean[~missing], x[~missing]) and float(found.total_variance[~missing].max()) == 0
-    assert all(torch.equal(sample[~missing], x[~missing]) for sample in found.samples)
+    assert result.candidates == 21 and result.samples.shape == (4, 5, 8)
+    assert torch.equal(result.mean[~missing], x[~missing]) and float(result.total_variance[~missing].max()) == 0
+    assert all(torch.equal(sample[~missing], x[~missing]) for sample in result.samples)
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.3])
@@ -83,15 +83,15 @@ def test_conditional_of_a_linear_gaussian_model(exponent):
     donors = torch.linspace(-9, 9, 2001, dtype=F64)[:, None] * d
     x = torch.tensor([[0.4, -0.7, 1.0, 0.0], [-0.2, 0.9, 0.0, -1.1]], dtype=F64)
     missing = torch.tensor([[False, False, True, True], [True, False, True, False]])
-    found = imputation.impute_weighted(model, x, donors, missing, exponent=exponent, networks=1, samples=2000)
+    result = imputation.impute_weighted(model, x, donors, missing, exponent=exponent, networks=1, samples=2000)
     for row in range(2):
         o, h = ~missing[row], missing[row]
         code = (d[o] @ x[row, o]) / d[o].square().sum()
         variance = noise / (exponent * d[o].square().sum())
-        assert found.mean[row, h] == pytest.approx(d[h] * code, rel=1e-8)
-        assert found.variance[row, h] == pytest.approx(d[h].square() * variance, rel=1e-8)
-        assert found.total_variance[row, h] == pytest.approx(d[h].square() * variance + noise, rel=1e-8)
-        drawn = found.samples[:, row, h]
+        assert result.mean[row, h] == pytest.approx(d[h] * code, rel=1e-8)
+        assert result.variance[row, h] == pytest.approx(d[h].square() * variance, rel=1e-8)
+        assert result.total_variance[row, h] == pytest.approx(d[h].square() * variance + noise, rel=1e-8)
+        drawn = result.samples[:, row, h]
         assert drawn.mean(0) == pytest.approx(d[h] * code, abs=0.01)  # equal steps: far closer than random draws
         assert drawn.var(0) == pytest.approx(d[h].square() * variance, rel=0.01)
 
@@ -119,12 +119,12 @@ def test_nothing_counts_with_exponent_zero_or_nothing_observed():
 def test_one_candidate_has_all_the_weight():
     model, p = projector()
     x, missing, donors = case()
-    found = imputation.impute_weighted(model, x, donors[:1], missing, networks=1, samples=3)
-    assert torch.equal(found.effective, torch.ones(5, dtype=F64))
+    result = imputation.impute_weighted(model, x, donors[:1], missing, networks=1, samples=3)
+    assert torch.equal(result.effective, torch.ones(5, dtype=F64))
     only = (donors[:1] @ p.T).expand_as(x)
-    assert found.mean[missing] == pytest.approx(only[missing], rel=1e-12)
-    assert float(found.variance.max()) < 1e-30
-    assert all(torch.equal(version, found.reconstructions[0]) for version in found.reconstructions)
+    assert result.mean[missing] == pytest.approx(only[missing], rel=1e-12)
+    assert float(result.variance.max()) < 1e-30
+    assert all(torch.equal(version, result.reconstructions[0]) for version in result.reconstructions)
 
 
 def test_single_precision_decides_like_double():
@@ -197,9 +197,9 @@ def test_models_without_a_likelihood_are_refused():
             self.noise = noise
 
         def reconstruct(self, x, samples=100, *, generator=None, keep=False):
-            said = super().reconstruct(x, samples, generator=generator, keep=keep)
+            message = super().reconstruct(x, samples, generator=generator, keep=keep)
             noise = None if self.noise is None else torch.full_like(x, self.noise)
-            return Reconstruction(**{**vars(said), "noise_variance": noise})
+            return Reconstruction(**{**vars(message), "noise_variance": noise})
 
     x, missing, donors = case()
     with pytest.raises(UnsupportedOperationError, match="NoNoise has no noise variance"):

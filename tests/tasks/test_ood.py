@@ -28,18 +28,18 @@ def normal(n: int, width: int = 8, seed: int = 1) -> torch.Tensor:
 def test_scores_are_those_of_the_draws():
     model, _ = projector(scale=0.1)
     x = normal(6)
-    found = ood.scores(model, x, 7, generator=seeded())
-    said = model.reconstruct(x, 7, generator=ood.SameSeed(model, seeded()).generator(), keep=True)
-    samples, codes = said.samples, said.latent.samples
-    assert found["error"] == pytest.approx((samples - x).square().sum(2).mean(0), rel=1e-12)
-    assert found["nll"] == pytest.approx(-said.log_prob, rel=1e-12)
-    assert found["output_variance"] == pytest.approx(samples.var(0).sum(1), rel=1e-12)
-    assert found["output_std"] == pytest.approx(samples.std(0).sum(1), rel=1e-12)
-    assert found["total_variance"] == pytest.approx(samples.var(0).sum(1) + 8, rel=1e-12)
-    assert found["latent_variance"] == pytest.approx(codes.var(0).sum(1), rel=1e-12)
-    assert found["latent_std"] == pytest.approx(codes.std(0).sum(1), rel=1e-12)
-    expected = -2 * said.expected_log_prob - 8 * math.log(2 * math.pi)  # unit noise: the paper's score and -log p
-    assert found["error"] == pytest.approx(expected, rel=1e-12)
+    result = ood.scores(model, x, 7, generator=seeded())
+    prediction = model.reconstruct(x, 7, generator=ood.SameSeed(model, seeded()).generator(), keep=True)
+    samples, codes = prediction.samples, prediction.latent.samples
+    assert result["error"] == pytest.approx((samples - x).square().sum(2).mean(0), rel=1e-12)
+    assert result["nll"] == pytest.approx(-prediction.log_prob, rel=1e-12)
+    assert result["output_variance"] == pytest.approx(samples.var(0).sum(1), rel=1e-12)
+    assert result["output_std"] == pytest.approx(samples.std(0).sum(1), rel=1e-12)
+    assert result["total_variance"] == pytest.approx(samples.var(0).sum(1) + 8, rel=1e-12)
+    assert result["latent_variance"] == pytest.approx(codes.var(0).sum(1), rel=1e-12)
+    assert result["latent_std"] == pytest.approx(codes.std(0).sum(1), rel=1e-12)
+    expected = -2 * prediction.expected_log_prob - 8 * math.log(2 * math.pi)  # unit noise: the paper's score and -log p
+    assert result["error"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_all_data_meet_the_same_draws_however_they_are_cut():
@@ -61,12 +61,12 @@ def test_all_data_meet_the_same_draws_however_they_are_cut():
 def test_missing_entries_are_left_out_of_the_error():
     model = Autoencoder(nn.Linear(3, 1), nn.Linear(1, 3), missing=True).double()
     x = torch.tensor([[1.0, torch.nan, 2.0], [1.0, 5.0, 2.0]], dtype=torch.float64)
-    found = ood.scores(model, x)
+    result = ood.scores(model, x)
     output = model.decoder(model.encoder(x.nan_to_num(0.0)))
     squares = (output - x).square().nan_to_num(0.0).sum(1)
-    assert found["error"] == pytest.approx(squares.detach(), rel=1e-12)
+    assert result["error"] == pytest.approx(squares.detach(), rel=1e-12)
     constant = 0.5 * math.log(2 * math.pi) * torch.tensor([2.0, 3.0], dtype=torch.float64)  # observed entries only
-    assert found["nll"] == pytest.approx(squares.detach() / 2 + constant, rel=1e-12)
+    assert result["nll"] == pytest.approx(squares.detach() / 2 + constant, rel=1e-12)
 
 
 def test_typicality_of_the_mean_is_zero_and_both_sides_count():
@@ -91,24 +91,26 @@ def test_too_good_to_be_true_is_found_by_typicality_only():
 
 def test_table_against_scikit_learn_and_the_raw_scores():
     model, _ = projector(scale=0.2)
-    found = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
+    result = ood.evaluate(
+        model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded()
+    )
     truth = [0] * 40 + [1] * 40
-    for name, row in found.table.items():
-        score = torch.cat([found.in_distribution[name], found.out_of_distribution[name]])
+    for name, row in result.table.items():
+        score = torch.cat([result.in_distribution[name], result.out_of_distribution[name]])
         assert row["auroc"] == pytest.approx(roc_auc_score(truth, score), rel=1e-12)
         assert row["aupr"] == pytest.approx(average_precision_score(truth, score), rel=1e-12)
-        curve = found.roc(name)
+        curve = result.roc(name)
         assert row["fpr95"] == float(curve.false_positive_rate[curve.true_positive_rate >= 0.95][0])
-        assert f"{name:<18} {row['auroc']:7.4f}" in str(found)
-        assert found.train[name].shape == (50,)
-    assert found.samples == 5
-    assert str(found).startswith("40 in-distribution, 40 OOD, 5 sample(s)")
-    assert found.train["typicality"] == pytest.approx(ood.typicality(found.train["error"], found.train["error"]))
-    assert found.in_distribution["typicality_nll"] == pytest.approx(
-        (found.train["nll"].mean() - found.in_distribution["nll"]).abs()
+        assert f"{name:<18} {row['auroc']:7.4f}" in str(result)
+        assert result.train[name].shape == (50,)
+    assert result.samples == 5
+    assert str(result).startswith("40 in-distribution, 40 OOD, 5 sample(s)")
+    assert result.train["typicality"] == pytest.approx(ood.typicality(result.train["error"], result.train["error"]))
+    assert result.in_distribution["typicality_nll"] == pytest.approx(
+        (result.train["nll"].mean() - result.in_distribution["nll"]).abs()
     )
     again = ood.evaluate(model, normal(40, seed=5), 1.5 * normal(40, seed=6), normal(50, seed=7), 5, generator=seeded())
-    assert again.table == found.table
+    assert again.table == result.table
 
 
 def test_an_ensemble_is_the_mixture_of_all_networks():
@@ -117,26 +119,26 @@ def test_an_ensemble_is_the_mixture_of_all_networks():
     sets = {"in_distribution": normal(6), "out_of_distribution": normal(7, seed=2) + 1, "train": normal(9, seed=3)}
     options = {"samples": 5, "generator": seeded()}
     results = [ood.evaluate(model, *sets.values(), **options | {"generator": seeded()}) for model in models]
-    found = ood.ensemble(results)
+    result = ood.ensemble(results)
     by_hand: dict[str, dict[str, torch.Tensor]] = {}
     for name, x in sets.items():
-        said = [m.reconstruct(x, 5, generator=ood.SameSeed(m, seeded()).generator(), keep=True) for m in models]
-        samples = torch.cat([one.samples for one in said])
+        message = [m.reconstruct(x, 5, generator=ood.SameSeed(m, seeded()).generator(), keep=True) for m in models]
+        samples = torch.cat([one.samples for one in message])
         log_prob = -0.5 * (samples - x).square().sum(2) - 4 * math.log(2 * math.pi)
         by_hand[name] = {
             "error": (samples - x).square().sum(2).mean(0),
             "nll": -(log_prob.logsumexp(0) - math.log(10)),
-            "output_variance": sum(one.samples.var(0).sum(1) for one in said) / 2,
-            "latent_variance": sum(one.latent.samples.var(0).sum(1) for one in said) / 2,
+            "output_variance": sum(one.samples.var(0).sum(1) for one in message) / 2,
+            "latent_variance": sum(one.latent.samples.var(0).sum(1) for one in message) / 2,
         }
     typical = by_hand["train"]["error"].mean()
     for name in sets:
-        for score, wanted in by_hand[name].items():
-            assert getattr(found, name)[score] == pytest.approx(wanted, rel=1e-10), score
-        assert getattr(found, name)["typicality"] == pytest.approx((by_hand[name]["error"] - typical).abs(), rel=1e-9)
+        for score, expected in by_hand[name].items():
+            assert getattr(result, name)[score] == pytest.approx(expected, rel=1e-10), score
+        assert getattr(result, name)["typicality"] == pytest.approx((by_hand[name]["error"] - typical).abs(), rel=1e-9)
         joined = ood.combined(by_hand[name], by_hand["train"])
-        assert getattr(found, name)["combined"] == pytest.approx(joined, rel=1e-9)
-    assert found.samples == 10 and found.table["nll"]["auroc"] == auroc(
+        assert getattr(result, name)["combined"] == pytest.approx(joined, rel=1e-9)
+    assert result.samples == 10 and result.table["nll"]["auroc"] == auroc(
         by_hand["in_distribution"]["nll"], by_hand["out_of_distribution"]["nll"]
     )
     alone = ood.ensemble(results[:1])
@@ -151,17 +153,17 @@ def test_an_ensemble_is_the_mixture_of_all_networks():
 
 def test_histogram_shares_its_edges():
     model, _ = projector(scale=0.2)
-    found = ood.evaluate(model, normal(30, seed=5), 3 * normal(20, seed=6), normal(30, seed=7), 3)
-    edges, inside, outside = found.histogram("nll", 8)
+    result = ood.evaluate(model, normal(30, seed=5), 3 * normal(20, seed=6), normal(30, seed=7), 3)
+    edges, inside, outside = result.histogram("nll", 8)
     assert (int(inside.sum()), int(outside.sum()), len(edges)) == (30, 20, 9)
-    both = torch.cat([found.in_distribution["nll"], found.out_of_distribution["nll"]])
+    both = torch.cat([result.in_distribution["nll"], result.out_of_distribution["nll"]])
     assert (edges[0], edges[-1]) == (both.min(), both.max())
-    first = (found.out_of_distribution["nll"] < edges[1]).sum()
+    first = (result.out_of_distribution["nll"] < edges[1]).sum()
     assert outside[0] == first
     with pytest.raises(DataError, match="no score 'entropy'; there are error"):
-        found.histogram("entropy")
+        result.histogram("entropy")
     with pytest.raises(DataError, match="bins=0"):
-        found.histogram("nll", 0)
+        result.histogram("nll", 0)
 
 
 def test_combined_by_hand():
@@ -220,20 +222,20 @@ def test_plain_autoencoder_on_digits(digits):
     outside = inside.flatten(2)[..., torch.randperm(64, generator=seeded())].view_as(
         inside
     )  # the same pixels, elsewhere
-    found = ood.evaluate(model, inside, outside, train[:500])
-    assert found.samples == 1
+    result = ood.evaluate(model, inside, outside, train[:500])
+    assert result.samples == 1
     for name in ("error", "nll", "typicality", "combined"):
-        assert found.table[name]["auroc"] > 0.95
-    assert found.table["nll"]["auroc"] == pytest.approx(found.table["error"]["auroc"], abs=1e-4)  # fixed noise
-    assert found.table["latent_variance"] == {
+        assert result.table[name]["auroc"] > 0.95
+    assert result.table["nll"]["auroc"] == pytest.approx(result.table["error"]["auroc"], abs=1e-4)  # fixed noise
+    assert result.table["latent_variance"] == {
         "auroc": 0.5,
         "aupr": 0.5 * 2 * len(outside) / (2 * len(outside)),
         "fpr95": 1,
     }
-    assert not found.varies("output_variance")
-    lines = {line.split()[0]: line.split()[1:] for line in str(found).splitlines()}
+    assert not result.varies("output_variance")
+    lines = {line.split()[0]: line.split()[1:] for line in str(result).splitlines()}
     assert lines["output_variance"] == ["-", "-", "-"]
-    assert "cannot tell" in str(found)
+    assert "cannot tell" in str(result)
 
 
 def test_bad_data_are_refused():
@@ -260,11 +262,11 @@ def test_deprecated_names_still_work():
     model, _ = projector(scale=0.2)
     options = {"train": normal(9, seed=3), "samples": 2, "progress": False}
     with pytest.warns(DeprecationWarning, match="in_distribution="):
-        found = ood.evaluate(model, inside=normal(6), outside=normal(7, seed=2), generator=seeded(), **options)
+        result = ood.evaluate(model, inside=normal(6), outside=normal(7, seed=2), generator=seeded(), **options)
     for old, new in (("inside", "in_distribution"), ("outside", "out_of_distribution"), ("draws", "samples")):
         with pytest.warns(DeprecationWarning, match=new):
-            assert getattr(found, old) is getattr(found, new)
+            assert getattr(result, old) is getattr(result, new)
     with pytest.warns(DeprecationWarning, match="ensemble"):
-        assert ood.together([found]).table.keys() == found.table.keys()
+        assert ood.together([result]).table.keys() == result.table.keys()
     with pytest.warns(DeprecationWarning, match="in_scores="):
         assert auroc(inside=torch.zeros(2), outside=torch.ones(3)) == 1

@@ -32,8 +32,8 @@ def test_neighbours_agree_with_scikit_learn():
     codes, labels = codes_and_labels()
     queries, _ = codes_and_labels(seed=1)
     ks = [3, 1, 10, 7, 60]
-    found = neighbours.predict(codes, labels, queries, ks)
-    for k, answer in zip(ks, found, strict=True):
+    result = neighbours.predict(codes, labels, queries, ks)
+    for k, answer in zip(ks, result, strict=True):
         theirs = KNeighborsClassifier(k).fit(codes, labels).predict(queries)
         assert answer.tolist() == theirs.tolist()
 
@@ -152,18 +152,18 @@ def test_embedding_is_the_mean_or_every_draw():
 
 def test_evaluation_is_at_the_mean_code_of_the_data_without_label(monkeypatch):
     model, (x, labels) = identity(scale=0.3), codes_and_labels(n=80)
-    asked = []
+    requested = []
     real = semi_supervised.predict
 
     def watch(codes, known, queries, ks):
-        asked.append((codes, known, queries, ks, real(codes, known, queries, ks)[0]))
-        return asked[-1][-1][None]
+        requested.append((codes, known, queries, ks, real(codes, known, queries, ks)[0]))
+        return requested[-1][-1][None]
 
     monkeypatch.setattr(semi_supervised, "predict", watch)
-    found = semi_supervised.evaluate(model, x, labels, [1, 3], repetitions=2, copies=5, generator=seeded())
+    result = semi_supervised.evaluate(model, x, labels, [1, 3], repetitions=2, copies=5, generator=seeded())
     means = semi_supervised.embed(model, x, 5, generator=seeded())
-    assert len(asked) == 4
-    for number, (codes, known, queries, ks, answers) in enumerate(asked):
+    assert len(requested) == 4
+    for number, (codes, known, queries, ks, answers) in enumerate(requested):
         per_class = [1, 1, 3, 3][number]
         assert torch.bincount(known).tolist() == [5 * per_class] * 4
         distance = torch.cdist(queries, means)
@@ -172,23 +172,23 @@ def test_evaluation_is_at_the_mean_code_of_the_data_without_label(monkeypatch):
         assert len(place.unique()) == 80 - 4 * per_class
         truth = labels[place]
         row, column = divmod(number, 2)
-        assert float(found.accuracy[row, column]) == pytest.approx(float((answers == truth).double().mean()))
-        assert ks == [int(found.neighbours[row, column])]
+        assert float(result.accuracy[row, column]) == pytest.approx(float((answers == truth).double().mean()))
+        assert ks == [int(result.neighbours[row, column])]
         # the labelled are the others: their copies are those of the remaining rows
         rest = torch.tensor([i for i in range(80) if i not in set(place.tolist())])
         theirs = semi_supervised.embed(model, x[rest], 5, copies=True, generator=seeded()).flatten(0, 1)
         assert codes.sort(0).values == pytest.approx(theirs.sort(0).values, rel=1e-12)
-    assert found.neighbours[0].tolist() == [1, 1]
+    assert result.neighbours[0].tolist() == [1, 1]
 
 
 def test_evaluation_result():
     labels = torch.arange(60) % 3
     x = 100.0 * labels.double().unsqueeze(1).repeat(1, 3) + torch.randn(60, 3, generator=seeded(), dtype=torch.float64)
-    found = semi_supervised.evaluate(identity(scale=0.01), x, labels, (1, 2, 10), repetitions=3, copies=4)
-    assert found.accuracy.shape == found.neighbours.shape == (3, 3)
-    assert torch.equal(found.accuracy, torch.ones(3, 3, dtype=torch.float64))
-    assert found.copies == 4
-    lines = str(found).splitlines()
+    result = semi_supervised.evaluate(identity(scale=0.01), x, labels, (1, 2, 10), repetitions=3, copies=4)
+    assert result.accuracy.shape == result.neighbours.shape == (3, 3)
+    assert torch.equal(result.accuracy, torch.ones(3, 3, dtype=torch.float64))
+    assert result.copies == 4
+    lines = str(result).splitlines()
     assert lines[0] == "4 code(s) per label, 3 repetition(s)"
     assert lines[2].split() == ["1", "1.0000", "±", "0.0000", "1,", "1,", "1"]
     mixed = labels[torch.randperm(60, generator=seeded())]  # labels without meaning
@@ -199,8 +199,8 @@ def test_evaluation_result():
 def test_one_label_per_class_means_one_neighbour(monkeypatch):
     monkeypatch.setattr(semi_supervised, "choose_k", lambda *_, **__: 2)
     x, labels = codes_and_labels(n=80)
-    found = semi_supervised.evaluate(identity(), x, labels, [1, 2], repetitions=2, copies=3)
-    assert found.neighbours.tolist() == [[1, 1], [2, 2]]  # nothing to cross-validate with one each
+    result = semi_supervised.evaluate(identity(), x, labels, [1, 2], repetitions=2, copies=3)
+    assert result.neighbours.tolist() == [[1, 1], [2, 2]]  # nothing to cross-validate with one each
 
 
 def test_same_generator_same_result():
@@ -282,7 +282,7 @@ def test_held_out_data_are_judged_where_it_is_said():
 def test_balanced_accuracy_of_one_who_always_says_the_same_is_a_half():
     x, labels = codes_and_labels(n=60)
     rare = torch.stack([(torch.arange(60) < 6).long(), labels % 2], 1)
-    found = semi_supervised.evaluate_multilabel_codes(x[None], rare, 50, candidates=[25], generator=seeded())
+    result = semi_supervised.evaluate_multilabel_codes(x[None], rare, 50, candidates=[25], generator=seeded())
     for row, chosen in enumerate(torch.randperm(60, generator=g)[:50] for g in [seeded()] for _ in range(5)):
         kept = torch.ones(60, dtype=torch.bool)
         kept[chosen] = False
@@ -290,9 +290,9 @@ def test_balanced_accuracy_of_one_who_always_says_the_same_is_a_half():
         for column in range(2):
             rates = [(answers[truth[:, column] == v, column] == v).double().mean() for v in (0, 1)]
             expected = float(sum(rates)) / 2
-            assert float(found.balanced[row, column]) == pytest.approx(expected, nan_ok=True)
-    known = found.balanced[:, 0][~found.balanced[:, 0].isnan()]
-    assert len(known) and torch.equal(known, torch.full_like(known, 0.5)) and found.accuracy[:, 0].mean() > 0.8
+            assert float(result.balanced[row, column]) == pytest.approx(expected, nan_ok=True)
+    known = result.balanced[:, 0][~result.balanced[:, 0].isnan()]
+    assert len(known) and torch.equal(known, torch.full_like(known, 0.5)) and result.accuracy[:, 0].mean() > 0.8
 
 
 @pytest.mark.parametrize("shape", [(10, 3), (0, 10, 3)])
@@ -306,15 +306,15 @@ def test_many_labels():
     attributes = torch.rand(50, 2, generator=generator) < torch.tensor([0.5, 0.1])
     x = 50.0 * attributes[:, :1].double().repeat(1, 3) + torch.randn(50, 3, generator=generator, dtype=torch.float64)
     names = ("visible", "hidden")
-    found = semi_supervised.evaluate_multilabel(
+    result = semi_supervised.evaluate_multilabel(
         identity(scale=0.01), x, attributes, 10, names=names, repetitions=4, copies=3, generator=seeded()
     )
-    assert found.accuracy.shape == (4, 2)
-    assert torch.equal(found.accuracy[:, 0], torch.ones(4, dtype=torch.float64))
-    assert found.overall == pytest.approx(float(found.accuracy.mean()))
-    assert len(found.neighbours) == 4
-    assert (found.majority[:, 1] > 0.8).all()
-    lines = str(found).splitlines()
+    assert result.accuracy.shape == (4, 2)
+    assert torch.equal(result.accuracy[:, 0], torch.ones(4, dtype=torch.float64))
+    assert result.overall == pytest.approx(float(result.accuracy.mean()))
+    assert len(result.neighbours) == 4
+    assert (result.majority[:, 1] > 0.8).all()
+    lines = str(result).splitlines()
     assert lines[0] == "10 labelled, 3 code(s) each, 4 repetition(s)"
     assert lines[2].split()[:2] == ["visible", "1.0000"]
     assert lines[-1].split()[0] == "overall"
@@ -324,9 +324,9 @@ def test_many_labels():
 
 def test_digits_with_few_labels(digits):
     model, _, x, labels = digits
-    found = semi_supervised.evaluate(model, x, labels, [1, 10], repetitions=5, generator=seeded())
-    assert found.copies == 1  # a plain autoencoder has one code
-    few, more = found.accuracy.mean(1)
+    result = semi_supervised.evaluate(model, x, labels, [1, 10], repetitions=5, generator=seeded())
+    assert result.copies == 1  # a plain autoencoder has one code
+    few, more = result.accuracy.mean(1)
     assert 0.3 < few < more
     assert more > 0.7
 

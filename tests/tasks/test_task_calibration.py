@@ -26,17 +26,17 @@ def test_hand_example_with_three_bins():
     # all first class; bins (0, 1/3], (1/3, 2/3], (2/3, 1]
     probs = binary([0.6, 0.6, 0.8, 0.8, 0.9, 1.0])
     labels = torch.tensor([0, 1, 0, 0, 1, 0])
-    found = calibration.reliability(probs, labels, 3)
-    assert found.count.tolist() == [0, 2, 4]
-    assert found.confidence[1:].tolist() == pytest.approx([0.6, 0.875])
-    assert found.accuracy[1:].tolist() == pytest.approx([0.5, 0.75])
-    assert found.confidence.isnan().tolist() == found.accuracy.isnan().tolist() == [True, False, False]
+    result = calibration.reliability(probs, labels, 3)
+    assert result.count.tolist() == [0, 2, 4]
+    assert result.confidence[1:].tolist() == pytest.approx([0.6, 0.875])
+    assert result.accuracy[1:].tolist() == pytest.approx([0.5, 0.75])
+    assert result.confidence.isnan().tolist() == result.accuracy.isnan().tolist() == [True, False, False]
     # in double precision: weights that were divided as integers were only good to seven digits
-    assert found.ece == pytest.approx(2 / 6 * 0.1 + 4 / 6 * 0.125, rel=1e-12)
-    assert found.mce == pytest.approx(0.125, rel=1e-12)
-    assert found.rmsce == pytest.approx((2 / 6 * 0.1**2 + 4 / 6 * 0.125**2) ** 0.5, rel=1e-12)
-    assert "0.667 to 1.000        4  0.875   0.750" in str(found)
-    assert "0.000 to 0.333        0      -       -" in str(found)
+    assert result.ece == pytest.approx(2 / 6 * 0.1 + 4 / 6 * 0.125, rel=1e-12)
+    assert result.mce == pytest.approx(0.125, rel=1e-12)
+    assert result.rmsce == pytest.approx((2 / 6 * 0.1**2 + 4 / 6 * 0.125**2) ** 0.5, rel=1e-12)
+    assert "0.667 to 1.000        4  0.875   0.750" in str(result)
+    assert "0.000 to 0.333        0      -       -" in str(result)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -54,15 +54,15 @@ def test_torchmetrics_agrees(seed, bins):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_order_of_the_three_errors(seed):
-    found = calibration.reliability(*random_answers(seed))
-    assert 0 < found.ece < found.rmsce < found.mce
+    result = calibration.reliability(*random_answers(seed))
+    assert 0 < result.ece < result.rmsce < result.mce
 
 
 def test_perfectly_calibrated_set_has_no_error():
     probs = binary([0.6] * 5 + [0.8] * 5 + [1.0] * 3)
     labels = torch.tensor([0, 0, 0, 1, 1] + [0, 0, 0, 0, 1] + [0] * 3)
-    found = calibration.reliability(probs, labels)
-    assert max(found.ece, found.rmsce, found.mce) == pytest.approx(0, abs=1e-15)
+    result = calibration.reliability(probs, labels)
+    assert max(result.ece, result.rmsce, result.mce) == pytest.approx(0, abs=1e-15)
 
 
 def test_one_bin_compares_the_averages():
@@ -77,8 +77,8 @@ def test_one_bin_compares_the_averages():
 def test_bins_are_closed_on_the_right(dtype):
     for bins in (5, 10, 20, 100):
         for edge in range(bins // 2 + 1, bins + 1):
-            found = calibration.reliability(binary([edge / bins], dtype), torch.tensor([0]), bins)
-            assert found.count.nonzero().item() == edge - 1
+            result = calibration.reliability(binary([edge / bins], dtype), torch.tensor([0]), bins)
+            assert result.count.nonzero().item() == edge - 1
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_missing_targets_are_left_out():
 def test_coverage_of_draws():
     draws = torch.arange(1.0, 10.0).unsqueeze(1)  # nine: the central 80 % is their range, 60 % the second to the eighth
     for target, inside in ((0.9, (0, 0)), (1.5, (1, 0)), (8.0, (1, 1)), (8.1, (1, 0))):
-        found = calibration.sample_coverage(draws, torch.tensor([target]), [0.8, 0.6])
-        assert (found[0.8], found[0.6]) == inside
+        result = calibration.sample_coverage(draws, torch.tensor([target]), [0.8, 0.6])
+        assert (result[0.8], result[0.6]) == inside
     between = calibration.sample_coverage(draws, torch.tensor([1.51]), [0.7])  # halfway between first and second
     assert between == {0.7: 1.0}
     assert calibration.sample_coverage(draws, torch.tensor([1.49]), [0.7]) == {0.7: 0.0}

@@ -71,10 +71,10 @@ def test_nystrom_of_a_known_spectrum():
     basis = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64))[0]
     values = 10.0 ** -torch.arange(40, dtype=torch.float64)
     matrix = (basis * values) @ basis.T
-    found = nystrom(lambda rows: rows @ matrix, 40, 12, generator=generator)
-    torch.testing.assert_close(found.values[:5], values[:5], rtol=1e-4, atol=0)
-    assert bool((found.values <= values[:12] * (1 + 1e-9) + 1e-12).all())
-    gram = found.vectors @ found.vectors.T
+    result = nystrom(lambda rows: rows @ matrix, 40, 12, generator=generator)
+    torch.testing.assert_close(result.values[:5], values[:5], rtol=1e-4, atol=0)
+    assert bool((result.values <= values[:12] * (1 + 1e-9) + 1e-12).all())
+    gram = result.vectors @ result.vectors.T
     torch.testing.assert_close(gram, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-10)
     with pytest.raises(NumericalError, match="positive"):
         nystrom(lambda rows: -rows, 40, 5, generator=generator)

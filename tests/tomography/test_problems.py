@@ -89,8 +89,8 @@ def test_total_variation_reaches_the_optimum(signed):
 
     start = fbp(data, problem).clamp(0, 1).flatten().numpy()
     options = {"maxiter": 3000, "maxfun": 5000}
-    found = minimize(smooth, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * 100, options=options)
-    reference = float(objective(torch.from_numpy(found.x).reshape(10, 10)))
+    result = minimize(smooth, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * 100, options=options)
+    reference = float(objective(torch.from_numpy(result.x).reshape(10, 10)))
     ours = tv(data, problem, weight, range=(0.0, 1.0), iterations=2000)
     assert float(objective(ours)) <= reference * (1 + 1e-4)
     quick = tv(data, problem, weight, range=(0.0, 1.0))

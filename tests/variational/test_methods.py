@@ -67,10 +67,10 @@ def test_prior_scale_is_one_over_root_fan_in():
         nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 6, 3), nn.Flatten(), nn.Linear(24, 2)
     )
     method = VariationalLaplace(net, "categorical", num_data=1)
-    found = dict(zip(method.names, [float(s) for s in method.prior_scales], strict=True))
+    result = dict(zip(method.names, [float(s) for s in method.prior_scales], strict=True))
     expected = {"0.weight": 9, "0.bias": 9, "1.weight": 1, "1.bias": 1, "2.weight": 36, "2.bias": 36}
     expected |= {"4.weight": 24, "4.bias": 24}
-    assert found == pytest.approx({name: 1 / math.sqrt(fan) for name, fan in expected.items()})
+    assert result == pytest.approx({name: 1 / math.sqrt(fan) for name, fan in expected.items()})
 
 
 def test_prior_scale_may_be_given():
@@ -180,7 +180,7 @@ def test_auxiliary_passes_leave_running_statistics_alone(way, few):
 def test_ways_agree_under_batch_statistics_and_dropout(way):
     x, y = images()
     net = nn.Sequential(*list(normalised())[:3], nn.Dropout(0.4), nn.Flatten(), nn.Linear(12, 3)).double().train()
-    found = {}
+    result = {}
     for name in (way, "double-backward"):
         torch.manual_seed(5)
         method = VariationalLaplace(
@@ -194,22 +194,22 @@ def test_ways_agree_under_batch_statistics_and_dropout(way):
         )
         # The label draws differ between ways only by the coin, which comes after them.
         method.step(x, y).backward()
-        found[name] = gradients(method)
+        result[name] = gradients(method)
     tolerance = 2e-5 if way == "one-sided" else 1e-7
-    difference = (found[way] - found["double-backward"]).norm() / found["double-backward"].norm()
+    difference = (result[way] - result["double-backward"]).norm() / result["double-backward"].norm()
     assert float(difference) < tolerance
 
 
 def test_batch_statistics_are_part_of_the_gradient():
     """Evaluation mode gives another objective: the test above cannot pass by ignoring them."""
     x, y = images()
-    found = []
+    result = []
     for mode in (True, False):
         method = VariationalLaplace(normalised().train(mode), "categorical", num_data=6)
         method.generator = torch.Generator().manual_seed(0)
         method.step(x, y).backward()
-        found.append(gradients(method))
-    assert float((found[0] - found[1]).norm() / found[0].norm()) > 0.05
+        result.append(gradients(method))
+    assert float((result[0] - result[1]).norm() / result[0].norm()) > 0.05
 
 
 def test_sub_batch_is_unbiased_for_the_mean_fisher():
@@ -271,7 +271,7 @@ def test_unused_and_tied_parameters():
 
     torch.manual_seed(0)
     x = torch.randn(5, 3)
-    found = []
+    result = []
     for way in GRADIENTS:
         method = VariationalLaplace(Tied(), "gaussian", num_data=5, gradient=way)
         torch.manual_seed(1)
@@ -280,10 +280,10 @@ def test_unused_and_tied_parameters():
                 m.normal_()
         method.generator = torch.Generator().manual_seed(0)
         method.step(x).backward()
-        found.append(gradients(method))
+        result.append(gradients(method))
         assert float(method.network.unused.weight.grad.norm()) > 0  # the prior still pulls
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0.02, atol=0.02 * float(found[0].abs().max()))
+    for other in result[1:]:
+        torch.testing.assert_close(other, result[0], rtol=0.02, atol=0.02 * float(result[0].abs().max()))
 
 
 def test_a_function_with_parameters():
@@ -356,19 +356,19 @@ def test_any_likelihood(kind, likelihood):
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     y = torch.arange(6.0, dtype=torch.float64).unsqueeze(1)
     y = y if isinstance(likelihood, mq.Heteroscedastic) else y.repeat(1, 2)
-    found = []
+    result = []
     for way in GRADIENTS if kind is VariationalLaplace else (None,):
         options = {} if way is None else {"gradient": way, "initial_offset": -1.0}
         generator = torch.Generator().manual_seed(0)
         method = kind(net, likelihood, num_data=6, prior_scale=1.0, generator=generator, **options)
         method.step(x, y).backward()
-        found.append(gradients(method))
+        result.append(gradients(method))
         assert method.predict(x).mean.shape[0] == 6
         if kind is not MAP:
             assert math.isfinite(method.elbo([(x, y)]))
-    for way, other in zip(GRADIENTS, found, strict=False):
+    for way, other in zip(GRADIENTS, result, strict=False):
         tolerance = 2e-5 if way == "one-sided" else 1e-7
-        assert float((other - found[-1]).norm() / found[-1].norm()) < tolerance
+        assert float((other - result[-1]).norm() / result[-1].norm()) < tolerance
 
 
 def test_bayes_by_backprop_preset():
@@ -437,11 +437,11 @@ def test_posterior_is_an_ordinary_one(kind, tmp_path):
     posterior.save(tmp_path / "posterior.safetensors")
     loaded = mq.load(tmp_path / "posterior.safetensors", classifier())
     x, _ = blobs(5)
-    found = mq.predictive.predict(loaded, classifier().eval(), x, "categorical")
-    torch.testing.assert_close(found.mean, method.predict(x).mean)
+    result = mq.predictive.predict(loaded, classifier().eval(), x, "categorical")
+    torch.testing.assert_close(result.mean, method.predict(x).mean)
     slopes = torch.func.jacrev(lambda p: torch.func.functional_call(method.network, p, (x,)))(loaded.mean)
     expected = sum((slopes[name].square() * loaded.variance()[name]).flatten(2).sum(-1) for name in loaded.mean)
-    torch.testing.assert_close(found.variance, expected)
+    torch.testing.assert_close(result.variance, expected)
     with pytest.raises(ModelMismatchError):
         mq.load(tmp_path / "posterior.safetensors", mlp(4, 3, (5,)))
     with torch.no_grad():
@@ -453,14 +453,14 @@ def test_sampled_prediction_averages_probabilities():
     x, _ = blobs(5)
     method = MeanFieldVI(classifier(), "categorical", num_data=4, initial_offset=-0.5)
     method.generator = torch.Generator().manual_seed(0)
-    found = method.predict(x, samples=4)
+    result = method.predict(x, samples=4)
     method.generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         outputs = torch.stack([torch.func.functional_call(method.network, method.draw(), (x,)) for _ in range(4)])
-    torch.testing.assert_close(found.probs, outputs.softmax(-1).mean(0))
-    torch.testing.assert_close(found.mean, outputs.mean(0))
-    torch.testing.assert_close(found.variance, outputs.var(0, correction=0))
-    assert float((found.probs - method.predict(x).probs).abs().max()) > 1e-3
+    torch.testing.assert_close(result.probs, outputs.softmax(-1).mean(0))
+    torch.testing.assert_close(result.mean, outputs.mean(0))
+    torch.testing.assert_close(result.variance, outputs.var(0, correction=0))
+    assert float((result.probs - method.predict(x).probs).abs().max()) > 1e-3
 
 
 def test_prediction_is_in_evaluation_mode_and_restores_flags():
