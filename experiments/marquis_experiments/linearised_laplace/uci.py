@@ -28,7 +28,10 @@ from marquis_experiments.common.metrics import standard_error
 from marquis_experiments.common.networks import seeded
 from marquis_experiments.common.page import Mean, judged
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.linearised_laplace.evidence_loop import train_with_evidence
+from marquis_experiments.linearised_laplace.evidence_loop import Trained, train_with_evidence
+from marquis_experiments.linearised_laplace.uci_baselines import METHODS as BASELINES
+from marquis_experiments.linearised_laplace.uci_baselines import SMALL, compared_values
+from marquis_experiments.linearised_laplace.uci_baselines import scores as baseline_scores
 
 GAPS = {"boston": 13, "concrete": 8, "energy": 8, "naval": 16, "protein": 9, "wine": 11}
 """Number of gap splits: one per feature."""
@@ -42,17 +45,38 @@ BOUND = -5.0
 def measure(run: Run) -> dict[str, Any]:
     """Train and score on every split; the first splits of every data set come first."""
     settings, rows = run.settings, []
+    common = {
+        name: value for name, value in settings.plain().items() if not name.startswith(("standard", "gap", "baseline"))
+    }
     for kind, name, fold in jobs(settings):
         row = run.cell(
             f"{name}-{kind}-{fold}",
-            {"kind": kind, "name": name, "fold": fold, **settings.without("standard", "gap")},
+            {"kind": kind, "name": name, "fold": fold, **common},
             lambda kind=kind, name=name, fold=fold: evaluate(split(name, kind, fold, run), settings, fold),
             among="rows",
         )
         rows.append(row)
         scores = ", ".join(f"{method} {row[method]:.2f}" for method in DRAWN)
         run.say(f"{name} {kind} {fold}: {scores}")
-    return {"settings": settings.plain(), "rows": rows}
+    compared: list[dict[str, Any]] = []
+    for kind, name, fold in jobs(settings):
+        if fold >= settings.baseline_folds:
+            continue
+        small = name in SMALL and fold < settings.baseline_hmc_folds
+        row = run.cell(
+            f"baselines-{name}-{kind}-{fold}",
+            {"kind": kind, "name": name, "fold": fold, "small": small, **settings.without("standard", "gap")},
+            lambda kind=kind, name=name, fold=fold, small=small: compare(
+                split(name, kind, fold, run), settings, fold, small
+            ),
+            among="baselines",
+        )
+        compared.append(row)
+        run.keep({"settings": settings.plain(), "rows": rows, "baselines": compared})
+        run.say(
+            f"{name} {kind} {fold}: " + ", ".join(f"{one} {row[one]:.2f}" for one in BASELINES if row[one] is not None)
+        )
+    return {"settings": settings.plain(), "rows": rows, "baselines": compared}
 
 
 def jobs(settings: Settings) -> list[tuple[str, str, int]]:
@@ -131,20 +155,29 @@ def _diabetes(kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[ends], y[ends], x[middle], y[middle]
 
 
+def untrained(data: Fold, settings: Settings, seed: int) -> OneHiddenLayer:
+    """Return the network of a seed."""
+    with seeded(seed):
+        return OneHiddenLayer(data.x.shape[1], settings.hidden).double().eval()
+
+
+def train(data: Fold, settings: Settings, seed: int) -> Trained:
+    """Train the network of a split with evidence."""
+    options = {"rounds": settings.rounds, "iterations": settings.iterations}
+    prior = Prior(1.0, groups="tensor")
+    return train_with_evidence(untrained(data, settings, seed), data.x, data.y, Gaussian(10.0), prior, **options)
+
+
+def compare(data: Fold, settings: Settings, seed: int, small: bool) -> dict[str, Any]:
+    """Train with evidence and score the baselines with its prior and noise."""
+    members = [untrained(data, settings, seed + 1000 * number) for number in range(1, settings.baseline_members)]
+    return baseline_scores(train(data, settings, seed), members, data, settings, seed, small)
+
+
 def evaluate(data: Fold, settings: Settings, seed: int) -> dict[str, Any]:
     """Train with evidence and score; log-likelihoods are per test row, in the units of the labels."""
     started = time.thread_time()
-    with seeded(seed):
-        network = OneHiddenLayer(data.x.shape[1], settings.hidden).double().eval()
-    trained = train_with_evidence(
-        network,
-        data.x,
-        data.y,
-        Gaussian(10.0),
-        Prior(1.0, groups="tensor"),
-        rounds=settings.rounds,
-        iterations=settings.iterations,
-    )
+    trained = train(data, settings, seed)
     laplace = trained.laplace
     predicted = laplace.predict(data.x_test)
     assert predicted.noise_variance is not None
@@ -217,6 +250,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "below": sum(row["kind"] == "gap" and row["linearised"] <= BOUND for row in rows),
         "splits": len(rows),
         "minutes": sum(row["cpu_seconds"] for row in rows) / 60,
+        "compared": compared_values(results.get("baselines", []), results["settings"]),
         "cut": results["settings"]["max_train"] is not None,
         **judged(
             {
@@ -266,10 +300,13 @@ STUDY = Study(
     default={
         "standard": {**dict.fromkeys(STANDARD, 8), "naval": 5, "protein": 5}, "gap": dict.fromkeys(GAPS, 8),
         "hidden": 50, "max_train": 1000, "max_test": 1000, "rounds": 6, "iterations": 150, "samples": 100,
+        "baseline_folds": 2, "baseline_hmc_folds": 1, "baseline_members": 5, "baseline_iterations": 500,
+        "baseline_steps": 1500, "baseline_transitions": 300,
     },
     quick={
         "standard": {"energy": 1}, "gap": {"energy": 1}, "hidden": 10, "max_train": 200, "max_test": 200,
-        "rounds": 2, "iterations": 30, "samples": 20,
+        "rounds": 2, "iterations": 30, "samples": 20, "baseline_folds": 1, "baseline_hmc_folds": 1,
+        "baseline_members": 2, "baseline_iterations": 30, "baseline_steps": 30, "baseline_transitions": 10,
     },
     full={
         "standard": STANDARD, "gap": GAPS, "max_train": None, "max_test": None, "rounds": 12, "iterations": 500,
