@@ -177,13 +177,14 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     left.legend(fontsize=7)
     curves = row["picture"]
     x, curve = torch.tensor(curves["x"]), torch.tensor(curves["mean"])
+    tallest = 2.2 * max(curves["bars"]["adapted"])  # those of the network alone reach far beyond
     for axes, name, colour, title in (
         (middle, "naive", ORANGE, "evidence at the network"),
         (right, "adapted", BLUE, "recommendation 1"),
     ):
         band(axes, x, curve, torch.tensor(curves["bars"][name]), NOISE**2, colour)
         axes.plot(row["data"]["x"], row["data"]["y"], ".", color="k", ms=3)
-        axes.set(title=f"{title}: {row['chosen'][name]['precision']:.3g}", ylim=(-4, 4), xlabel="x")
+        axes.set(title=f"{title}: {row['chosen'][name]['precision']:.3g}", ylim=(-tallest, tallest), xlabel="x")
     figure.save(folder / "batchnorm-evidence.png")
 
 

@@ -196,6 +196,7 @@ def draw_maps(folder: Path, maps: dict[str, Any]) -> None:
         for label, marker in ((0, "o"), (1, "^")):
             axes.plot(*x[y == label].T, marker, color="k", mfc="w", ms=4)
         axes.set(title=f"p(y = 1): {titles[name]}", xlabel="first input", xticks=[-5, 0, 5], yticks=[-5, 0, 5])
+    figure.axes[2].set_ylabel("second input")
     figure.axes[4].figure.colorbar(contours, ax=figure.axes[4], ticks=[0, 0.5, 1])
     figure.save(folder / "logistic-maps.png")
 

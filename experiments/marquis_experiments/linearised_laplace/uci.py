@@ -62,7 +62,7 @@ def measure(run: Run) -> dict[str, Any]:
     for kind, name, fold in jobs(settings):
         if fold >= settings.baseline_folds:
             continue
-        small = name in SMALL and fold < settings.baseline_hmc_folds
+        small = name in SMALL and kind == "standard" and fold < settings.baseline_hmc_folds
         row = run.cell(
             f"baselines-{name}-{kind}-{fold}",
             {"kind": kind, "name": name, "fold": fold, "small": small, **settings.without("standard", "gap")},

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.likelihoods import Gaussian
+from marquis.priors import BoundPrior
 from marquis.variational.mean_field import MeanFieldVI
 from marquis_experiments.common.page import Mean, yes
 from marquis_experiments.common.study import Settings
@@ -163,8 +164,8 @@ def hamiltonian(
     chains = []
     for number, start in enumerate(starts):
         generator = torch.Generator().manual_seed(1000 * seed + number)
-        options = {"warm_up": transitions, "kept": transitions}
-        chains.append(chain(density, problem.flat(start), problem.curvature(start), generator, **options))
+        mass = problem.curvature(start)
+        chains.append(chain(density, problem.flat(start), mass, generator, warm_up=transitions, kept=transitions))
     networks = [[problem.unflat(position, starts[0]) for position in one.positions] for one in chains]
     means = torch.stack([torch.stack([outputs(each, x_test)[:, 0] for each in one]) for one in networks])
     r_hat = split_r_hat(means)
@@ -199,8 +200,9 @@ def scores(
     laplace, started = trained.laplace, time.thread_time()
     network = laplace.model
     assert isinstance(network, nn.Module)
-    by_name = {name: float(value) for name, value in laplace.prior.diagonal().items()}
-    noise = float(laplace.likelihood.scalar_noise_precision)
+    prior, noise = laplace.prior, laplace.likelihood.scalar_noise_precision
+    assert isinstance(prior, BoundPrior) and noise is not None
+    by_name, noise = {name: float(value) for name, value in prior.diagonal().items()}, float(noise)
     problem = Problem(data.x, data.y, precisions_of(by_name, data.x.shape[1]), noise)
     for member in members:
         to_mode(member, data.x, data.y, laplace.likelihood, by_name, settings.baseline_iterations)
@@ -273,6 +275,7 @@ def compared_values(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, An
             "ensemble": yes(better("ensemble", ("gap",))),
             "hmc": yes(close()),
         },
+        "dropout": DROPOUT,
         "converged": len(converged),
         "chains": sum(row["hmc"] is not None for row in rows),
         "missing": ", ".join(f"{name} {kind} {fold}" for kind, name, fold in sorted(missing)),

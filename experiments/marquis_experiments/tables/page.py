@@ -269,6 +269,7 @@ def draw_outliers(path: Path, rows: list[Row]) -> None:
         axis.errorbar([mean(v) for v in areas], y, xerr=[standard_error(v) for v in areas], **style)
     labels = [task(next(r for r in rows if all(r[k] == v for k, v in place.items()))) for place in places]
     axis.set_yticks([-k for k in range(len(places))], labels)
+    axis.set_ylim(0.7 - len(places), 0.7)
     axis.set_xlabel("AUROC")
     axis.grid(axis="x", alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -293,6 +294,7 @@ def draw_errors(path: Path, rows: list[Row]) -> None:
     axis.set_yticks(
         [-k for k in range(len(places))], [f"{short(p['table'])}, {p['pattern']}{sized(p)}" for p in places], fontsize=8
     )
+    axis.set_ylim(0.7 - len(places), 0.7)
     axis.set_xlabel("RMSE / that of the column mean")
     axis.grid(axis="x", alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -229,7 +229,7 @@ def draw_complexity(path: Path) -> None:
         axes.plot(x, y, color=BLUE)
         axes.set(xlabel=label, title=f"the density integrates to {total:.2f}")
         axes.set_ylim(0, 1.05 * min(float(y.max()), 4.0))
-        axes.set_ylabel("expected TV, less TV of the image", color=BLUE)
+        axes.set_ylabel("expected TV − TV of the image", color=BLUE)
         other = axes.twinx()
         other.plot(x, p, color=ORANGE)
         other.set_ylim(0)

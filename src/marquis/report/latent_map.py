@@ -126,7 +126,7 @@ def latent_figure(
     """
     values = [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
     names = [label(_class_name(value, classes)) for value in values] if len(values) <= len(CLASSES) else []
-    figure, axes = panels(len(maps), 3, 4.1, 4.4, legend_width(names) if names else 0.0)
+    figure, axes = panels(len(maps), 2 if len(maps) == 4 else 3, 4.1, 4.4, legend_width(names) if names else 0.0)
     for axis, (name, shown) in zip(axes, maps.items(), strict=True):
         _draw_map(figure, axis, shown)
         points = _draw_points(axis, shown.points, labels)

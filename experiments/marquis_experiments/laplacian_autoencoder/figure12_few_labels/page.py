@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marquis_experiments.common.figure import BLUE, GOLD, GREY, ORANGE, Figure
+from marquis_experiments.common.figure import BLUE, GOLD, GREY, ORANGE, PURPLE, Figure
 from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
 from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
@@ -118,7 +118,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     rows = Rows(results)
     figure = Figure(2, 2, 5.2, 4.2)
     left, right = figure.axes
-    curves = {PIXELS: "black", "ensemble": GOLD, "dropout": GREY, "posthoc-sketched": ORANGE, DEFAULT: BLUE}
+    curves = {PIXELS: "black", "ensemble": GOLD, "dropout": PURPLE, "posthoc-sketched": ORANGE, DEFAULT: BLUE}
     for name, colour in curves.items():
         if name in rows.by_name:
             curve(left, rows.per_class, rows.difference(name, "ae"), colour, "-", label(name))

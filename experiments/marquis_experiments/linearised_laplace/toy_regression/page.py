@@ -95,7 +95,7 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
     bands(folder, "precisions", precisions, results["precisions"]["data"], 4, 2.7)
     for name in ("tanh", "relu"):
         part = results[f"subnetwork-{name}"]
-        bands(folder, f"subnetwork-{name}", part["cases"], part["data"], 4, 2.9)
+        bands(folder, f"subnetwork-{name}", part["cases"], part["data"], 3, 2.9)
     draw_sampling(folder, results["sampling"])
 
 
