@@ -70,8 +70,7 @@ def test_page_answers_first(name: str):
     assert answer.count(".png)") <= 3
     assert sum(line.startswith("|") for line in lines) <= 22  # at most twenty rows
     assert len([word for line in lines if not line.startswith("|") for word in line.split()]) <= 200
-    if name != "hessians":  # its run is under way; its legend follows when that is over
-        assert all(not line or line.startswith(("|", "![")) for line in lines[7:])
+    assert all(not line or line.startswith(("|", "![")) for line in lines[7:])
     for picture in pictures:
         assert (PAGES / picture).is_file()
 

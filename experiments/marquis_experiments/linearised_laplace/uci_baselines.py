@@ -177,6 +177,7 @@ def hamiltonian(
     }
 
 
+@torch.no_grad()
 def mixture(networks: list[Weights], x: Tensor, y: Tensor, noise: float) -> float:
     """Compute the mean log density of labels under the networks' mixture of Gaussians, per row."""
     each = torch.stack([(y - outputs(weights, x)).square() for weights in networks])
@@ -275,6 +276,7 @@ def compared_values(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, An
             "ensemble": yes(better("ensemble", ("gap",))),
             "hmc": yes(close()),
         },
+        "splits": len(rows),
         "dropout": DROPOUT,
         "converged": len(converged),
         "chains": sum(row["hmc"] is not None for row in rows),

@@ -42,7 +42,9 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     return {
         "training": training(settings["recipe"]),
         "posthoc": posthoc,
-        "learnt": averages(rows, "posthoc-exact"),
+        "learnt": averages(rows, "posthoc-exact") if "posthoc-exact" in names else None,
+        "stopped": settings["recipe"]["validation"] > 0,
+        "seeds": seeds_of(rows, results["planned"]),
         "online": online,
         "sketched": sketched,
         "plain": plain,
@@ -52,9 +54,26 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "densities": {row_label(name): line(rows, name, paper) for name in names},
         "image_error": next(row for row in rows if row["name"] == "online-sketched" and not row["failed"]),
         "failed": failures(rows, "name"),
-        "missing": ", ".join(f"{label(name)} (seed {seed})" for name, seed in sorted(planned)),
+        "missing": missing(planned),
         "minutes": (sum(row["train_seconds"] + row.get("evaluation_seconds", 0) for row in rows)) / 60,
     }
+
+
+def seeds_of(rows: list[Row], planned: list[list[Any]]) -> str:
+    """Return how many seeds the rows have."""
+    counts = sorted({sum(row["name"] == name for row in rows) for name in {name for name, _ in planned}} - {0})
+    if len(counts) == 1:
+        return f"{counts[0]} seed(s)"
+    return f"{counts[-1]} seed(s) of the main rows and {counts[0]} of the others"
+
+
+def missing(planned: set[tuple[str, int]]) -> str:
+    """Return what has not been run, the first seed row by row, the others by their number; empty if there is none."""
+    first = sorted(row_label(name) for name, seed in planned if seed == 0)
+    others = sum(seed > 0 for _, seed in planned)
+    parts = [f"of the first seed {'; '.join(first)}"] if first else []
+    parts += [f"{others} rows of further seeds"] if others else []
+    return ", and ".join(parts) + "." if parts else ""
 
 
 def averages(rows: list[Row], name: str) -> dict[str, float]:

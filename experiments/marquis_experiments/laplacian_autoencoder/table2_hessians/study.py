@@ -82,8 +82,12 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def jobs(settings: Any) -> list[tuple[str, int]]:
-    """Return rows and seeds, the first seed of all rows first, and in it the rows that carry the claims."""
-    order = (*MAIN, *(name for name in ROWS if name not in MAIN))
+    """Return rows and seeds, the first seed of all rows first.
+
+    In a seed the rows that carry the claims and are made of the plain autoencoder come first, then the other rows made
+    of it, which cost no training, then online rows.
+    """
+    order = sorted(ROWS, key=lambda name: (not (name == "ae" or name.startswith("posthoc")), name not in MAIN))
     seeds = {name: settings.main_seeds if name in MAIN else settings.seeds for name in order}
     return [(name, seed) for seed in range(max(seeds.values())) for name in order if seed < seeds[name]]
 
