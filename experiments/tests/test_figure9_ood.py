@@ -60,14 +60,23 @@ def test_output_variance_means_the_same_in_table_and_picture(monkeypatch, tmp_pa
     ood_page.draw_curves(tmp_path / "x.png", rows)
     legends = [text.get_text() for text in pictures[0].axes[0].get_legend().get_texts()]
     assert pictures[0].axes[0].get_title() == ood_page.SCORES["output_variance"] and legends[0].endswith(": 0.10")
-    header, _, *lines = [line.strip("| ").split(" | ") for line in auroc_table(rows, PAPER).splitlines()]
+    header, _, *lines = [line.strip("| ").split(" | ") for line in auroc_table(rows, PAPER, 500).splitlines()]
     vae, dropout = (dict(zip(header, line, strict=True)) for line in lines)
-    assert vae["output variance"] == "0.100" and vae["total variance"] == "0.900 (0.46)"  # the paper's means the noise
-    assert dropout["output variance"] == "0.100 (0.08)" and dropout["total variance"] == "0.900"
+    said = "0.100 ± 0.010", "0.900 ± 0.010"  # one training: the error is that over test images
+    assert vae["output variance"] == said[0] and vae["total variance"] == f"{said[1]} (0.46)"  # the paper's: with noise
+    assert dropout["output variance"] == f"{said[0]} (0.08)" and dropout["total variance"] == said[1]
     assert set(PAPER) <= set(ood.MODELS)
     for size in ("quick", "default", "full"):
         for training in ood.STUDY.settings(size).trainings:
             assert len({label(key) for key in training.models}) == len(training.models)
+
+
+def test_a_model_is_only_better_by_two_standard_errors():
+    images = ood_page.error_of([0.9], 500)
+    assert images == standard_error_of_auroc(0.9, 500) and ood_page.error_of([0.8, 1.0], 500) == pytest.approx(0.1)
+    assert ood_page.clearly_above([0.95], [0.9], 500) and not ood_page.clearly_above([0.92], [0.9], 500)
+    assert not ood_page.clearly_above([0.85, 1.0], [0.85], 500)  # two trainings that differ
+    assert not ood_page.clearly_above([0.9], [0.95], 500)
 
 
 def test_standard_error_of_an_auroc_against_simulation():

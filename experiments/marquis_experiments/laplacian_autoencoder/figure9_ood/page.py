@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.metrics import standard_error_of_auroc
-from marquis_experiments.common.page import Row, table, verdict, with_error, yes
+from marquis_experiments.common.metrics import standard_error, standard_error_of_auroc
+from marquis_experiments.common.page import Row, table, verdict, yes
 from marquis_experiments.laplacian_autoencoder.describe import data_name, failures, label, training
 
 SCORES = {
@@ -94,13 +94,15 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     reached = [comparable and reaches(ours[score], goals[score]) for score in CLAIMED]
     rivals = [key for key in RIVALS if any(row["key"] == key for row in rows)]
     ahead = {
-        score: all(ours[score] > mean(numbers(rows, key, claimed(key, score))) for key in rivals)
+        score: all(
+            clearly_above(numbers(rows, contender, score), numbers(rows, key, claimed(key, score)), sizes["rows"])
+            for key in rivals
+        )
         for score in ("output_variance", "latent_variance")
     }
     every = finished(results)
     return {
         "training": training(first["recipe"]),
-        "seeds": max(row["seed"] for row in rows) + 1,
         "outside": data_name({"data": outside}),
         "sizes": sizes,
         "contender": label(contender),
@@ -110,11 +112,11 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "rivals": bool(rivals),
         "holds": {score: yes(better) for score, better in ahead.items()},
         "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
-        "table": auroc_table(rows, PAPER if comparable else {}),
-        "image_error": standard_error_of_auroc(0.96, sizes["rows"]),
+        "table": auroc_table(rows, PAPER if comparable else {}, sizes["rows"]),
         "name": pair_name(first, outside),
         "others": "\n\n".join(
-            f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n{auroc_table(each, {})}"
+            f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n"
+            f"{auroc_table(each, {}, sizes['rows'])}"
             for one, other, each in others
         ),
         "ablation": small_table(every, "ablation", lambda row: label(row["key"])),
@@ -130,8 +132,18 @@ def pair_name(one: Mapping[str, Any], ood: str) -> str:
     return f"{one['recipe']['data']}-{ood}" + ("" if one["part"] == "main" else f"-{one['part']}")
 
 
-def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) -> str:
-    """Return AUROCs of all scores, mean ± standard error over trainings, the paper's in brackets, and the cost."""
+def error_of(areas: Sequence[float], count: int) -> float:
+    """Return the larger of an AUROC's standard errors over trainings and over test images, `count` on each side."""
+    return max(standard_error(areas), standard_error_of_auroc(mean(areas), count))
+
+
+def clearly_above(ours: Sequence[float], other: Sequence[float], count: int) -> bool:
+    """Return whether the first mean AUROC is larger by more than two standard errors of the difference."""
+    return mean(ours) - mean(other) > 2 * (error_of(ours, count) ** 2 + error_of(other, count) ** 2) ** 0.5
+
+
+def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]], count: int) -> str:
+    """Return AUROCs of all scores, mean ± `error_of`, the paper's in brackets, and the cost."""
     body = []
     for key in dict.fromkeys(row["key"] for row in rows):
         goals: dict[str, float | None] = dict(
@@ -140,11 +152,12 @@ def auroc_table(rows: list[Row], paper: Mapping[str, tuple[float | None, ...]]) 
         cells = []
         for score in SCORES:
             areas, goal = numbers(rows, key, score), goals.get(score)
-            cells.append((with_error(areas) if areas else "–") + ("" if goal is None else f" ({goal:.2f})"))
+            text = f"{mean(areas):.3f} ± {error_of(areas, count):.3f}" if areas else "–"
+            cells.append(text + ("" if goal is None else f" ({goal:.2f})"))
         mine = [row for row in rows if row["key"] == key]
         cost = mean(row["train_seconds"] for row in mine)
-        body.append([label(key), *cells, f"{mean(row['error'] for row in mine):.1f}", f"{cost:.0f}"])
-    return table(["model", *SCORES.values(), "error in-distribution", "CPU s"], body)
+        body.append([label(key), len(mine), *cells, f"{mean(row['error'] for row in mine):.1f}", f"{cost:.0f}"])
+    return table(["model", "trainings", *SCORES.values(), "error in-distribution", "CPU s"], body)
 
 
 def small_table(rows: list[Row], part: str, named: Any) -> str:

@@ -89,6 +89,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "single": len(single),
         "attributes": len(faces.shown),
         "majority": 100 * faces.majority("overall"),
+        "image_error": 50 / results["settings"]["test"] ** 0.5,
         "lae": points(*faces.score(LAE, "overall")),
         "below": len(below),
         "models": len(models),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, LIGHT_BLUE, LIGHT_GREY, ORANGE, Figure
+from marquis_experiments.common.metrics import standard_error_of_auroc
 from marquis_experiments.common.page import Row, judged
 
 LABELS = {
@@ -63,6 +64,9 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "sampled_by_evidence": rows["sampled"],
         "linearised": linearised,
         "both": {key: ", ".join(names) or "none" for key, names in both.items()},
+        "auroc_error": standard_error_of_auroc(
+            min(row["auroc"] for row in rows.values()), results["settings"]["outside"]
+        ),
         "edge": results["precision"] in (min(grid), max(grid)),
         "temperature": rows["temperature"]["temperature"],
         "multiples": {**linearised["validation"], "sampled": rows["sampled-grid"]["validation"]},
