@@ -14,7 +14,7 @@ import pytest
 import marquis as mq
 
 # Imported only behind a check or an extra: a parquet file without pyarrow is told what to install.
-OPTIONAL = {"botorch", "gpytorch", "huggingface_hub", "pyarrow", "pyod", "pytest"}
+OPTIONAL = {"botorch", "gpytorch", "linear_operator", "huggingface_hub", "pyarrow", "pyod", "pytest"}
 OPTIONAL |= {"fastapi", "starlette", "pydantic", "uvicorn", "python_multipart", "IPython"}  # marquis[explore]
 HEAVY = ["torch", "numpy", "lightning", "matplotlib", "fastapi", "sklearn", "pandas", "PIL", "rich", "typer"]
 

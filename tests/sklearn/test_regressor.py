@@ -12,6 +12,7 @@ from torch import nn
 import marquis as mq
 from marquis.errors import DataError
 from marquis.sklearn import LaplaceRegressor
+from marquis.sklearn.refits import laplace_like
 
 
 def toy(outputs: int | None = None, n: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -112,6 +113,16 @@ def test_tuning_beats_the_untuned_noise():
     assert tuned.log_evidence_ > untuned.log_evidence_ + 10
     assert tuned.check(X, y).noise_is_tuned
     assert not untuned.check(X, y).noise_is_tuned
+
+
+def test_training_on_at_the_tuned_prior_keeps_the_noise_tuned():
+    X, y = toy()
+    laplace = LaplaceRegressor(hidden_layer_sizes=(5,), random_state=0).fit(X, y).laplace_
+    inputs, labels = torch.randn(20, 1, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
+    for tuned in (True, False):
+        laplace._noise_tuned = tuned
+        other = laplace_like(laplace, laplace.model, [(inputs, labels)], torch.Generator())
+        assert other.check([(inputs, labels)]).noise_is_tuned is tuned
 
 
 def test_draws(fitted):

@@ -19,7 +19,7 @@ from marquis.curvature.correct import corrected as second_pass
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, curvature_along, empirical_fisher, fisher, ggn
 from marquis.curvature.hessian import hessian
-from marquis.curvature.in_groups import SPREADABLE, sum_in_groups
+from marquis.curvature.in_groups import SPREADABLE, refuse_other_groups, sum_in_groups
 from marquis.curvature.linop.products import KINDS
 from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.budget import Budget
@@ -240,6 +240,8 @@ def accumulate(
         first = everything[layout.names[0]]
         like = first.to(dtype=dtype or computing_dtype(first.dtype), device=device)
         return sum_in_groups(over, model, layout, structure, loader, like, checkpoint)
+    if checkpoint is not None and is_sharded(model):  # one process now, perhaps several before
+        refuse_other_groups(Path(checkpoint))
     total, file = over(list(layout.names), True, checkpoint)
     if file is not None:
         file.remove()

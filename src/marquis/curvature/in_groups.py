@@ -56,7 +56,7 @@ def sum_in_groups(
             "DataLoader, not a one-shot iterator."
         )
     if checkpoint is not None:
-        fails_together(_refuse_other_groups)(Path(checkpoint))
+        fails_together(refuse_other_groups)(Path(checkpoint))
     groups = neighbours(model, layout, structure, dist.get_world_size())
     local: Structure = Diagonal(Layout({}), like.detach().new_zeros(0))
     files: list[Checkpoint] = []
@@ -74,13 +74,13 @@ def sum_in_groups(
     return Spread(layout, local, structure)
 
 
-def _refuse_other_groups(checkpoint: Path) -> None:
+def refuse_other_groups(checkpoint: Path) -> None:
     """Refuse the checkpoints of another number of processes, whose groups of parameters are others.
 
     Raises:
         DataError: There are such files.
     """
-    now = dist.get_world_size()
+    now = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     pattern = re.compile(rf"{re.escape(checkpoint.name)}\.group\d+(?:\.\d+-of-(\d+))?")
     names = [path.name for path in checkpoint.parent.glob("*")] if checkpoint.parent.is_dir() else []
     counts = {int(match[1] or 1) for name in names if (match := pattern.fullmatch(name))}

@@ -57,7 +57,10 @@ class Objective:
     def __call__(self, rows: Tensor | None = None) -> Tensor:
         """Return the objective, from these rows of the data or from all."""
         x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
-        data = -self.likelihood.log_prob(self.network(x), y).mean()
+        outputs = self.network(x)
+        if not bool(outputs.isfinite().all()):
+            raise _diverged("outputs of the network are NaN or infinite")
+        data = -self.likelihood.log_prob(outputs, y).mean()
         return data + 0.5 * self.prior.quadratic(self.prior.layout.flatten(self.parameters)) / len(self.x)
 
 
@@ -178,7 +181,10 @@ class Training:
 def _finite(value: float) -> float:
     """Return the loss, if it is finite."""
     if not np.isfinite(value):
-        raise NumericalError(
-            f"training diverged: the loss is {value}; lower learning_rate_init, or check the scale of the data."
-        )
+        raise _diverged(f"the loss is {value}")
     return value
+
+
+def _diverged(what: str) -> NumericalError:
+    """Return the error of a training that left the finite numbers."""
+    return NumericalError(f"training diverged: {what}; lower learning_rate_init, or check the scale of the data.")
