@@ -43,7 +43,7 @@ def exchange(report: Any, failure: Exception | None = None) -> list[Any]:
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
     if failure is not None:
         key = _failure_key()
-        _Question(lambda: _store().set(key, b"")).join(5.0)
+        _StoreQuery(lambda: _store().set(key, b"")).join(5.0)
     _exchanges += 1
     try:
         dist.all_gather_object(everyone, (message, report))
@@ -71,7 +71,7 @@ _exchanges = 0
 def fails_together(function: Function, *, confirm: bool = True) -> Function:
     """Make a function that all processes of a group call raise in all of them if it raises in one.
 
-    The others stop at their next exchange, or at their next batch where they read through `watched`. A function with an
+    The others stop at their next exchange, or at their next batch where they read through `guarded`. A function with an
     argument `distributed` is left alone where that is False.
 
     Args:
@@ -96,22 +96,22 @@ def fails_together(function: Function, *, confirm: bool = True) -> Function:
     return cast(Function, wrapper)
 
 
-def watched(loader: Iterable[Any], seconds: float = 1.0) -> Iterator[Any]:
+def guarded(loader: Iterable[Any], seconds: float = 1.0) -> Iterator[Any]:
     """Yield the batches of a loader; raise as soon as another process has failed."""
-    last_check, question = time.monotonic(), None
+    last_check, query = time.monotonic(), None
     for batch in loader:
-        if question is None and time.monotonic() - last_check >= seconds:
+        if query is None and time.monotonic() - last_check >= seconds:
             last_check, key = time.monotonic(), _failure_key()
-            question = _Question(lambda key=key: _store().check([key]))
-            question.join(0.05)
-        if question is not None and not question.is_alive():
-            if question.answer:
+            query = _StoreQuery(lambda key=key: _store().check([key]))
+            query.join(0.05)
+        if query is not None and not query.is_alive():
+            if query.answer:
                 exchange(None)
-            question = None
+            query = None
         yield batch
 
 
-class _Question(Thread):
+class _StoreQuery(Thread):
     """Ask the store in a thread of its own: where the link to it is cut, torch waits for the answer for ever."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
@@ -208,7 +208,7 @@ def from_process(tensor: Tensor, rank: int) -> Tensor:
     return copy.to(tensor.device)
 
 
-def own_part(path: str | Path) -> Path:
+def path_of_process(path: str | Path) -> Path:
     """Return this process's file of several that belong together."""
     return Path(f"{path}.{dist.get_rank()}")
 

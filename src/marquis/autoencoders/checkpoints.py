@@ -170,7 +170,7 @@ class PlateauSteps(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over: Lightning steps only schedules of the intervals it knows."""
+        """Mark the schedule as this callback's: Lightning steps only schedules of the intervals it knows."""
         self._ours = [c for c in trainer.lr_scheduler_configs if c.reduce_on_plateau and c.interval == "epoch"]
         for config in self._ours:
             config.interval = "marquis"

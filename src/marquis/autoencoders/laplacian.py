@@ -168,10 +168,10 @@ class LaplacianAutoencoder(BaseAutoencoder):
         self.log("effective_temperature", self.effective_temperature)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add curvature, noise, prior and random streams."""
+        """Add curvature, noise, prior and random streams to the checkpoint."""
         if self.online is not None:
             checkpoint["online_laplace"] = {"num_data": self.online.num_data, "state": self.online.state_dict()}
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Restore curvature, noise, prior and random streams."""
         self._held = checkpoint.get("online_laplace")

@@ -47,7 +47,7 @@ class PredictedNoise(nn.Module):
         self.min_log_sigma = min_log_sigma
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return `[B, 2 C, ...]`."""
+        """Return mean and log variance of the data, `[B, 2 C, ...]`."""
         return mean_and_variance(self.mean(z), self.log_sigma(z), self.min_log_sigma)
 
 

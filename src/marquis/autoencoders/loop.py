@@ -85,7 +85,7 @@ def fit_in_memory(
     model.begin(len(x))
     optimiser, schedule = model.optimiser_and_schedule(plateau)
     rule, rows = StoppingRule(patience, tolerance), []
-    held_out = None if validation is None else (validation, _seen(validation, mask_fraction, generator))
+    held_out = None if validation is None else (validation, _visible_entries(validation, mask_fraction, generator))
     best = None
     for epoch in range(max_epochs):
         model.train()
@@ -93,7 +93,7 @@ def fit_in_memory(
         for chosen in torch.randperm(len(x), generator=generator).split(batch_size):
             batch = x[chosen]
             optimiser.zero_grad()
-            loss = model.training_loss(batch, _seen(batch, mask_fraction, generator))
+            loss = model.training_loss(batch, _visible_entries(batch, mask_fraction, generator))
             loss.backward()
             optimiser.step()
             losses.append(loss.detach())
@@ -120,7 +120,7 @@ def hidden_entries(x: Tensor, fraction: float, generator: torch.Generator | None
     return torch.rand(x.shape, dtype=x.dtype, generator=generator) < 2 * fraction * shares
 
 
-def _seen(x: Tensor, fraction: float, generator: torch.Generator | None) -> Tensor | None:
+def _visible_entries(x: Tensor, fraction: float, generator: torch.Generator | None) -> Tensor | None:
     """Return which entries the encoder sees; None for all that were observed."""
     return None if fraction == 0 else ~x.isnan() & ~hidden_entries(x, fraction, generator).to(x.device)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from marquis.errors import UnsupportedOperationError
 
 
-class Dealt(Sampler[int]):
+class ShareSampler(Sampler[int]):
     """Yield every `count`-th row of another sampler's order, beginning with row number `rank`.
 
     Rows that would leave the processes with different numbers are left out, at most `count - 1` and different ones in
@@ -73,7 +73,7 @@ class SharedData(LightningDataModule):
         return DataLoader(
             loader.dataset,
             loader.batch_size,
-            sampler=Dealt(loader.sampler, trainer.global_rank, trainer.world_size),
+            sampler=ShareSampler(loader.sampler, trainer.global_rank, trainer.world_size),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,

@@ -24,7 +24,7 @@ from marquis.curvature.linop.products import KINDS
 from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.budget import Budget
 from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
-from marquis.distributed import fails_together, group_is_up, watched
+from marquis.distributed import fails_together, group_is_up, guarded
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
@@ -215,7 +215,7 @@ def accumulate(
             ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
         ):
             work.resume(loader)
-            work.run(watched(loader) if together else loader, bar)
+            work.run(guarded(loader) if together else loader, bar)
         total = work.total()
         if together:
             total = sum_over_processes(total, digest_of(identity))

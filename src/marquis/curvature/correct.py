@@ -8,7 +8,7 @@ from typing import Any
 
 from marquis.curvature.data_pass import DataPass, Position
 from marquis.curvature.over_processes import sum_over_processes
-from marquis.distributed import watched
+from marquis.distributed import guarded
 from marquis.errors import DataError
 from marquis.loaders import Batch, is_one_shot
 from marquis.progress import ProgressBar
@@ -41,7 +41,7 @@ def corrected(
     again = replace(
         work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position(), done=[], skip=None
     )
-    again.run(watched(loader) if together else loader, bar)
+    again.run(guarded(loader) if together else loader, bar)
     total = again.total()
     if together:
         total = sum_over_processes(total, identity)

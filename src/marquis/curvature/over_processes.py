@@ -62,12 +62,12 @@ def decompose_over_processes(total: Structure) -> None:
     owners = balanced([factor.shape[0] * factor.shape[-1] ** 3 for *_, factor in factors], dist.get_world_size())
 
     @fails_together
-    def own_part() -> None:
+    def run_share() -> None:
         for (name, side, piece, _), owner in zip(factors, owners, strict=True):
             if owner == dist.get_rank():
                 piece.decompose(name, side)
 
-    own_part()
+    run_share()
     for (_, side, piece, factor), owner in zip(factors, owners, strict=True):
         blank = factor.new_zeros(factor.shape[:-1]), torch.zeros_like(factor)
         parts = piece.decomposed.get(side, blank)  # values, vectors; zeros where another process has them

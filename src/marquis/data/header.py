@@ -47,7 +47,7 @@ def has_names(first: Sequence[str], below: Callable[[], Iterable[Sequence[str]]]
     if numbers is None:
         if list(first) != ["0"] or not _only_decimals(below()):  # what pandas writes above a series without a name
             return False
-    elif _go_on(numbers, below()):
+    elif _continue_evenly(numbers, below()):
         return False
     elif _stands_apart(numbers, below):
         return True
@@ -97,7 +97,7 @@ def _stands_apart(first: list[int], below: Callable[[], Iterable[Sequence[str]]]
     return len(first) >= WIDE and _some_repeat(below())
 
 
-def _go_on(first: list[int], below: Iterable[Sequence[str]]) -> bool:
+def _continue_evenly(first: list[int], below: Iterable[Sequence[str]]) -> bool:
     """Return whether all lines continue the first by equal amounts: `1,2,3`, `4,5,6`, `7,8,9`."""
     rise = None
     for count, fields in enumerate(below, 1):

@@ -144,7 +144,7 @@ def sampled(
             "relatively. Raise iterations= or samples=, use fewer prior groups, or at='network', which does not follow "
             "the optimum of the linear model."
         )
-    notes = doubts(expectation, gamma, error, prior, iterations, change, tolerance)
+    notes = reliability_notes(expectation, gamma, error, prior, iterations, change, tolerance)
     for note in notes:
         warnings.warn(f"tune('sampled'): {note}", TuningWarning, stacklevel=3)
     if isinstance(expectation, Sampled):
@@ -183,7 +183,7 @@ def partial_step(ratio: Tensor, share: float) -> Tensor:
     return ratio.pow(share).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def doubts(
+def reliability_notes(
     expectation: Exact | Sampled,
     gamma: Tensor,
     error: Tensor,

@@ -43,13 +43,13 @@ class Question(BaseModel):
 
 
 class Decode(Question):
-    """Decode a code."""
+    """Request the decoding of a code."""
 
     code: Code
 
 
 class Background(Question):
-    """Compute a quantity on a grid of a plane."""
+    """Request a quantity on a grid of a plane."""
 
     quantity: Literal["std", "total_std", "density", "volume"]
     origin: Code
@@ -60,7 +60,7 @@ class Background(Question):
 
 
 class Explain(Question):
-    """Explain one row."""
+    """Request the explanation of one row."""
 
     row: Row
     data: DataName = "main"
@@ -68,20 +68,20 @@ class Explain(Question):
 
 
 class Order(Question):
-    """Order the nearest points of a row along geodesics."""
+    """Request the nearest points of a row in the order of their geodesic distance."""
 
     row: Row
 
 
 class Between(Question):
-    """Interpolate between two codes."""
+    """Request the curves between two codes."""
 
     start: Code
     end: Code
 
 
 class Impute(Question):
-    """Take entries of a row for missing."""
+    """Request the imputation of a row of which some entries count as missing."""
 
     row: Row
     data: DataName = "main"

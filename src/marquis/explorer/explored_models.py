@@ -44,7 +44,7 @@ class Points:
     levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def some(self, most: int | None, seed: int = 0) -> Points:
-        """Return at most so many rows, chosen at random and in their order."""
+        """Return at most `most` rows, chosen at random and in their order."""
         if most is None or len(self.rows) <= most:
             return self
         chosen = rows_at_random(len(self.rows), most, seed)

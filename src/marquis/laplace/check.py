@@ -30,7 +30,7 @@ INPUTS, SAMPLES = 64, 10
 
 @dataclass(frozen=True)
 class Finding:
-    """Hold one line of the table.
+    """Hold one finding of `check`: a quantity with its value, verdict and advice.
 
     Attributes:
         what: the question.

@@ -16,7 +16,7 @@ from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.linop.products import KINDS
 from marquis.curvature.planning.choices import ESTIMATORS
-from marquis.distributed import fails_together, group_is_up, own_part
+from marquis.distributed import fails_together, group_is_up, path_of_process
 from marquis.errors import DataError, MarquisError
 from marquis.evidence.statistics import Statistics
 from marquis.evidence.tuning_result import TuningWarning
@@ -371,7 +371,7 @@ class Laplace(Hyperparameters):
             "kind": self.kind,
             "model": describe_model(self.model, self.fitted.mean),
         }
-        place = own_part(path) if isinstance(self.curvature, Spread) else path
+        place = path_of_process(path) if isinstance(self.curvature, Spread) else path
         save_tensors(place, "laplace", header, {**tensors, **more})
 
     def __repr__(self) -> str:

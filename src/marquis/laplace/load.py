@@ -12,7 +12,7 @@ from torch import Tensor
 from marquis.arguments import checked
 from marquis.choices import choose
 from marquis.curvature.linop.products import KINDS
-from marquis.distributed import group_is_up, own_part
+from marquis.distributed import group_is_up, path_of_process
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import named_parameters
@@ -44,8 +44,8 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
         ModelMismatchError: the model's parameters differ in name or shape, or its other weights in value.
         NumericalError: the precision is not positive definite.
     """
-    if group_is_up() and own_part(path).exists():
-        path = own_part(path)
+    if group_is_up() and path_of_process(path).exists():
+        path = path_of_process(path)
     kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
     try:
         loaded = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)

@@ -12,7 +12,7 @@ from marquis.errors import DataError
 from marquis.options import option, rename_options
 
 STRUCTURES = ("diagonal", "kronecker", "block", "full")
-WORDS = {
+CHOICES = {
     "rule": ("lae", "redux", "van", "nng", "noisy-adam"),
     "scale": ("batch", "dataset"),
     "curvature_at": ("sample", "mean"),
@@ -104,7 +104,7 @@ class OnlineSettings:
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant, and write names as the package does ("kron" is "kronecker")."""
         names = {"structure": choose("structure", self.structure, STRUCTURES)}
-        for name, allowed in WORDS.items():
+        for name, allowed in CHOICES.items():
             names[name] = choose(name, getattr(self, name), allowed, error=DataError)
         for name, (allowed, zero) in NUMBERS.items():
             names[name] = _number_or(name, getattr(self, name), allowed, zero)

@@ -17,8 +17,8 @@ from marquis.distributed import (
     fails_together,
     from_first_process,
     group_is_up,
+    guarded,
     require_same,
-    watched,
 )
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
@@ -206,7 +206,7 @@ def predict_loader(
         loader, together = all_shares(loader), False
     parts: list[Prediction] = []
     with ProgressBar("predicting", number_of_batches(loader), progress) as bar:
-        for x, _, _ in read_batches(watched(loader) if together else loader, device):
+        for x, _, _ in read_batches(guarded(loader) if together else loader, device):
             generator.set_state(state)
             part = predict(posterior, model, x, likelihood, generator=generator, **options)
             parts.append(part if keep_inputs else replace(part, _draw=None))

@@ -158,7 +158,7 @@ class Averages:
     entropy: Tensor | None = None
 
     def add(self, predictive: Predictive, likelihood: Likelihood | None, lead: torch.Size) -> None:
-        """Take what the likelihood says about `[s, b]` outputs, flattened to `[s b]`."""
+        """Add what the likelihood predicts for outputs `[s, b]`, flattened to `[s b]`."""
         self.noise = _plus(self.noise, predictive.noise_variance, lead)
         self.probs = _plus(self.probs, predictive.probs, lead)
         if predictive.probs is not None and isinstance(likelihood, (Categorical, Bernoulli)):

@@ -22,7 +22,7 @@ from marquis.predictive.links import linked
 from marquis.predictive.predict import predict
 from marquis.predictive.prediction import Prediction
 
-KEPT = 2**29
+STORED_BYTES = 2**29
 """Bytes of Jacobians that are kept between calls; beyond, they are computed anew each time."""
 
 
@@ -43,7 +43,7 @@ class ValidationScore:
     def __init__(self, model: Model, posterior: Posterior, loader: Iterable[Any], shared: bool = False) -> None:
         self._model, self._shared = model, shared
         function = PosteriorFunction(model, posterior)
-        left = KEPT
+        left = STORED_BYTES
         device = next(iter(posterior.mean.values())).device
         self._batches: list[_Batch] = []
         for x, y, _ in read_batches(loader, device, labels_for="the validation score"):

@@ -57,7 +57,7 @@ def add_map(page: Page, studies: Mapping[str, Study], labels: Tensor | None, cla
 def add_examples(
     page: Page, studies: Mapping[str, Study], originals: Tensor, names: Sequence[str] | None = None, units: str = ""
 ) -> None:
-    """Add reconstructions."""
+    """Add originals beside the reconstructions of every model."""
     page.heading("Reconstructions")
     examples = {name: result.examples for name, result in studies.items()}
     if is_image(originals.shape[1:]):

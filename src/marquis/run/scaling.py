@@ -50,7 +50,9 @@ class Scaling:
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
             raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
-        return cls(torch.where(constant, first_seen(x, present), mean), torch.where(constant, 1.0, deviation), constant)
+        return cls(
+            torch.where(constant, first_values(x, present), mean), torch.where(constant, 1.0, deviation), constant
+        )
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return rows scaled to mean 0 and standard deviation 1."""
@@ -96,7 +98,7 @@ class Scaling:
         return cls(mean, scale, constant)
 
 
-def first_seen(x: Tensor, present: Tensor) -> Tensor:
+def first_values(x: Tensor, present: Tensor) -> Tensor:
     """Return the first value of each column that is not missing, `[d]`."""
     return x.double().gather(0, present.int().argmax(0, keepdim=True))[0]
 

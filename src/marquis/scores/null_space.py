@@ -26,7 +26,7 @@ from marquis.loaders import is_one_shot, read_batches
 from marquis.randomness import device_for
 from marquis.structures import Layout
 
-KEPT = ("outputs", "losses")
+QUANTITIES = ("outputs", "losses")
 
 
 @checked
@@ -56,7 +56,7 @@ def null_space(
         params: Parameter values, required for a function.
         parameters: Which parameters, as in `curvature.ggn`.
     """
-    kept = choose("kept", kept, KEPT)
+    kept = choose("kept", kept, QUANTITIES)
     if not 0 < prior_precision < float("inf"):
         raise DataError(f"prior_precision={prior_precision}: it has to be positive and finite.")
     if is_one_shot(loader):
@@ -136,7 +136,7 @@ class NullSpacePosterior:
 
 
 def _projected(steps: Tensor, rows: Tensor) -> Tensor:
-    """Return `v - J^T (J J^T)^+ J v` for the rows of `steps`."""
+    """Project the rows v of `steps` onto the null space of J = `rows`: `v - J^T (J J^T)^+ J v`."""
     values, vectors = torch.linalg.eigh(rows @ rows.mT)
     cut = torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0)
     inverse = torch.where(values > cut, 1 / values.clamp(min=torch.finfo(values.dtype).tiny), torch.zeros_like(values))

@@ -178,7 +178,7 @@ class LaplaceEstimator(BaseEstimator):
     def _progress(self, rows: int, rounds: int) -> ProgressBar:
         """Return a bar over all trainings of `fit`: those of each start and round, and refits on folds."""
         trainings = rounds * len(STARTS) + 2 * FOLDS if rows <= SMALL else min(rounds, LARGE_ROUNDS) + 2
-        return ProgressBar("training, tuning and refits (at most so many epochs)", trainings * int(self.max_iter))
+        return ProgressBar("training, tuning and refits (up to the maximum of epochs)", trainings * int(self.max_iter))
 
     def _scaler(self, values: np.ndarray, labels: np.ndarray) -> StandardScaler:
         """Return what standardises columns, or leaves them as they are with `scale=False`."""

@@ -19,7 +19,7 @@ MOST_LEVELS = 100
 """Largest number of levels of a column; more are names of something."""
 POWERS, FLOORS = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0), (0.003, 0.01, 0.03, 0.1, 0.3)
 """What is compared on hidden entries to make probabilities of predicted indicators."""
-UNSEEN = -1.0
+NEW_LEVEL = -1.0
 """Code of a level that was not there in training."""
 
 
@@ -135,7 +135,7 @@ def categories_of(X: Any) -> tuple[Category, ...]:
 
 
 def coded_table(X: Any, categories: Sequence[Category]) -> Any:
-    """Return a pandas table whose categorical columns are numbers of levels; NaN where missing, `UNSEEN` where new.
+    """Return a pandas table whose categorical columns are numbers of levels; NaN where missing, `NEW_LEVEL` where new.
 
     Raises:
         DataError: It is no table, or another column holds text.
@@ -152,7 +152,7 @@ def coded_table(X: Any, categories: Sequence[Category]) -> Any:
         places = {level: float(number) for number, level in enumerate(category.levels)}
         values = X.iloc[:, category.column]
         missing = values.isna().to_numpy()
-        codes = [np.nan if gone else places.get(value, UNSEEN) for value, gone in zip(values, missing, strict=True)]
+        codes = [np.nan if gone else places.get(value, NEW_LEVEL) for value, gone in zip(values, missing, strict=True)]
         coded.isetitem(category.column, np.array(codes, dtype=np.float64))
     return coded
 

@@ -171,13 +171,15 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
         if match_choice(self.link, LINKS) == "mc":
-            probabilities = torch.cat([self._drawn(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)])
+            probabilities = torch.cat(
+                [self._samples(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)]
+            )
         else:
             probabilities = self._predict(X, link=self.link).probs
         assert probabilities is not None
         return _two_columns(probabilities.double().cpu().numpy())
 
-    def _drawn(self, x: Tensor, count: int, seed: int) -> Tensor:
+    def _samples(self, x: Tensor, count: int, seed: int) -> Tensor:
         """Sample probabilities `[count, N, outputs]` of linearised networks, the same ones for all rows."""
         logits = self.laplace_.predict(x, diagonal=True).sample(count, torch.Generator().manual_seed(seed))
         return _probabilities(logits)

@@ -95,7 +95,7 @@ def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator
         generator: Source of hidden entries and of rows.
     """
     few = _some(x, generator)
-    hidden = [_with_constants_seen(hide(few, HIDDEN, groups, generator), few, groups) for _ in range(HIDINGS)]
+    hidden = [_with_columns_restored(hide(few, HIDDEN, groups, generator), few, groups) for _ in range(HIDINGS)]
     tries = [(spectrum_of(part), part, part.isnan() & ~few.isnan()) for part in hidden]
 
     def loss(candidate: tuple[int, float]) -> float:
@@ -126,7 +126,7 @@ def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.
     return torch.where(chance < fraction, torch.nan, x)
 
 
-def _with_constants_seen(hidden: Tensor, x: Tensor, groups: Sequence[Tensor]) -> Tensor:
+def _with_columns_restored(hidden: Tensor, x: Tensor, groups: Sequence[Tensor]) -> Tensor:
     """Return rows in which a column is seen again whose rare values are all hidden: it would have no variance."""
     low, high = (hidden.nan_to_num(fill) for fill in (torch.inf, -torch.inf))
     constant = high.amax(0) - low.amin(0) < 1e-9

@@ -20,7 +20,7 @@ from marquis.sklearn.columns import columns_of, labels_of
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.parameter_checks import whole
 
-KEPT = (np.float64, np.float32)
+DTYPES = (np.float64, np.float32)
 """Types of tables that come back as they went in, as scikit-learn's imputers do it; others become the first."""
 
 
@@ -124,7 +124,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             self,
             plain_table(X, exact=True),
             reset=reset,
-            dtype=KEPT,
+            dtype=DTYPES,
             copy=True,
             ensure_all_finite="allow-nan" if self._marked_by_nan else True,
             ensure_min_samples=2 if reset else 1,
@@ -200,5 +200,5 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._marked_by_nan
         if tags.transformer_tags is not None:
-            tags.transformer_tags.preserves_dtype = [np.dtype(kept).name for kept in KEPT]
+            tags.transformer_tags.preserves_dtype = [np.dtype(kept).name for kept in DTYPES]
         return tags

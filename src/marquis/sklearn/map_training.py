@@ -133,7 +133,7 @@ class Training:
         each = {"callback": lambda _: self.advance()}
         outcome = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, **each)
         write(outcome.x)
-        self._say(f"L-BFGS: {outcome.nit} iterations, objective {outcome.fun:.5f}")
+        self._report(f"L-BFGS: {outcome.nit} iterations, objective {outcome.fun:.5f}")
         return int(outcome.nit)
 
     def _adam(self, objective: Objective, generator: torch.Generator) -> int:
@@ -154,7 +154,7 @@ class Training:
             mean = total / n
             self.advance()
             if epoch % 10 == 0:
-                self._say(f"Adam: epoch {epoch}, objective {mean:.5f}")
+                self._report(f"Adam: epoch {epoch}, objective {mean:.5f}")
             since = 0 if mean < best - self.tolerance * abs(best) or best == float("inf") else since + 1
             best = min(best, mean)
             if since >= PATIENCE:
@@ -172,7 +172,7 @@ class Training:
             parts[-2:] = [torch.cat(parts[-2:])]
         return parts
 
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         """Report a line, if somebody listens."""
         if self.report is not None:
             self.report(line)

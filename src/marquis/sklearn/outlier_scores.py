@@ -103,7 +103,7 @@ class OutlierScores:
         return tested(self._reference, statistics, alpha)
 
     def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
-        """Return what drift is judged by: the outlier score and the epistemic uncertainty of rows."""
+        """Return what the test for drift compares: the outlier score and the epistemic uncertainty of rows."""
         variance = torch.cat([part.variance.sum(1) for part in self._reconstructions(x)])
         return {"score": -self._terms(x)[0].sum(1).numpy(), "epistemic": variance.sqrt().numpy()}
 

@@ -120,7 +120,7 @@ def train_network(
     model.linear = linear
     size = estimator.batch_size
     epochs = int(estimator.max_iter)
-    with ProgressBar("training the network (at most so many epochs)", epochs) as bar:
+    with ProgressBar("training the network (up to the maximum of epochs)", epochs) as bar:
 
         def report(line: str) -> None:
             bar.advance()

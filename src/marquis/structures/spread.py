@@ -61,9 +61,9 @@ class Spread(Structure):
 
         return self.over_processes(padded)
 
-    def _taken(self, v: Tensor) -> Tensor:
+    def _own_entries(self, v: Tensor) -> Tensor:
         """Return this process's entries of a vector that all processes have; its gradient is that of all of them."""
-        return (_Entered.apply(v) if v.requires_grad else v)[..., self._place]  # type: ignore[index]
+        return (_SummedGradient.apply(v) if v.requires_grad else v)[..., self._place]  # type: ignore[index]
 
     # --- the matrix ----------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Spread(Structure):
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
         """Return A + diag(d)."""
         # One vector for all parameters: every process takes part in the sum of its gradients, also one without any.
-        local = self._taken(self.layout.vector(diagonal, self._like))
+        local = self._own_entries(self.layout.vector(diagonal, self._like))
         if isinstance(self.local, Diagonal):
             return replace(self, local=replace(self.local, values=self.local.values + local))
         return replace(self, local=self.local.add_diagonal(local))
@@ -111,7 +111,7 @@ class Spread(Structure):
     def matvec(self, v: Tensor) -> Tensor:
         """Return A v for `v [..., P]`; also written `structure @ v`."""
         v = self._prepared(v, "vector")
-        return self._gathered(lambda: self.local.matvec(self._taken(v)))
+        return self._gathered(lambda: self.local.matvec(self._own_entries(v)))
 
     def logdet(self) -> Tensor:
         """Return the logarithm of det A."""
@@ -121,7 +121,7 @@ class Spread(Structure):
     def solve(self, v: Tensor) -> Tensor:
         """Return A^-1 v for `v [..., P]`."""
         v = self._prepared(v, "vector")
-        return self._gathered(lambda: self.local.solve(self._taken(v)))
+        return self._gathered(lambda: self.local.solve(self._own_entries(v)))
 
     @property
     def noise_dim(self) -> int:
@@ -137,7 +137,7 @@ class Spread(Structure):
     def quadratic(self, jacobian: Tensor, diagonal_only: bool = False) -> Tensor:
         """Return J A^-1 J^T `[..., O, O]` for `J [..., O, P]`; only its diagonal `[..., O]` on request."""
         jacobian = self._prepared(jacobian, "jacobian")
-        return self.over_processes(lambda: self.local.quadratic(self._taken(jacobian), diagonal_only))
+        return self.over_processes(lambda: self.local.quadratic(self._own_entries(jacobian), diagonal_only))
 
     def inverse_diagonal(self) -> Tensor:
         """Return diag(A^-1) `[P]`: the marginal variances."""
@@ -146,7 +146,7 @@ class Spread(Structure):
     def effective_dimension(self, diagonal: DiagonalLike) -> Tensor:
         """Return diag(A (A + D)^-1), a vector `[P]`."""
         d = self.layout.vector(diagonal, self._like)
-        return self._gathered(lambda: self.local.effective_dimension(self._taken(d)))
+        return self._gathered(lambda: self.local.effective_dimension(self._own_entries(d)))
 
     # --- arithmetic ----------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Spread(Structure):
         return replace(self, local=self.local + other.local)
 
     def _times(self, factor: Scalar) -> Self:
-        entered = _Entered.apply(factor) if isinstance(factor, Tensor) and factor.requires_grad else factor
+        entered = _SummedGradient.apply(factor) if isinstance(factor, Tensor) and factor.requires_grad else factor
         return replace(self, local=self.local * entered)
 
     # --- saving --------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ class _SumOverProcesses(torch.autograd.Function):
         return gradients[0]
 
 
-class _Entered(torch.autograd.Function):
-    """Leave a tensor that all processes have as it is; its gradient is the sum over processes."""
+class _SummedGradient(torch.autograd.Function):
+    """Return a tensor of all processes unchanged; its gradient is the sum over processes."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

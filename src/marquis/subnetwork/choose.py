@@ -30,7 +30,7 @@ from marquis.subnetwork.swag import swag_variance
 SCORES = ("variance", "swag", "magnitude", "random")
 """Ways of ranking weights."""
 
-INSIDE = ("full", "diagonal", "lowrank", "block")
+STRUCTURES = ("full", "diagonal", "lowrank", "block")
 """Structures that an index set can have."""
 
 AT_PRIOR, MOST = 0.05, 0.9
@@ -72,7 +72,7 @@ class Subnetwork:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         hint = "A subnetwork is an index set of single weights, which has no Kronecker form."
-        object.__setattr__(self, "structure", read_choice("structure", self.structure, INSIDE, hint=hint))
+        object.__setattr__(self, "structure", read_choice("structure", self.structure, STRUCTURES, hint=hint))
         if isinstance(self.by, str):
             object.__setattr__(self, "by", match_choice(self.by, SCORES) or self.by)
         ranked = isinstance(self.by, Tensor) or (isinstance(self.by, str) and self.by in SCORES)

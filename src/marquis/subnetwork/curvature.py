@@ -12,7 +12,7 @@ from marquis.curvature.accumulate import Observer, accumulate
 from marquis.curvature.ggn import ggn
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.resume import digest_of
-from marquis.distributed import group_is_up, watched
+from marquis.distributed import group_is_up, guarded
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, samples_of
@@ -65,7 +65,7 @@ def subcurvature(
     device = parameters_of(model, params)[names[0]].device
     collected = _Collected(chosen, structure)
     with ProgressBar("subnetwork curvature", number_of_batches(loader), progress) as bar:
-        for batch in read_batches(watched(loader) if group_is_up() else loader, device):
+        for batch in read_batches(guarded(loader) if group_is_up() else loader, device):
             size, start = batch_size(batch.x), 0
             while start < size:
                 stop = min(size, start + collected.width(memory_limit))

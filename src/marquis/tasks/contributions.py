@@ -110,7 +110,7 @@ def nll_contributions(model: Any, x: Tensor, samples: int, generator: torch.Gene
         )
     density = model.entry_log_probs(x, samples, generator=generator).flatten(2)  # [S, B, D]
     total = density.sum(2)
-    nodes, weights = _rule(total)
+    nodes, weights = _quadrature(total)
     w = torch.softmax(nodes[:, None, None] * total, 1)  # [nodes, S, B]
     share = torch.einsum("q,qsb->sb", weights, w)
     parts = -torch.einsum("sb,sbd->bd", share, density)
@@ -120,7 +120,7 @@ def nll_contributions(model: Any, x: Tensor, samples: int, generator: torch.Gene
     return (parts + torch.where(observed, missed[:, None], 0)).view_as(x)
 
 
-def _rule(like: Tensor) -> tuple[Tensor, Tensor]:
+def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes and weights on [0, 1], dense at 0, where the weights of the networks change fastest."""
     import numpy as np
 

@@ -63,14 +63,14 @@ def sample(
     encoded = []
     for x in batches(model, known, batch_size, "codes", progress):
         with naming_shape(model, x, "known data"):
-            encoded.append(_kept(model.encode(x, networks, generator=same.generator(), keep=True).samples))
+            encoded.append(_required_samples(model.encode(x, networks, generator=same.generator(), keep=True).samples))
     codes, parts = torch.cat(encoded, 1), []
     shape = codes.shape[2:]
     for number, size in enumerate(_shares(n, len(codes))):
         for count in _shares(size, -(-size // batch_size)):
             z = near(codes[number].flatten(1), count, generator).unflatten(1, shape)
             decoded = model.decode(z, networks, generator=same.generator(), keep=True)
-            new = _kept(decoded.samples)[number]
+            new = _required_samples(decoded.samples)[number]
             if noise and decoded.noise_variance is not None:
                 new = new + decoded.noise_variance.sqrt() * normal(new.shape, new, generator)
             parts.append(new)
@@ -111,7 +111,7 @@ def _shares(total: int, parts: int) -> list[int]:
     return [size for size in (total // parts + (number < total % parts) for number in range(parts)) if size]
 
 
-def _kept(samples: Tensor | None) -> Tensor:
+def _required_samples(samples: Tensor | None) -> Tensor:
     """Return samples, if the model kept them."""
     if samples is None:
         raise DataError("encode and decode with keep=True must return samples [S, B, ...]; got None.")

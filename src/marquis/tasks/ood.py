@@ -56,12 +56,12 @@ class OodResult(ShownAsText):
 
     def roc(self, score: str) -> RocCurve:
         """Return the points of one score's ROC curve."""
-        self._known(score)
+        self._check_name(score)
         return roc_curve(self.in_distribution[score], self.out_of_distribution[score])
 
     def histogram(self, score: str, bins: int = 50) -> tuple[Tensor, Tensor, Tensor]:
         """Return common edges `[bins + 1]`, and the counts of in-distribution and OOD data between them."""
-        self._known(score)
+        self._check_name(score)
         at_least_one(bins=bins)
         both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]]).double()
         low, high = float(both.min()), float(both.max())
@@ -73,7 +73,7 @@ class OodResult(ShownAsText):
 
     def varies(self, score: str) -> bool:
         """Return whether a score differs between data; variances of a model without uncertainty do not."""
-        self._known(score)
+        self._check_name(score)
         both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]])
         return bool((both != both[0]).any())
 
@@ -88,7 +88,7 @@ class OodResult(ShownAsText):
             lines.append("-: the same for all data, so it cannot tell them apart (AUROC 0.5)")
         return "\n".join(lines)
 
-    def _known(self, score: str) -> None:
+    def _check_name(self, score: str) -> None:
         """Refuse the name of a score that there is not."""
         if score not in self.table:
             raise DataError(f"there is no score {score!r}; there are {', '.join(self.table)}.")

@@ -38,7 +38,7 @@ def expected_tv_slope(mean: Tensor, variance: Tensor, variance_slope: Tensor) ->
 
 
 def log_prior_of_variance(mean: Tensor, roughness: Tensor, variance: Tensor, rate: float) -> Tensor:
-    """Return the log density of `log v` for each block, up to nothing: it integrates to one over the real line.
+    """Return the log density of `log v` for each block, normalised over the real line.
 
     `log λ - λ (κ(v) - κ(0)) + log(dκ / d log v)`. κ grows from `TV(x̂)` at `v = 0` to infinity, strictly.
 

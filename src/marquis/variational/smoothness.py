@@ -123,10 +123,10 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            self._judge(func._schema.name.split("::")[-1].rstrip("_"), args, kwargs)
+            self._check_derivative(func._schema.name.split("::")[-1].rstrip("_"), args, kwargs)
         return func(*args, **kwargs)
 
-    def _judge(self, name: str, args: Any, kwargs: Any) -> None:
+    def _check_derivative(self, name: str, args: Any, kwargs: Any) -> None:
         """Note an operation whose derivative jumps, with the module it ran in."""
         where = f"in module '{self._stack[-1]}'" if self._stack and self._stack[-1] else "in the model's forward"
         module = dict(self.model.named_modules()).get(self._stack[-1]) if self._stack else None

@@ -208,7 +208,7 @@ def _rotated(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _outputs(factor: Factor, basis: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the columns `[c, n or 1, o]` of a factor at a flat value, in another basis if there is one."""
+    """Return a factor's columns `[c, n or 1, o]` at the flat outputs of a layer, in another basis if there is one."""
     window = factor.window
     if window is not None and basis is not None:
         rows = basis.reshape(*window.full, -1)[window.slices].reshape(-1, basis.shape[-1])

@@ -14,7 +14,7 @@ from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
 from marquis.curvature.linop.products import KINDS, batch_product
-from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, sum_tensor, watched
+from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, guarded, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
 from marquis.functional.checks import batch_size, check_finite, is_close, samples_influence_each_other
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from marquis.likelihoods import Likelihood
 
 
-TOGETHER = 8
+VECTORS_PER_PASS = 8
 """Vectors that go through a batch of a dense network together."""
 
 
@@ -119,7 +119,7 @@ class CurvatureOperator(LinearOperator):
         """Store the arguments, which `operator` describes."""
         kind = choose("kind", kind, KINDS)
         if vectors_per_pass is None:
-            vectors_per_pass = TOGETHER if all(value.dim() <= 2 for value in network.point.values()) else 1
+            vectors_per_pass = VECTORS_PER_PASS if all(value.dim() <= 2 for value in network.point.values()) else 1
         if vectors_per_pass < 1:
             raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
         if hasattr(loader, "__next__"):  # not iter(loader): that starts a DataLoader's workers and draws a seed
@@ -209,7 +209,7 @@ class CurvatureOperator(LinearOperator):
     def _batches(self) -> Iterator[Any]:
         """Yield the batches of one pass, with a progress bar if there is to be one."""
         if not self._progress:
-            yield from watched(self._loader) if self._distributed else self._loader
+            yield from guarded(self._loader) if self._distributed else self._loader
             return
         from rich.progress import track
 

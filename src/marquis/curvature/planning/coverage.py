@@ -20,7 +20,7 @@ FALLBACK = "exact fall-back (slow)"
 SQUARED = "squared rule"
 UNUSED = "unused: zeros"
 
-KEPT = {"diagonal": "diagonal", "block": "block", "full": "full", "lowrank": "low rank"}
+FORMS = {"diagonal": "diagonal", "block": "block", "full": "full", "lowrank": "low rank"}
 """How all parameters are kept where the structure does not choose for each."""
 
 
@@ -57,7 +57,7 @@ def factored_layers(
     layers = []
     for name, shape in layout.shapes.items():
         uses = rehearsed.uses.get(name, [])
-        kept = KEPT.get(structure)
+        kept = FORMS.get(structure)
         if kept is None:
             kept = rehearsed.kept[name][0] if name in rehearsed.kept else "diagonal"
         if not uses:

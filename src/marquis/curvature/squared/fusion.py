@@ -33,7 +33,7 @@ def merge_repeated(steps: Iterable[Step]) -> tuple[tuple[Step, ...], dict[int, i
     return tuple(merged), stands_for
 
 
-def group_of(
+def fused_group(
     root: Step, producers: Mapping[int, Step], live: frozenset[int], fusable: Callable[[Step], bool]
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """Return the elementwise steps that end in `root` and must be differentiated together, and their live inputs.

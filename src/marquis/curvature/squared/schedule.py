@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from marquis.curvature.graph.network import Network, Step
 from marquis.curvature.ops.registry import SquaredRule, is_elementwise, operation_of
-from marquis.curvature.squared.fusion import group_of, merge_repeated
+from marquis.curvature.squared.fusion import fused_group, merge_repeated
 from marquis.errors import UnsupportedOperationError
 
 INSTEAD = "Use estimator='sketched' (the same cost, unbiased) or estimator='exact', which need no rule for it."
@@ -122,7 +122,7 @@ def scheduled(step: Step, network: Network, live: frozenset[int], data: frozense
     rule = operation_of(step).squared
     receivers = tuple(n for n in step.inputs if n in live)
     if _fusable(step, live):
-        group, inputs = group_of(step, network.producers, live, lambda s: _fusable(s, live))
+        group, inputs = fused_group(step, network.producers, live, lambda s: _fusable(s, live))
         if len(group) > 1 or rule is None or _repeats_an_input(step, live):
             return ScheduledStep(step, None, group, inputs)
         return ScheduledStep(step, rule, (), receivers)
