@@ -50,9 +50,8 @@ class Scaling:
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
             raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
-        return cls(
-            torch.where(constant, first_values(x, present), mean), torch.where(constant, 1.0, deviation), constant
-        )
+        centre = torch.where(constant, first_values(x, present), mean)
+        return cls(centre, torch.where(constant, 1.0, deviation), constant)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return rows scaled to mean 0 and standard deviation 1."""

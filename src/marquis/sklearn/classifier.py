@@ -171,9 +171,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities `[N, classes]`, in the order of `classes_`, averaged over the linearised posterior."""
         if match_choice(self.link, LINKS) == "mc":
-            probabilities = torch.cat(
-                [self._samples(part, DRAWS, SEED).mean(0) for part in self._checked(X).split(ROWS)]
-            )
+            parts = self._checked(X).split(ROWS)
+            probabilities = torch.cat([self._samples(part, DRAWS, SEED).mean(0) for part in parts])
         else:
             probabilities = self._predict(X, link=self.link).probs
         assert probabilities is not None

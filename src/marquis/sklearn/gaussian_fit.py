@@ -94,7 +94,7 @@ def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator
         groups: Columns that are hidden together, such as the levels of a category.
         generator: Source of hidden entries and of rows.
     """
-    few = _some(x, generator)
+    few = _rows_for_em(x, generator)
     hidden = [_with_columns_restored(hide(few, HIDDEN, groups, generator), few, groups) for _ in range(HIDINGS)]
     tries = [(spectrum_of(part), part, part.isnan() & ~few.isnan()) for part in hidden]
 
@@ -148,13 +148,13 @@ def spectrum_of(x: Tensor) -> CovarianceSpectrum:
         return spectrum
     for _ in range(MAX_ITERATIONS):
         before, spectrum = spectrum, _stepped(x, spectrum.gaussian(_em_rank(spectrum), DURING_EM))
-        if float((_dependence(before) - _dependence(spectrum)).abs().max()) < TOLERANCE:
+        if float((_converging_values(before) - _converging_values(spectrum)).abs().max()) < TOLERANCE:
             break
     return spectrum
 
 
-def _dependence(spectrum: CovarianceSpectrum) -> Tensor:
-    """Return what EM has to settle: the covariance, or above `DENSE` columns its eigenvalues."""
+def _converging_values(spectrum: CovarianceSpectrum) -> Tensor:
+    """Return the values by which EM has converged or not: the covariance, or above `DENSE` columns its eigenvalues."""
     if len(spectrum.mean) > DENSE:
         return spectrum.values
     return (spectrum.vectors * spectrum.values) @ spectrum.vectors.T
@@ -197,7 +197,7 @@ def _missing_variance(centred: Tensor, present: Tensor) -> Tensor:
     return centred.square().sum(0) / observed.clamp_min(1) * (len(present) - observed)
 
 
-def _some(x: Tensor, generator: torch.Generator) -> Tensor:
+def _rows_for_em(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return as many random rows as EM can afford."""
     d = x.shape[1]
     rows = max(MIN_ROWS, int(WORK / (d**3 if d <= DENSE else d * max(RANKS) ** 2)))

@@ -151,7 +151,7 @@ class Layout:
         """
         if isinstance(diagonal, Mapping):
             self._check_names(diagonal)
-            spread = {name: self._one(name, diagonal[name], like) for name in self.names}
+            spread = {name: self._diagonal_of(name, diagonal[name], like) for name in self.names}
         else:
             if isinstance(diagonal, Tensor) and diagonal.is_meta:
                 raise DataError("the diagonal is a tensor without entries (meta); nothing can be computed from it")
@@ -208,7 +208,7 @@ class Layout:
         if missing or extra:
             raise ModelMismatchError(f"names do not match the parameters: missing {missing}, unknown {extra}")
 
-    def _one(self, name: str, value: float | Tensor, like: Tensor) -> Tensor:
+    def _diagonal_of(self, name: str, value: float | Tensor, like: Tensor) -> Tensor:
         """Return one parameter's diagonal: a scalar, or flat."""
         tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         if tensor.dim() == 0:

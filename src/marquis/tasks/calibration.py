@@ -168,7 +168,7 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
     ordered, targets = samples.detach().double()[:, observed].sort(0).values, target.detach().double()[observed]
     if bool(ordered[-1].isnan().any()):  # sorted to the end, where they would pass for the upper quantiles
         raise DataError("samples must not be NaN where there is a target.")
-    return {level: _between(ordered, targets, level) for level in levels}
+    return {level: _share_between_quantiles(ordered, targets, level) for level in levels}
 
 
 @checked_arrays
@@ -209,7 +209,7 @@ def _half_width(level: float) -> float:
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
 
 
-def _between(ordered: Tensor, target: Tensor, level: float) -> float:
+def _share_between_quantiles(ordered: Tensor, target: Tensor, level: float) -> float:
     """Return the share of targets between the quantiles, at plotting positions i/(S+1), which have exact coverage."""
     count = len(ordered)
     below = (1 - level) / 2 * (count + 1) - 1

@@ -77,7 +77,7 @@ def impute_weighted(
     for batch in batches(model, torch.where(missing, 0, x), batch_size, "imputation", progress):
         observed = present[start : start + len(batch)].to(batch.device)
         start += len(batch)
-        weights = (exponent * density.log(batch.flatten(1), observed)).softmax(1)  # by log-sum-exp
+        weights = (exponent * density.log_prob(batch.flatten(1), observed)).softmax(1)  # by log-sum-exp
         rows, effective = systematic(weights, samples, generator), 1 / weights.square().sum(1)
         weights = weights.to(means.dtype)
         centred = means - prior  # against cancellation in the variance
@@ -127,7 +127,7 @@ class _Density:
         self.linear, self.constant = (m / v).T, (m.square() / v + v.log()).T
         self.square = None if self.same else v.reciprocal().T
 
-    def log(self, x: Tensor, observed: Tensor) -> Tensor:
+    def log_prob(self, x: Tensor, observed: Tensor) -> Tensor:
         """Return log-densities `[B, M]` for `x [B, D]` that is 0 where it was not observed."""
         x, observed = x[:, self.used].double(), observed[:, self.used]
         log_density = x @ self.linear - 0.5 * (observed.double() @ self.constant)

@@ -27,8 +27,8 @@ def fbp(data: Tensor, measurement: Measurement) -> Tensor:
     if method is not None:
         return method(data)
     image = measurement.adjoint(data)
-    again = measurement.forward(image)
-    return image * (image.square().sum() / again.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
+    projected = measurement.forward(image)
+    return image * (image.square().sum() / projected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 def differences(images: Tensor) -> Tensor:

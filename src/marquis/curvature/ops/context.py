@@ -74,7 +74,7 @@ class Context:
         return self.cache[key]
 
     def zeros(self, step: Step, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return zeros for the columns behind a step, where blocks follow each other in the memory of the last one."""
+        """Return zeros for the columns behind a step; successive blocks of samples reuse the memory of the last one."""
         if self.buffers is None:
             return like.new_zeros(shape)
         key = (step.value, shape)

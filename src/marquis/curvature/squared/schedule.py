@@ -114,7 +114,7 @@ def _schedule(captured: Network, selected: frozenset[str]) -> Schedule:
 
 
 def scheduled(step: Step, network: Network, live: frozenset[int], data: frozenset[int]) -> ScheduledStep:
-    """Return what the squared pass does at one step.
+    """Choose the rule by which the squared pass treats one step.
 
     Raises:
         UnsupportedOperationError: there is no rule for it.
