@@ -308,17 +308,21 @@ class LaplacianAutoencoder(
         samples = whole("samples", samples)
         if whole("rounds", rounds, 0):
             warnings.warn("rounds= is deprecated: it has no effect any more.", DeprecationWarning, stacklevel=2)
-        x, imputed = self._inputs(table), unfilled(table, samples)
-        rows = np.flatnonzero(imputed.missing.any(1))
-        noise = self._draws() if random_state is None else generator_from(random_state)
-        for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
-            if len(part):
-                write_imputations(imputed, part, self._entries, x[part], self._columns, noise)
+        imputed = self._imputed(table, samples, self._draws() if random_state is None else generator_from(random_state))
         if isinstance(self._columns, Columns):
             return ImputedTable(
                 like_table(X, imputed.mean), like_table(X, imputed.std), imputed.samples, imputed.missing
             )
         return imputed.as_table(X, self._columns)
+
+    def _imputed(self, table: np.ndarray, samples: int, noise: torch.Generator) -> ImputedTable:
+        """Fill the missing entries of a checked table, whose categories are numbers of levels."""
+        x, imputed = self._inputs(table), unfilled(table, samples)
+        rows = np.flatnonzero(imputed.missing.any(1))
+        for part in np.array_split(rows, -(-len(rows) // ROWS) or 1):
+            if len(part):
+                write_imputations(imputed, part, self._entries, x[part], self._columns, noise)
+        return imputed
 
     def completed(self, X: Any, sample: np.ndarray) -> Any:
         """Return one of `impute(X).samples` as a table in the types of `X`, observed entries as they were."""

@@ -192,24 +192,23 @@ class EncodedColumns:
         return None if self.numeric is None else self.numeric.scaler
 
     @property
+    def numbers(self) -> np.ndarray:
+        """Return the numbers in the table of the numeric columns that vary."""
+        return self.at[:0] if self.numeric is None else self.at[self.numeric.varies]
+
+    @property
     def units(self) -> np.ndarray:
         """Return the number in the table of everything that varies: numbers first, then categories."""
-        numbers = self.at[self.numeric.varies] if self.numeric is not None else self.at[:0]
-        return np.append(numbers, [category.column for category in self.categories]).astype(int)
+        return np.append(self.numbers, [category.column for category in self.categories]).astype(int)
 
     @property
     def groups(self) -> list[Tensor]:
         """Return the standardised columns of each category."""
-        start, groups = self._numbers, []
+        start, groups = len(self.numbers), []
         for category in self.categories:
             groups.append(torch.arange(start, start + len(category.levels)))
             start += len(category.levels)
         return groups
-
-    @property
-    def _numbers(self) -> int:
-        """Return how many numeric columns vary."""
-        return 0 if self.numeric is None else int(self.numeric.varies.sum())
 
     def standardised(self, X: np.ndarray) -> np.ndarray:
         """Return standardised numbers and indicators, `[N, D]`."""
@@ -220,7 +219,7 @@ class EncodedColumns:
         """Return `z [..., D]` as rows `[..., d]`: numbers in their units, categories as the most probable level."""
         rows = np.zeros((*z.shape[:-1], self.width))
         if self.numeric is not None:
-            rows[..., self.at] = self.numeric.rows(z[..., : self._numbers])
+            rows[..., self.at] = self.numeric.rows(z[..., : len(self.numbers)])
         for category, group in zip(self.categories, self.groups, strict=True):
             rows[..., category.column] = category.probabilities(torch.as_tensor(z[..., group])).argmax(-1).numpy()
         return rows
@@ -229,7 +228,7 @@ class EncodedColumns:
         """Return standard deviations `[..., d]` of numbers in their units; NaN for categories, which have none."""
         deviations = np.full((*std.shape[:-1], self.width), np.nan)
         if self.numeric is not None:
-            deviations[..., self.at] = self.numeric.deviations(std[..., : self._numbers])
+            deviations[..., self.at] = self.numeric.deviations(std[..., : len(self.numbers)])
         return deviations
 
     def constant_penalty(self, X: np.ndarray) -> np.ndarray:
@@ -246,7 +245,7 @@ class EncodedColumns:
 
     def log_prob(self, x: Tensor, density: Tensor, mean: Tensor) -> Tensor:
         """Return the log-probability of what varies, `[N, units]`: densities of numbers, probabilities of levels."""
-        parts = [density[:, : self._numbers]]
+        parts = [density[:, : len(self.numbers)]]
         for category, group in zip(self.categories, self.groups, strict=True):
             level = x[:, group].nan_to_num(0.0).argmax(1)
             chance = category.probabilities(mean[:, group]).gather(1, level[:, None]).log()
@@ -255,7 +254,7 @@ class EncodedColumns:
 
     def missing(self, x: Tensor) -> Tensor:
         """Return which of what varies is missing, `[N, units]`."""
-        return torch.cat([x[:, : self._numbers].isnan(), *(x[:, group[:1]].isnan() for group in self.groups)], 1)
+        return torch.cat([x[:, : len(self.numbers)].isnan(), *(x[:, group[:1]].isnan() for group in self.groups)], 1)
 
     def calibrated(self, tries: Sequence[tuple[Tensor, Tensor, Tensor]]) -> EncodedColumns:
         """Return the columns with probabilities calibrated on hidden entries.

@@ -84,9 +84,14 @@ class Columns:
         return ()
 
     @property
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of the numeric columns that vary: all that do."""
+        return np.flatnonzero(self.varies)
+
+    @property
     def units(self) -> np.ndarray:
         """Return the numbers of the columns that vary."""
-        return np.flatnonzero(self.varies)
+        return self.numbers
 
     def log_prob(self, x: Tensor, density: Tensor, mean: Tensor) -> Tensor:
         """Return the log density of the columns that vary, `[N, varying]`."""
