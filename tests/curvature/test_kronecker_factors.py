@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
+from marquis.curvature.ops import convolution
 from networks import TiedAutoencoder, dense_autoencoder
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -49,12 +51,33 @@ def positions(layer: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         )
     assert isinstance(layer, TRANSPOSED)
     q, (n, c) = layer.groups, g.shape[:2]
+    if over_outputs(layer, a):
+        t = prod(g.shape[3:])
+        return read_patches(a, layer), g.reshape(n, c, q, -1, t).transpose(3, 4)
     patches = _unfold(g.flatten(0, 1), layer)  # the cotangent is unfolded: [n * c, O * k, t]
     t = patches.shape[-1]
     return (
         a.reshape(n, q, -1, t).transpose(2, 3),
         patches.reshape(n, c, q, -1, t).transpose(3, 4),
     )
+
+
+def over_outputs(layer: Any, a: Tensor) -> bool:
+    """Whether factors of a transposed convolution are over output positions: its patches overlap or are cropped."""
+    sizes = zip(layer.kernel_size, layer.dilation, layer.stride, layer.padding, strict=True)
+    apart = all(d * (k - 1) < s and p == 0 for k, d, s, p in sizes)
+    return not apart and prod(a.shape[2:]) > 1
+
+
+def read_patches(a: Tensor, layer: Any) -> Tensor:
+    """What every output position multiplies with the weights [I/q, *k] of one output channel, [n, q, t, I/q * k]."""
+    size = layer.in_channels // layer.groups
+    weights = torch.eye(size * prod(layer.kernel_size), dtype=a.dtype)
+    weights = weights.view(-1, size, *layer.kernel_size).transpose(0, 1)  # an output channel for every single weight
+    run = {1: F.conv_transpose1d, 2: F.conv_transpose2d}[len(layer.kernel_size)]
+    options = (layer.stride, layer.padding, layer.output_padding, 1, layer.dilation)
+    parts = [run(part, weights, None, *options) for part in a.split(size, 1)]
+    return torch.stack(parts, 1).flatten(3).transpose(2, 3)
 
 
 def _unfold(picture: Tensor, layer: Any) -> Tensor:
@@ -69,8 +92,8 @@ def _unfold(picture: Tensor, layer: Any) -> Tensor:
 
 def factors(
     model: nn.Module, x: Any, likelihood: Any, reduce: bool = False
-) -> dict[str, tuple[Tensor, Tensor, float, bool]]:
-    """Weight name -> (sum of g gᵀ [q, o, o], sum of a aᵀ [q, i, i], count, transposed), by hooks and plain autograd."""
+) -> dict[str, tuple[Tensor, Tensor, float, Any]]:
+    """Weight name -> (sum of g gᵀ [q, o, o], sum of a aᵀ [q, i, i], count, order), by hooks and plain autograd."""
     seen: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
     hooks = []
     for name, layer in model.named_modules():
@@ -94,14 +117,22 @@ def factors(
             a, g, count = a.mean(2, keepdim=True), g.sum(3, keepdim=True), float(a.shape[0])
         outer = torch.einsum("ncqto,ncqtp->qop", g, g)
         inner = torch.einsum("nqti,nqtj->qij", a, a)
-        result[f"{name}.weight"] = (outer, inner, count, isinstance(layer, TRANSPOSED))
+        order = None
+        if isinstance(layer, TRANSPOSED):
+            order = layer.in_channels // layer.groups if over_outputs(layer, seen[name][1]) else "swapped"
+        result[f"{name}.weight"] = (outer, inner, count, order)
     return result
 
 
-def assembled(outer: Tensor, inner: Tensor, count: float, transposed: bool) -> Tensor:
+def assembled(outer: Tensor, inner: Tensor, count: float, order: Any) -> Tensor:
     """The block that the factors stand for, in the weight's own order: block-diagonal over groups."""
-    left, right = (inner, outer) if transposed else (outer, inner)
-    return torch.block_diag(*(torch.kron(le, ri) / count for le, ri in zip(left, right, strict=True)))
+    left, right = (inner, outer) if order == "swapped" else (outer, inner)
+    blocks = [torch.kron(le, ri) / count for le, ri in zip(left, right, strict=True)]
+    if isinstance(order, int):  # [o, i, k, o, i, k] -> [i, o, k, i, o, k]
+        o, size = outer.shape[-1], outer.shape[-1] * inner.shape[-1]
+        axes = (1, 0, 2, 4, 3, 5)
+        blocks = [b.view(o, order, -1, o, order, size // o // order).permute(axes).reshape(size, size) for b in blocks]
+    return torch.block_diag(*blocks)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
@@ -121,6 +152,21 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "conv transpose, stride and groups": (
         lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2), nn.Tanh(), nn.Conv2d(6, 2, 2)),
         lambda b: double(b, 4, 2, 2),
+    ),
+    "conv transpose, cropped and padded": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, (4, 3), stride=(2, 1), padding=(1, 2)), nn.Tanh(), nn.ConvTranspose2d(3, 2, 4, 2, 1, 1)),
+        lambda b: double(b, 2, 2, 4),
+    ),
+    "conv transpose, apart and of one position": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Tanh(), nn.ConvTranspose2d(3, 2, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(2, 2, 2, 2, 1)),
+        lambda b: double(b, 2, 1, 1),
+    ),
+    "conv1d transpose, dilated": (
+        lambda: nn.Sequential(nn.ConvTranspose1d(1, 4, 3, 2, 2, 1, dilation=3), nn.Tanh(), nn.ConvTranspose1d(4, 2, 2, padding=2, groups=2)),
+        lambda b: double(b, 1, 5),
+    ),
+    "conv transpose, many channels": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(18, 3, 2, padding=1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 5, 2)), lambda b: double(b, 18, 3, 4),
     ),
     "conv and dense": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)), lambda b: double(b, 1, 3, 4),
@@ -170,6 +216,34 @@ def test_exact_for_the_last_layer_under_gaussian_noise_for_any_number_of_data() 
     assert_matches(last, exact_last)
     assert float((50 * last - exact_last).abs().max() / exact_last.abs().max()) > 1, "without 1/N it must fail"
     assert float((below - exact_below).abs().max() / exact_below.abs().max()) > 1e-3, "below it is an approximation"
+
+
+DECODERS = {
+    "kernel 4, stride 2": lambda: nn.ConvTranspose2d(4, 1, 4, 2, 1),
+    "kernel 3, stride 2, one more": lambda: nn.ConvTranspose2d(4, 2, 3, 2, 1, 1, groups=2),
+    "kernel 2, stride 2": lambda: nn.ConvTranspose2d(4, 1, 2, 2),
+    "kernel 2, stride 2, cropped": lambda: nn.ConvTranspose2d(4, 1, 2, 2, 1),
+    "one position": lambda: nn.Sequential(nn.MaxPool2d(2), nn.ConvTranspose2d(4, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_transposed_convolution_is_exact_as_a_last_layer_and_not_below(name: str) -> None:
+    below = nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.Tanh())
+    model = built(nn.Sequential(below, DECODERS[name]()))
+    last = [n for n, p in model.named_parameters() if p.dim() > 1][-1]
+    (under, exact_under), (ours, exact) = weight_blocks(model, double(9, 3, 1, 2), "gaussian", ["0.0.weight", last])
+    assert_matches(ours, exact)
+    assert float((under - exact_under).norm() / exact_under.norm()) > 0.1
+    (_, _), (ours, exact) = weight_blocks(model, double(9, 3, 1, 2), "bernoulli", ["0.0.weight", last])
+    assert float((ours - exact).norm() / exact.norm()) > 1e-5
+
+
+def test_over_input_positions_a_last_layer_would_not_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(nn.Sequential(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.ConvTranspose2d(4, 1, 4, 2, 1)))
+    monkeypatch.setattr(convolution, "_over_output_positions", convolution._over_input_positions)
+    ((ours, exact),) = weight_blocks(model, double(9, 2, 3, 3), "gaussian", ["2.weight"])
+    assert float((ours - exact).norm() / exact.norm()) > 0.5
 
 
 def test_exact_for_a_linear_model_and_not_for_logistic_regression() -> None:

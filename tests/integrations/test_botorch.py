@@ -114,6 +114,19 @@ def test_a_network_of_few_points_follows_the_function_and_knows_where_it_does_no
     assert torch.isfinite(posterior.rsample(torch.Size([2]))).all()  # 400 points: the joint covariance is singular
 
 
+def test_the_network_of_the_best_restart_is_kept():
+    torch.manual_seed(1)
+    x = torch.rand(12, 2, dtype=torch.float64)
+    model = fit_network(x, (5 * x).sin().sum(1, keepdim=True), restarts=3, rounds=1)
+    laplace = model.laplace
+    for name, weight in laplace.model.named_parameters():
+        assert torch.equal(laplace.posterior.mean[name], weight)
+    again = mq.Laplace(laplace.model, laplace.likelihood, "lowrank", prior=float(laplace.prior.precision)).fit(
+        [(x, model.outcome_transform((5 * x).sin().sum(1, keepdim=True))[0])], progress=False
+    )
+    torch.testing.assert_close(again.log_evidence(), laplace.log_evidence())
+
+
 def test_networks_of_no_points_are_refused():
     x = torch.rand(5, 2, dtype=torch.float64)
     for inputs, targets in ((x, x[:, 0]), (x, x[:4]), (x[:1], x[:1])):

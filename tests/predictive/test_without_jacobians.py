@@ -82,6 +82,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], tupl
         images,
         ("diagonal", "kronecker"),
     ),
+    "overlapping image output": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.ConvTranspose2d(4, 2, 4, 2, 1, groups=2)),
+        images,
+        ("diagonal", "kronecker"),
+    ),
     "normalised image": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)),
         images,

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
-from marquis.structures import Full, Kronecker, Layout, Structure
+from marquis.structures import Full, Kronecker, Layout, Structure, from_state_dict
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
 from marquis.testing import LAYOUTS, StructureConformance, close, normal, random_psd
 
 F64 = torch.float64
+
+
+def reordered(block: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """The block of a weight [g, r, i, s / i] as that of [g, i, r, s / i]."""
+    order = torch.arange(len(block)).view(*shape, len(block) // max(1, math.prod(shape))).transpose(1, 2).flatten()
+    return block[order][:, order]
 
 
 class KroneckerConformance(StructureConformance):
@@ -24,6 +30,7 @@ class KroneckerConformance(StructureConformance):
     # Without a parameter there is no tensor and no dtype: test_structures_over_no_parameters_at_all.
     layouts: ClassVar[dict[str, Layout]] = {name: layout for name, layout in LAYOUTS.items() if layout.names}
     groups = 1
+    channels = 1
     scale = 1.0
     shift = 0.0
 
@@ -37,9 +44,10 @@ class KroneckerConformance(StructureConformance):
                 r, s, count = shape[0] // g, math.prod(shape[1:]), 7.0 + i
                 left = [random_psd(r, here + k, None if definite else (r + 1) // 2) for k in range(g)]
                 right = [random_psd(s, here + k + 50) for k in range(g)]
-                pieces[name] = KroneckerPiece(torch.stack(left), torch.stack(right), count)
+                channels = self.channels if s % self.channels == 0 else 1
+                pieces[name] = KroneckerPiece(torch.stack(left), torch.stack(right), count, channels)
                 both = [torch.kron(a, b) / count for a, b in zip(left, right, strict=True)]
-                blocks.append(torch.block_diag(*both))
+                blocks.append(reordered(torch.block_diag(*both), (g, r, channels)))
             elif i % 2 == 1:
                 matrix = random_psd(n, here, None if definite else n // 2)
                 pieces[name] = DensePiece(matrix)
@@ -67,7 +75,9 @@ class KroneckerConformance(StructureConformance):
             total = [x + y for x, y in zip(mine, theirs, strict=True)]
             if len(total) == 3:
                 left, right, count = total
-                blocks += [torch.kron(x, y) / count for x, y in zip(left, right, strict=True)]
+                both = [torch.kron(x, y) / count for x, y in zip(left, right, strict=True)]
+                shape = (len(left), left.shape[-1], a.pieces[name].channels)  # type: ignore[attr-defined]
+                blocks.append(reordered(torch.block_diag(*both), shape))
             else:
                 blocks.append(total[0] if total[0].dim() == 2 else torch.diag(total[0]))
         dense = self.scale * torch.block_diag(*blocks)
@@ -86,6 +96,32 @@ class TestKroneckerScaledAndShifted(KroneckerConformance):
 class TestKroneckerGrouped(KroneckerConformance):
     groups = 2
     scale = 2.0
+
+
+class TestKroneckerOfTransposedConvolutions(KroneckerConformance):
+    groups = 2
+    channels = 3
+    scale = 0.7
+
+
+def test_channels_are_kept_checked_and_not_mixed() -> None:
+    layout = Layout({"w": (4, 2, 3)})
+
+    def build(channels: int) -> Kronecker:
+        piece = KroneckerPiece(random_psd(2, 0)[None], random_psd(12, 1)[None], 3.0, channels)
+        return Kronecker(layout, {"w": piece})
+
+    value = build(4)
+    factors = value.by_parameter()["w"]
+    assert isinstance(factors, KroneckerFactors) and factors.channels == 4
+    close(reordered(torch.kron(factors.left[0], factors.right[0]), (1, 2, 4)), value.to_dense())
+    assert float((value.to_dense() - build(1).to_dense()).abs().max()) > 0.1
+    again = from_state_dict(value.state_dict())
+    close(again.to_dense(), value.to_dense())
+    with pytest.raises(ModelMismatchError, match="two orders"):
+        _ = value + build(1)
+    with pytest.raises(DataError, match="multiple of 5 channels"):
+        build(5)
 
 
 LAYOUT = Layout({"w": (2, 3), "b": (2,), "norm": (2,)})

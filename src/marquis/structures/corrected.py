@@ -15,7 +15,7 @@ from marquis.structures.kronecker_operator import KroneckerOperator
 from marquis.structures.layout import Scalar
 from marquis.structures.linalg import require_finite
 from marquis.structures.operators import Operator
-from marquis.structures.pieces import KroneckerPiece, Piece
+from marquis.structures.pieces import KroneckerPiece, Piece, require_channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class CorrectedOperator(KroneckerOperator):
 
 @dataclass(frozen=True, eq=False)
 class CorrectedPiece(Piece):
-    """Keep the eigenvectors of a Kronecker piece and the curvature along each, for a row-major parameter `[g, r, s]`.
+    """Keep the eigenvectors of a Kronecker piece and the curvature along each, `[g, r, s]`.
 
     The values are the diagonal of the exact block in the basis `Q (x) R`, so no other values are nearer to it in
     Frobenius norm, plain Kronecker's products of eigenvalues included. Sums add values in the same basis.
@@ -57,18 +57,20 @@ class CorrectedPiece(Piece):
         left: Q, `[g, r, r]`.
         right: R, `[g, s, s]`.
         values: Summed over the data, `[g, r, s]`.
+        channels: How the parameter is ordered, as in `KroneckerPiece`.
     """
 
     kind: ClassVar[str] = "corrected"
     left: Tensor
     right: Tensor
     values: Tensor
+    channels: int = 1
 
     @classmethod
     def of(cls, piece: KroneckerPiece, name: str) -> Self:
         """Return the piece with the eigenvectors of a Kronecker piece and no curvature yet."""
         (_, left), (_, right) = piece.eigen(name)
-        return cls(left, right, left.new_zeros(left.shape[0], left.shape[-1], right.shape[-1]))
+        return cls(left, right, left.new_zeros(left.shape[0], left.shape[-1], right.shape[-1]), piece.channels)
 
     def tensors(self) -> list[Tensor]:
         """Return the values: bases are not added."""
@@ -77,11 +79,12 @@ class CorrectedPiece(Piece):
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return other values in the same basis."""
         (values,) = tensors
-        return type(self)(self.left, self.right, values)
+        return type(self)(self.left, self.right, values, self.channels)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
         """Return the piece in another dtype or on another device."""
-        return type(self)(*(t.to(dtype=dtype, device=device) for t in (self.left, self.right, self.values)))
+        moved = (t.to(dtype=dtype, device=device) for t in (self.left, self.right, self.values))
+        return type(self)(*moved, channels=self.channels)
 
     def plus(self, other: Piece, name: str) -> Self:
         """Return the sum of both values, which have to be in one basis."""
@@ -98,13 +101,16 @@ class CorrectedPiece(Piece):
         g, r, s = self.values.shape
         if g * r * s != size or self.left.shape != (g, r, r) or self.right.shape != (g, s, s):
             raise DataError(f"{what} has shape {tuple(self.values.shape)} for {size} weights; expected [g, r, s].")
+        require_channels(self.channels, s, what)
         for tensor in (self.left, self.right, self.values):
             require_finite(tensor, what)
 
     def operator(self, name: str, scale: Scalar, shift: Tensor) -> Operator:
         """Return the piece as a matrix, with scale and added diagonal."""
         named = f"parameter {name!r}"
-        return CorrectedOperator(self.left, self.right, _no_eigen, scale, shift, named, values=self.values)
+        return CorrectedOperator(
+            self.left, self.right, _no_eigen, scale, shift, named, self.channels, values=self.values
+        )
 
     accept = KroneckerPiece.accept  # a constant diagonal only, for the same reason
 

@@ -156,7 +156,7 @@ class Kronecker(Structure):
             if isinstance(piece, KroneckerPiece):
                 factor = self.scale / piece.count if piece.count else 0.0
                 shift = self._like.new_zeros(()) if self.shift is None else self.shift[name]
-                blocks[name] = KroneckerFactors(piece.left * factor, piece.right, shift)
+                blocks[name] = KroneckerFactors(piece.left * factor, piece.right, shift, piece.channels)
             elif isinstance(piece, DiagonalPiece):
                 blocks[name] = operator.diagonal().reshape(self.layout.shapes[name])
             else:
@@ -192,6 +192,7 @@ class Kronecker(Structure):
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta: dict[str, Any] = {"scale": as_number(self.scale), "pieces": self.report(), "counts": {}}
         meta["shifted"] = self.shift is not None
+        meta["channels"] = {name: i for name, piece in self.pieces.items() if (i := getattr(piece, "channels", 1)) != 1}
         tensors: dict[str, Tensor] = {}
         for name, piece in self.pieces.items():
             if isinstance(piece, KroneckerPiece):
@@ -207,12 +208,15 @@ class Kronecker(Structure):
     @classmethod
     def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         pieces: dict[str, Piece] = {}
+        ordered = meta.get("channels", {})  # files of 0.1.0 have none
         for name, kind in meta["pieces"].items():
+            channels = ordered.get(name, 1)
             if kind == "kronecker":
                 left, right = tensors[f"left.{name}"], tensors[f"right.{name}"]
-                pieces[name] = KroneckerPiece(left, right, meta["counts"][name])
+                pieces[name] = KroneckerPiece(left, right, meta["counts"][name], channels)
             elif kind == "corrected":
-                pieces[name] = CorrectedPiece(*(tensors[f"{part}.{name}"] for part in ("left", "right", "corrected")))
+                parts = (tensors[f"{part}.{name}"] for part in ("left", "right", "corrected"))
+                pieces[name] = CorrectedPiece(*parts, channels=channels)
             else:
                 pieces[name] = {"dense": DensePiece, "diagonal": DiagonalPiece}[kind](tensors[f"{kind}.{name}"])
         diagonal = {name: tensors[f"shift.{name}"] for name in layout.names} if meta["shifted"] else None

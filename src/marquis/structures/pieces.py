@@ -28,11 +28,21 @@ from marquis.structures.operators import DenseOperator, DiagonalOperator, Operat
 
 
 class KroneckerFactors(NamedTuple):
-    """Hold one parameter's matrix `left (x) right + shift I` per group, scale and count already inside left."""
+    """Hold one parameter's matrix `left (x) right + shift I` per group, scale and count already inside left.
+
+    It is for the parameter as `[g, r, s]`; with `channels` i other than 1 that is `[g, i, r, s / i]`, i and r swapped.
+    """
 
     left: Tensor
     right: Tensor
     shift: Tensor
+    channels: int = 1
+
+
+def require_channels(channels: int, side: int, what: str) -> None:
+    """Raise unless the inputs' side of a parameter is a whole number of `channels`."""
+    if type(channels) is not int or channels < 1 or side % channels:
+        raise DataError(f"{what}: {side} inputs are no multiple of {channels} channels")
 
 
 class Piece(ABC):
@@ -106,12 +116,15 @@ class KroneckerPiece(Piece):
         left: `[g, r, r]`.
         right: `[g, s, s]`.
         count: Number of terms in the sums.
+        channels: Input channels i of a parameter `[g, i, r, s / i]`, where they stand before the r outputs (transposed
+            convolutions); 1 for `[g, r, s]`.
     """
 
     kind: ClassVar[str] = "kronecker"
     left: Tensor
     right: Tensor
     count: float
+    channels: int = 1
 
     def __post_init__(self) -> None:
         """Keep the count as a plain number."""
@@ -125,7 +138,13 @@ class KroneckerPiece(Piece):
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same kind of piece with other accumulators."""
         left, right, count = tensors
-        return type(self)(left, right, as_number(count))
+        return type(self)(left, right, as_number(count), self.channels)
+
+    def plus(self, other: Piece, name: str) -> Self:
+        """Return the piece with the accumulators of both added; both have to order the parameter alike."""
+        if isinstance(other, KroneckerPiece) and other.channels != self.channels:
+            raise ModelMismatchError(f"parameter {name!r} is kept in two orders: the two were computed differently")
+        return super().plus(other, name)
 
     def check(self, name: str, size: int) -> None:
         """Check shape, symmetry and finiteness."""
@@ -135,6 +154,7 @@ class KroneckerPiece(Piece):
             raise DataError(
                 f"{what} have shapes {left} and {right}; expected [g, r, r] and [g, s, s] with g r s = {size}"
             )
+        require_channels(self.channels, right[1], what)
         for factor in (self.left, self.right):
             require_finite(factor, what)
             require_symmetric(factor, what)
@@ -164,7 +184,7 @@ class KroneckerPiece(Piece):
         """Return the eigen-decomposed block."""
         factor = scale / self.count if self.count else 0.0
         eigen = partial(self.eigen, name)
-        return KroneckerOperator(self.left, self.right, eigen, factor, shift, f"parameter {name!r}")
+        return KroneckerOperator(self.left, self.right, eigen, factor, shift, f"parameter {name!r}", self.channels)
 
     def accept(self, name: str, diagonal: Tensor) -> Tensor:
         """Return a constant; anything else would not share the eigenvectors."""
@@ -187,7 +207,7 @@ class KroneckerPiece(Piece):
             identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
             return share * factor + d.sqrt() * identity
 
-        return type(self)(shifted(self.left), shifted(self.right), 1.0)
+        return type(self)(shifted(self.left), shifted(self.right), 1.0, self.channels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,6 +83,9 @@ class OuterProducts(ParameterGradients):
             it, over all positions even where `inputs` is cut to a window; None where `inputs` has them all.
         direct: (start, stop) -> gradients of these samples, [m, q, c * o, i], where there is a cheaper way.
         one_column: (start, stop) -> gradients of a single column, [m, *shape], where there is a cheaper way.
+        order: `side[order]` is the unfolded side (that of the inputs, of the outputs where `swapped`) in the row-major
+            order of the weight; None where it has that order already.
+        channels: input channels that stand before the outputs in the weight, as in `KroneckerPiece`.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class OuterProducts(ParameterGradients):
         input_products: Callable[[str], tuple[Tensor, float]] | None = None,
         direct: Callable[[int, int], Tensor] | None = None,
         one_column: Callable[[int, int], Tensor] | None = None,
+        order: Tensor | None = None,
+        channels: int = 1,
     ) -> None:
         super().__init__(shape, outputs.shape[0], samples, outputs.element_size())
         self.inputs = inputs
@@ -107,6 +112,8 @@ class OuterProducts(ParameterGradients):
         self.input_products = input_products
         self.direct = direct
         self.one_column = one_column
+        self.order = order
+        self.channels = channels
 
     @property
     @override

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from marquis.curvature.factors.gradients import (
 from marquis.curvature.factors.matmul import by_sample, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.structures import Structure
-from marquis.structures.kronecker_operator import KroneckerOperator
+from marquis.structures.kronecker_operator import KroneckerOperator, fold
 from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator
 
 BLOCK_BYTES = 2**22
@@ -60,7 +59,7 @@ def quadratic_forms(precision: Structure) -> dict[str, QuadraticForm] | None:
         elif len(names) == 1 and isinstance(operator, KroneckerOperator):
             left, right = (basis.detach() for basis in operator.bases)
             forms[names[0]] = SeparableForm(
-                (1 / operator.eigenvalues).detach(), precision.layout.shapes[names[0]], left, right
+                (1 / operator.eigenvalues).detach(), precision.layout.shapes[names[0]], left, right, operator.channels
             )
         elif len(names) == 1 and isinstance(operator, DenseOperator):
             forms[names[0]] = DenseForm(operator)
@@ -97,18 +96,20 @@ class SeparableForm(QuadraticForm):
         shape: the parameter's.
         left: Q, `[q, r, r]`, or None for the identity.
         right: R, `[q, s, s]`, or None.
+        channels: how the parameter is ordered, as in `KroneckerPiece`.
     """
 
     inverse: Tensor
     shape: tuple[int, ...]
     left: Tensor | None = None
     right: Tensor | None = None
+    channels: int = 1
 
     def of(self, gradients: ParameterGradients, whole: bool) -> Tensor:
         """Return the form by the cheapest way that the gradients allow."""
         if isinstance(gradients, RankOne):
             return self._rank_one(gradients, whole)
-        if isinstance(gradients, OuterProducts):
+        if isinstance(gradients, OuterProducts) and self._is_of(gradients):
             return self._outer(gradients, whole)
         if self.left is None and isinstance(gradients, EmbeddingGradients):
             return self._embedding(gradients, whole)
@@ -121,11 +122,18 @@ class SeparableForm(QuadraticForm):
             ]
         )
 
+    def _is_of(self, gradients: OuterProducts) -> bool:
+        """Return whether the eigenbases are of the gradients' two sides; those of an older file may be of others."""
+        sides = [gradients.outputs.shape[-1], gradients.sizes[2]]
+        sides = [*(sides[::-1] if gradients.swapped else sides), gradients.channels]
+        return self.left is None or [*self.inverse.shape[1:], self.channels] == sides
+
     def _times_root(self, rows: Tensor) -> Tensor:
         """Return rows `[..., size]` times a root of the inverse, in the eigenbasis."""
         if self.left is None or self.right is None:
             return rows * self._root
-        folded = rows.reshape(*rows.shape[:-1], *self.inverse.shape)
+        q, r, s = self.inverse.shape
+        folded = fold(rows, (q, r, s), self.channels)
         return ((self.left.mT @ folded @ self.right) * self._root).flatten(-3)
 
     @cached_property
@@ -185,10 +193,8 @@ class SeparableForm(QuadraticForm):
             order = gradients.arrange(numbers.view(groups, outputs, inputs)).reshape(-1)
             return None, None, torch.empty_like(self._root).index_copy_(0, order, self._root).view(groups, outputs, -1)
         left, right, root = self.left, self.right, self._root
-        if len(self.shape) > 2:  # patches have the channels fastest, the parameter's row-major order slowest
-            space, channels = prod(self.shape[2:]), self.shape[1]
-            order = torch.arange(space * channels, device=right.device).view(channels, space).t().flatten()
-            right = right[:, order]
+        if gradients.order is not None:
+            right = right[:, gradients.order.argsort()]
         return (right, left, root.mT) if gradients.swapped else (left, right, root)
 
     def _embedding(self, gradients: EmbeddingGradients, whole: bool) -> Tensor:

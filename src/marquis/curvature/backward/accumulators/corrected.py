@@ -13,6 +13,7 @@ from marquis.curvature.factors.gradients import ParameterGradients
 from marquis.curvature.factors.outer_products import RankOne
 from marquis.structures import Kronecker
 from marquis.structures.corrected import CorrectedPiece
+from marquis.structures.kronecker_operator import fold
 from marquis.structures.pieces import Piece
 
 
@@ -40,7 +41,7 @@ class CorrectedAccumulator(Accumulator):
             total[0] += product.t() if gradients.swapped else product
             return
         for start, stop in gradients.sample_ranges():
-            each = gradients.explicit(start, stop).flatten(0, 1).reshape(-1, groups, r, s)
+            each = fold(gradients.explicit(start, stop).flatten(0, 1).flatten(1), (groups, r, s), basis.channels)
             total += (basis.left.mT @ each @ basis.right).square().sum(0)
 
     @override

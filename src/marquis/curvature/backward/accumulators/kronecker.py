@@ -6,7 +6,6 @@ See docs/method/kronecker.md, Factors of a dense layer and Convolutions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ class KroneckerAccumulator(Accumulator):
     right: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     swapped: dict[str, bool] = field(default_factory=dict)
+    orders: dict[str, tuple[Tensor | None, int]] = field(default_factory=dict)
     dense: dict[str, Tensor] = field(default_factory=dict)
     diagonal: dict[str, Tensor] = field(default_factory=dict)
     grams: dict[int, tuple[object, Tensor]] = field(default_factory=dict)
@@ -93,6 +93,7 @@ class KroneckerAccumulator(Accumulator):
         if name in self.right:
             return
         self.swapped[name] = gradients.swapped
+        self.orders[name] = gradients.order, gradients.channels
         if gradients.input_products is not None:
             self.right[name], self.counts[name] = gradients.input_products("reduce" if self.reduce else "expand")
             return
@@ -111,7 +112,7 @@ class KroneckerAccumulator(Accumulator):
         pieces: dict[str, Piece] = {}
         for name, shape in self.layout.shapes.items():
             if name in self.left:
-                pieces[name] = self._piece(name, shape)
+                pieces[name] = self._piece(name)
             elif name in self.dense:
                 pieces[name] = DensePiece(self.dense[name])
             else:
@@ -128,20 +129,15 @@ class KroneckerAccumulator(Accumulator):
             require_finite(shown, f"curvature of parameter {name!r}")
         piece.skip_check(self.layout.sizes[name])
 
-    def _piece(self, name: str, shape: tuple[int, ...]) -> KroneckerPiece:
-        """Undo the channels-last order of unfolded patches, so that the weight is row-major [g, r, s]."""
+    def _piece(self, name: str) -> KroneckerPiece:
+        """Undo the channels-last order of unfolded patches, and put the weight's first axis to the left."""
         left, right = self.left[name], self.right[name]
-        if len(shape) > 2:
-            space = shape[2:]
-            k, channels = prod(space), shape[1]
-            index = torch.arange(k * channels, device=left.device).view(k, channels).t().flatten()
-            if self.swapped[name]:
-                left = left[:, index][:, :, index]
-            else:
-                right = right[:, index][:, :, index]
+        order, channels = self.orders.get(name, (None, 1))
         if self.swapped[name]:
             left, right = right, left
-        return KroneckerPiece(left, right, self.counts[name])
+        if order is not None:
+            right = right[:, order][:, :, order]
+        return KroneckerPiece(left, right, self.counts[name], channels)
 
 
 def _gram(rows: Tensor) -> Tensor:
