@@ -8,6 +8,7 @@ import does not change what depends on what.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -141,6 +142,14 @@ def test_every_room_has_its_tests():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     # the conformance suites of `testing` run in tests/structures and tests/likelihoods
     assert not {room for room in rooms - {"testing"} if not list((TESTS / room).glob("test_*.py"))}
+
+
+def test_contributors_find_every_room():
+    text = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("## Rooms\n")[1].split("\n## ")[0]
+    listed = set(re.findall(r"`(\w+)`", section))
+    rooms = {path.name for path in (PACKAGE / "curvature").iterdir() if (path / "__init__.py").is_file()}
+    assert not {*LAYERS, *rooms} - listed
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -161,7 +161,7 @@ class OnlineLaplace:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _running(self, batch: Evaluated, learning_rate: float | None) -> Running | None:
-        """Return the memory of a diagonal curvature, to which this batch is added in place; a copy if others hold it."""
+        """Return the memory of a diagonal curvature, to which this batch is added; a copy if others hold it."""
         settings, held = self.settings, self._state.curvature
         one = len(batch.curvatures) == 1 and isinstance(held, Diagonal)
         if not one or settings.rule == "redux" or not self._shares_forward:
