@@ -18,13 +18,13 @@ from benchmarks.bars import BARS, QUOTED, QUOTED_FIGURE7
 from benchmarks.report import NAMES, number
 
 OURS, PEER, LIMIT = "#3f51b5", "#9e9e9e", "#d84315"
-LINES = {  # colour and marker of each line of Figure 7
+LINES = {  # colour and marker of each measured line of Figure 7; its table has the others
     "plain forward and backward": ("black", "."),
     NAMES["ours:sketched"]: ("#3f51b5", "o"),
-    NAMES["ours:approximate"]: ("#0097a7", "s"),
     NAMES["ours:exact"]: ("#2e7d32", "D"),
     NAMES["backpack:exact"]: ("#d84315", "^"),
 }
+PAPER = "the paper's code, exact"  # the only line of Figure 7 that was measured before
 
 
 def _plain_number(value: float, _position: Any = None) -> str:
@@ -81,15 +81,13 @@ def figure7(lines: dict[str, dict[int, tuple[float, float | None]]], path: Path)
     figure, panels = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     sizes = sorted({size for line in lines.values() for size in line} | {64})
     for panel, which, label in zip(panels, (0, 1), ("CPU seconds", "peak MB above the start"), strict=True):
-        for name, line in lines.items():
-            colour, marker = LINES.get(name, (PEER, "x"))
-            points = [(size, entry[which]) for size, entry in sorted(line.items()) if (entry[which] or 0) > 0]
+        for name, (colour, marker) in LINES.items():
+            sizes_and_entries = sorted(lines.get(name, {}).items())
+            points = [(size, entry[which]) for size, entry in sizes_and_entries if (entry[which] or 0) > 0]
             panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=name) if points else None
-        for index, name in enumerate(dict.fromkeys(m for m, *_ in QUOTED_FIGURE7)):
-            points = [(size, (seconds, peak)[which]) for m, size, seconds, peak in QUOTED_FIGURE7 if m == name]
-            colour, marker = ("#d84315", "#6d4c41", "#8e24aa")[index], "^vp"[index]
-            style = {"color": colour, "marker": marker, "markerfacecolor": "white", "linestyle": ":"}
-            panel.plot(*zip(*points, strict=True), label=f"{name} (measured before)", **style)
+        points = [(size, (seconds, peak)[which]) for name, size, seconds, peak in QUOTED_FIGURE7 if name == PAPER]
+        style: dict[str, Any] = {"color": "#8e24aa", "marker": "p", "markerfacecolor": "white", "linestyle": ":"}
+        panel.plot(*zip(*points, strict=True), label=f"{PAPER} (measured before)", **style)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
