@@ -119,6 +119,23 @@ def test_hessians_and_latent_maps_quick(tmp_path, monkeypatch):
     assert all(one["near"] > 0 and one["ratio"] == pytest.approx(one["far"] / one["near"]) for one in maps.values())
 
 
+def test_vaes_again_are_counted_by_length(tmp_path):
+    rows = [
+        {"epochs": epochs, "ratio": ratio, "rank_correlation": correlation}
+        for epochs, ratio, correlation in ((8, 2.0, 0.5), (24, 0.5, 0.1), (8, 1.5, -0.2))
+    ]
+    found = latent_map.again(rows)
+    assert (found["grown"], found["every"]) == (1, 3)  # a ratio above one and a positive correlation
+    assert found["lengths"] == [
+        {"epochs": 8, "ratios": "2.00 (0.50), 1.50 (-0.20)"},
+        {"epochs": 24, "ratios": "0.50 (0.10)"},
+    ]
+    run = latent_map.STUDY.start("quick", tmp_path, say=lambda _: None, settings={"again": ((1, 3),)})
+    images = latent_map.Images.load(run.settings.recipe, run.data_dir)
+    (row,) = latent_map.vaes_again(run, images)
+    assert (row["epochs"], row["seed"]) == (1, 3) and row["ratio"] == pytest.approx(row["far"] / row["near"])
+
+
 def a_map(std: torch.Tensor, points: torch.Tensor) -> LatentMap:
     return LatentMap(points, std, (-1.0, 3.0, 0.0, 1.0), ("a", "b"), OVER_SAMPLES)
 

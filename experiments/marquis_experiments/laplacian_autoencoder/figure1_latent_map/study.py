@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from marquis_experiments.common.metrics import rank_correlation
 from marquis_experiments.common.page import table, verdict, yes
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.describe import training
-from marquis_experiments.laplacian_autoencoder.models import RECIPES, Images, model
+from marquis_experiments.laplacian_autoencoder.models import RECIPES, Images, Recipe, model
 
 SHOWN = {
     "vae": "VAE",
@@ -32,6 +33,8 @@ FIGURE_8 = {
     "online-approximate": "online Laplace, approximate diagonal",
 }
 """Further models of Figure 8."""
+AGAIN = ((8, 1), (8, 2), (8, 3), (24, 0), (24, 1))
+"""Epochs and seeds of further VAEs: how far Figure 1a depends on them."""
 THUMBNAILS = 3
 """Test images that are shown reconstructed."""
 
@@ -60,7 +63,23 @@ def measure(run: Run) -> dict[str, Any]:
     if thumbnails:
         titles = ("image", "mean", "std") * THUMBNAILS
         image_rows(run.folder / "latent-map-images.png", thumbnails, titles, size=0.85)
-    return {"settings": run.settings.plain(), "models": numbers}
+    return {"settings": run.settings.plain(), "models": numbers, "again": vaes_again(run, images)}
+
+
+def vaes_again(run: Run, images: Images) -> list[dict[str, Any]]:
+    """Compute the numbers of VAEs with other seeds and lengths of training: does Figure 1a depend on them?"""
+    rows = []
+    for epochs, seed in run.settings.again:
+        recipe = replace(run.settings.recipe, epochs=epochs)
+
+        def compute(recipe: Recipe = recipe, seed: int = seed) -> dict[str, Any]:
+            trained = model(run.shared, "vae", seed, recipe, images, run.say).require()
+            return near_and_far(one_map(trained, images.test[: run.settings.images].x, run.settings))
+
+        described = {"epochs": epochs, "seed": seed, **run.settings.without("again")}
+        rows.append(run.cell(f"vae-{epochs}-s{seed}", described, compute, "again"))
+        run.say(f"VAE, {epochs} epochs, seed {seed}: far / near {rows[-1]['ratio']:.2f}")
+    return rows
 
 
 def one_map(autoencoder: BaseAutoencoder, x: Tensor, settings: Any) -> LatentMap:
@@ -120,7 +139,9 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             cells = [f"{numbers[key]:.3g}" for key in ("near", "far", "ratio")]
             lines.append([name, numbers["meaning"], *cells, f"{numbers['rank_correlation']:.2f}"])
     vae, posthoc, online = (results["models"][name] for name in SHOWN.values())
+    every = [{"epochs": results["settings"]["recipe"]["epochs"], **vae}, *results.get("again", [])]
     return {
+        "again": again(every) if len(every) > 1 else None,
         "training": training(results["settings"]["recipe"]),
         "verdict": verdict(not grows(vae), grows(posthoc), grows(online)),
         "holds": {"vae": yes(not grows(vae)), "posthoc": yes(grows(posthoc)), "online": yes(grows(online))},
@@ -131,11 +152,25 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def again(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how often and how much the standard deviation of a VAE grows, by length of training."""
+    lengths = [
+        {
+            "epochs": epochs,
+            "ratios": ", ".join(f"{row['ratio']:.2f} ({row['rank_correlation']:.2f})" for row in each),
+        }
+        for epochs in sorted({row["epochs"] for row in rows})
+        if (each := [row for row in rows if row["epochs"] == epochs])
+    ]
+    grown = sum(grows({"failed": None, **row}) for row in rows)
+    return {"lengths": lengths, "grown": grown, "every": len(rows)}
+
+
 # fmt: off
 STUDY = Study(
     "latent-map", Path(__file__).with_name("page.md"), measure, values,
-    default={"recipe": RECIPES["default"], "images": 1000, "edge": 40, "samples": 30},
-    quick={"recipe": RECIPES["quick"], "images": 60, "edge": 8, "samples": 4},
-    full={"recipe": RECIPES["full"], "images": 3000, "edge": 80, "samples": 100},
+    default={"recipe": RECIPES["default"], "images": 1000, "edge": 40, "samples": 30, "again": AGAIN},
+    quick={"recipe": RECIPES["quick"], "images": 60, "edge": 8, "samples": 4, "again": ()},
+    full={"recipe": RECIPES["full"], "images": 3000, "edge": 80, "samples": 100, "again": ()},
 )
 # fmt: on
