@@ -114,6 +114,7 @@ def test_a_chain_that_did_not_converge_takes_no_part():
     assert found["holds"] == {"mean_field": "yes", "dropout": "no", "ensemble": "yes", "hmc": "no"}
     assert found["table"]["boston, standard"]["to_hmc"] == "–"
     assert found["table"]["boston, gap"]["to_hmc"] == "0.05" and found["converged"] == 1
+    assert found["decided"] and not compared_values(rows[:1], settings)["decided"]
     assert found["missing"] == "boston gap 1, boston standard 1"
     rows[0]["hmc_not_converged"] = 0.0
     assert compared_values(rows, settings)["holds"]["hmc"] == "yes"

@@ -270,6 +270,7 @@ def compared_values(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, An
     both = ("standard", "gap")
     return {
         "table": table,
+        "decided": {job[:2] for job in planned} == {(row["kind"], row["name"]) for row in rows},
         "holds": {
             "mean_field": yes(better("mean_field", both)),
             "dropout": yes(better("dropout", both)),
