@@ -163,17 +163,17 @@ def this_or_first(value: Any | None) -> Any | None:
     return sent[0] if value is None else value
 
 
-def sum_of_shares(compute: Callable[[], Sequence[Tensor]], together: bool) -> list[Tensor]:
+def sum_of_shares(compute: Callable[[], Sequence[Tensor]], in_group: bool) -> list[Tensor]:
     """Return the sums over processes of the tensors that each computes from its share of the data.
 
     Args:
         compute: Returns tensors of the same shapes in all processes, zeros where there are no data.
-        together: Whether this process's data are a share; otherwise its own tensors are returned.
+        in_group: Whether this process's data are a share; otherwise its own tensors are returned.
 
     Raises:
         DataError: Another process failed, as in `exchange`.
     """
-    if not together:
+    if not in_group:
         return list(compute())
     return [sum_tensor(share) for share in fails_together(compute)()]
 

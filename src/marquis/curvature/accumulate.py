@@ -135,8 +135,8 @@ def accumulate(
     if checkpoint is not None and estimator == "sketched" and generator is None:
         # A generator of our own, seeded by the global one, can be saved without touching the global one on resuming.
         generator = new_generator(home)
-    together = distributed and group_is_up()
-    spread = together and is_sharded(model) and structure in SPREADABLE
+    in_group = distributed and group_is_up()
+    spread = in_group and is_sharded(model) and structure in SPREADABLE
 
     def over(names: list[str], first: bool, path: str | Path | None) -> tuple[Structure, Checkpoint | None]:
         """Return the curvature of some parameters, and the file that holds it too."""
@@ -151,7 +151,7 @@ def accumulate(
             "memory_limit": memory_limit,
         }
         identity = {}
-        if together or path is not None:
+        if in_group or path is not None:
             how = f"probes={probes}, width_limit={width_limit}, weight_sharing={weight_sharing}"
             identity = {
                 "structure": structure,
@@ -208,20 +208,20 @@ def accumulate(
             device=device,
             generator=generator,
             mask_of=mask_of,
-            file=_file(path, identity, together),
+            file=_file(path, identity, in_group),
         )
         with (
             nullcontext() if work.file is None else work.file.held(),
-            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(together)) as bar,
+            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(in_group)) as bar,
         ):
             work.resume(loader)
-            work.run(guarded(loader) if together else loader, bar)
+            work.run(guarded(loader) if in_group else loader, bar)
         total = work.total()
-        if together:
+        if in_group:
             total = sum_over_processes(total, digest_of(identity))
         if total is None:
             raise DataError("the loader yields no batches; there is no curvature without data.")
-        if together and (corrected or not spread):
+        if in_group and (corrected or not spread):
             decompose_over_processes(total)
         if not corrected:
             return total, work.file
@@ -233,8 +233,8 @@ def accumulate(
             return curvature_along(there, model, batch.x, likelihood, **named, generator=generator, mask=batch.mask)
 
         assert isinstance(total, Kronecker)
-        with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(together)) as bar:
-            return second_pass(total, loader, work, along, bar, together, digest_of(identity)), None
+        with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(in_group)) as bar:
+            return second_pass(total, loader, work, along, bar, in_group, digest_of(identity)), None
 
     if spread:
         first = everything[layout.names[0]]
@@ -260,14 +260,14 @@ def _identity_of(likelihood: Likelihood) -> str:
         return repr(likelihood)
 
 
-def _is_first(together: bool) -> bool:
+def _is_first(in_group: bool) -> bool:
     """Return whether this process is the first of those that compute together."""
-    return not together or dist.get_rank() == 0
+    return not in_group or dist.get_rank() == 0
 
 
-def _file(checkpoint: str | Path | None, identity: Mapping[str, str], together: bool) -> Checkpoint | None:
+def _file(checkpoint: str | Path | None, identity: Mapping[str, str], in_group: bool) -> Checkpoint | None:
     """Return the checkpoint of this process's sum; None without one."""
     if checkpoint is None:
         return None
-    processes = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    processes = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
     return Checkpoint(Path(checkpoint), identity, *processes)

@@ -25,7 +25,7 @@ def corrected(
     work: DataPass,
     along: Callable[[Bases, Batch], Structure],
     bar: ProgressBar,
-    together: bool,
+    in_group: bool,
     identity: str,
 ) -> Kronecker:
     """Return the structure with every pair of factors replaced by its eigenvectors and the curvature along them.
@@ -41,9 +41,9 @@ def corrected(
     again = replace(
         work, each=lambda batch: along(bases, batch), skipped=None, file=None, at=Position(), done=[], skip=None
     )
-    again.run(guarded(loader) if together else loader, bar)
+    again.run(guarded(loader) if in_group else loader, bar)
     total = again.total()
-    if together:
+    if in_group:
         total = sum_over_processes(total, identity)
     if total is None:
         raise DataError("the loader yields no batches the second time; corrected=True passes over the data twice.")

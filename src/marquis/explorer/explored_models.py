@@ -256,7 +256,7 @@ def points_of_data(data: Any, labels: Any = None, source: str = UNNAMED) -> Poin
     """Return rows for the map from `marquis.data.Data`, an array, a tensor or a pandas table.
 
     Raises:
-        DataError: No rows, or as many labels as there are not rows.
+        DataError: There are no rows, or not one label per row.
     """
     columns = None
     if isinstance(data, Data):

@@ -121,15 +121,15 @@ def fit(
         options: Passed to `curvature.accumulate`.
     """
     refuse_training_mode(model)
-    together = options.get("distributed", True) and group_is_up()
+    in_group = options.get("distributed", True) and group_is_up()
     sharded = is_sharded(model)
-    if (options.get("corrected") or (sharded and together)) and is_one_shot(loader):
+    if (options.get("corrected") or (sharded and in_group)) and is_one_shot(loader):
         what = "corrected=True" if options.get("corrected") else "the fit of a sharded network"
         raise DataError(f"{what} passes over the data more than once; pass a list, not a one-shot iterator.")
     everything = parameters_of(model, params)
     select(everything, list(everything))  # refuses a model without any
     params = everything if sharded else params  # gathered once
-    opened = OpenedLoader(loader, shared=together)
+    opened = OpenedLoader(loader, shared=in_group)
     x = read_batch(opened.first, next(iter(everything.values())).device, mask_of).x
     if options.get("kind") == "empirical-fisher" and likelihood.scalar_noise_precision is not None:
         raise UnsupportedOperationError(
@@ -173,7 +173,7 @@ def fit(
             model, opened, unit, structure, estimator, parameters=names, observer=collector.observe, **common
         )
     mean = {name: everything[name].detach().clone() for name in layout.names}
-    return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(together), structure, estimator)
+    return Fitted(layout, mean, index, curvature, bound, collector.statistics_of_all(in_group), structure, estimator)
 
 
 def joined(before: Fitted, after: Fitted) -> Fitted:

@@ -194,24 +194,24 @@ def predict_loader(
     """
     if options.get("joint"):
         raise UnsupportedOperationError("joint=True is over the inputs of one batch; call predict on that batch.")
-    together = distributed and group_is_up()
-    if together and keep_inputs:
+    in_group = distributed and group_is_up()
+    if in_group and keep_inputs:
         raise UnsupportedOperationError(
             "keep_inputs=True keeps the batches of this process, not those of the others; pass distributed=False."
         )
     if generator is None:
         generator = new_generator()
-    state = from_first_process(generator.get_state()) if together else generator.get_state()
-    if together and isinstance(posterior.precision, Spread):  # every prediction is one of all processes
-        loader, together = all_shares(loader), False
+    state = from_first_process(generator.get_state()) if in_group else generator.get_state()
+    if in_group and isinstance(posterior.precision, Spread):  # every prediction is one of all processes
+        loader, in_group = all_shares(loader), False
     parts: list[Prediction] = []
     with ProgressBar("predicting", number_of_batches(loader), progress) as bar:
-        for x, _, _ in read_batches(guarded(loader) if together else loader, device):
+        for x, _, _ in read_batches(guarded(loader) if in_group else loader, device):
             generator.set_state(state)
             part = predict(posterior, model, x, likelihood, generator=generator, **options)
             parts.append(part if keep_inputs else replace(part, _draw=None))
             bar.advance()
-    if together:
+    if in_group:
         joined = Prediction.join(parts) if parts else None
         everyone = exchange(None if joined is None else replace(joined, _draw_apart=None))
         parts = [part for part in everyone if part is not None]

@@ -140,7 +140,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         """Return values in the shape of the targets."""
         return values[:, 0] if self._is_flat else values
 
-    def _mean(self, outputs: Tensor) -> np.ndarray:
+    def _in_target_units(self, outputs: Tensor) -> np.ndarray:
         """Return outputs in the units of the targets."""
         return self._shaped(self.y_scaler_.inverse_transform(outputs.double().cpu().numpy()))
 
@@ -156,10 +156,10 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         The deviation is `sqrt(epistemic + noise)`; `predict_variance` gives the two apart.
         """
         if not return_std:
-            return self._mean(self._outputs(X))
+            return self._in_target_units(self._outputs(X))
         prediction = self._predict(X, diagonal=True)
         epistemic, noise = self._variances(prediction.variance, prediction.noise_variance)
-        return self._mean(prediction.mean), require_finite(np.sqrt(epistemic + noise), "standard deviations")
+        return self._in_target_units(prediction.mean), require_finite(np.sqrt(epistemic + noise), "standard deviations")
 
     def predict_interval(self, X: Any, alpha: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
         """Return limits between which a new observation lies with probability `1 - alpha`, shaped like the targets.

@@ -87,7 +87,7 @@ def energy(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Gen
     Returns:
         A number, or `[n]`.
     """
-    squares = _segments(model, curve, samples, generator)
+    squares = _squared_lengths(model, curve, samples, generator)
     return squares.sum(-1) * (squares.shape[-1] / 2)
 
 
@@ -98,7 +98,7 @@ def length(model: Any, curve: Tensor, samples: int = 20, *, generator: torch.Gen
     Chords are shorter than arcs: the relative error falls with the square of the number of points. Arguments and
     result as for `energy`; never above `sqrt(2 energy)`, and equal to it at constant speed.
     """
-    return _segments(model, curve, samples, generator).sqrt().sum(-1)
+    return _squared_lengths(model, curve, samples, generator).sqrt().sum(-1)
 
 
 @checked_arrays
@@ -187,7 +187,7 @@ def _codes(decoders: SampledDecoders, z: Any, what: str = "codes") -> Tensor:
     return decoders.like_codes(z if z.dim() == 2 else z[None])
 
 
-def _segments(model: Any, curve: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+def _squared_lengths(model: Any, curve: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """Return the expected squared lengths of the segments of curves, `[points - 1]` or `[n, points - 1]`."""
     curve = as_tensor(curve, "curve")
     if curve.dim() not in (2, 3) or curve.shape[-2] < 2:
