@@ -119,3 +119,13 @@ def assert_structure(structure: Structure, name: str, oracle: Tensor, named: Map
         return
     expected = block_diagonal(oracle, named) if name == "block" else oracle
     assert_matches(structure.to_dense(), expected)
+
+
+def greedy_bottlenecks(cuts: list[Any], columns: int, costs: object, samples: object) -> list[Any]:
+    """Recompress wherever it shrinks the factor, so that every possible cut is taken in some example."""
+    chosen = []
+    for cut in cuts:
+        if cut.width < columns:
+            chosen.append(cut)
+            columns = cut.width
+    return chosen

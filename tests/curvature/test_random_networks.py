@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import assert_matches, assert_structure, built, dense_ggn, double, rows
+from oracle import assert_matches, assert_structure, built, dense_ggn, double, greedy_bottlenecks, rows
 from random_networks import Tied, Twice, networks
 from torch import Tensor, nn
 
@@ -18,16 +18,6 @@ from marquis.curvature.backward import walk
 from networks import Net
 
 LIKELIHOODS: list[Any] = ["gaussian", "bernoulli", "categorical", mq.Gaussian(2.0)]
-
-
-def greedy_cuts(cuts: list[Any], columns: int, costs: object, samples: object) -> list[Any]:
-    """Recompress wherever it shrinks the factor, so that every possible cut is taken in some example."""
-    chosen = []
-    for cut in cuts:
-        if cut.width < columns:
-            chosen.append(cut)
-            columns = cut.width
-    return chosen
 
 
 def assert_same_or_zero(ours: Tensor, expected: Tensor) -> None:
@@ -51,7 +41,7 @@ def test_every_structure_and_estimator(
         if mode % 2:
             patch.setattr(walk.BackwardWalk, "_columns_per_chunk", lambda self, root, steps: 1 + seed % 3)
         if mode // 2:
-            patch.setattr(walk, "choose_bottlenecks", greedy_cuts)
+            patch.setattr(walk, "choose_bottlenecks", greedy_bottlenecks)
         for structure in ("diagonal", "block", "full", "lowrank"):
             ours = ggn(model, x, likelihood, structure)
             if float(oracle.abs().max()) < 1e-14:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import assert_matches, assert_structure, built, dense_ggn, double
+from oracle import assert_matches, assert_structure, built, dense_ggn, double, greedy_bottlenecks
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
@@ -33,16 +33,7 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def at_every_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recompress wherever the tensor is narrower than the factor, whether or not it pays."""
-
-    def greedy(cuts: list, columns: int, costs: object, samples: object) -> list:
-        chosen = []
-        for cut in cuts:
-            if cut.width < columns:
-                chosen.append(cut)
-                columns = cut.width
-        return chosen
-
-    monkeypatch.setattr(walk, "choose_bottlenecks", greedy)
+    monkeypatch.setattr(walk, "choose_bottlenecks", greedy_bottlenecks)
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])

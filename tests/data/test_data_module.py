@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 
+from helpers.trainers import quiet_trainer
 from marquis.data import Data, DataModule
 from marquis.errors import DataError
 
@@ -92,26 +93,14 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def trainer(tmp_path, epochs: int) -> Trainer:
-    return Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_resumed_training_sees_what_an_uninterrupted_run_sees(tmp_path):
     whole, first, second = Recorder(), Recorder(), Recorder()
-    trainer(tmp_path, 3).fit(whole, datamodule=DataModule(numbered(20), batch_size=8))
-    half = trainer(tmp_path, 2)
+    quiet_trainer(tmp_path, 3).fit(whole, datamodule=DataModule(numbered(20), batch_size=8))
+    half = quiet_trainer(tmp_path, 2)
     half.fit(first, datamodule=DataModule(numbered(20), batch_size=8))
     half.save_checkpoint(tmp_path / "half.ckpt")
-    trainer(tmp_path, 3).fit(
+    quiet_trainer(tmp_path, 3).fit(
         second, datamodule=DataModule(numbered(20), batch_size=8), ckpt_path=tmp_path / "half.ckpt"
     )
     assert len({tuple(rows) for rows in whole.seen.values()}) == 3  # a new order each epoch

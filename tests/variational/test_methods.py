@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import marquis as mq
+from helpers.trainers import quiet_trainer
 from marquis.errors import DataError, MemoryBudgetError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.posterior import Posterior
 from marquis.variational import MAP, MeanFieldVI, PreactResNet18, VariationalLaplace, mlp, small_cnn
@@ -534,22 +535,12 @@ def test_architectures():
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_under_lightning(kind, tmp_path):
-    from lightning.pytorch import Trainer
-
     from marquis.variational import LightningMethod
 
     x, y = blobs(24)
     method = kind(classifier(), "categorical", num_data=24)
     module = LightningMethod(method, lr=1e-2, milestones=(1,))
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = quiet_trainer(tmp_path, 2)
     before = torch.cat([p.detach().flatten().clone() for p in method.parameters()])
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
     trainer.fit(module, loader, loader)
@@ -566,23 +557,13 @@ def test_under_lightning(kind, tmp_path):
 @pytest.mark.parametrize("bare", [True, False])
 def test_lightning_autoencoder(kind, bare, tmp_path):
     """Batches without labels: tensors alone, and the tuples of one that a TensorDataset yields."""
-    from lightning.pytorch import Trainer
-
     from marquis.variational import LightningMethod
 
     torch.manual_seed(0)
     x = torch.rand(8, 4)
     method = kind(mlp(4, 4, (2,)), "gaussian", num_data=8)
     loader = DataLoader(x if bare else TensorDataset(x), batch_size=4)  # pyright: ignore[reportArgumentType]
-    trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = quiet_trainer(tmp_path, 1)
     before = torch.cat([p.detach().flatten().clone() for p in method.parameters()])
     trainer.fit(LightningMethod(method, lr=1e-2), loader, loader)
     assert float((torch.cat([p.detach().flatten() for p in method.parameters()]) - before).abs().min()) > 0

@@ -157,7 +157,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         """
         inputs = self.inputs(*self._filled(x))
         moments = SampleMoments(keep, self.mean_code(inputs))
-        for draw in self._counted(samples, generator):
+        for draw in self._checked_draws(samples, generator):
             moments.add(draw.encode(inputs))
         return moments.estimate()
 
@@ -172,7 +172,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
         moments = SampleMoments(keep, self.mean_output(z))
-        for draw in self._counted(samples, generator):
+        for draw in self._checked_draws(samples, generator):
             output = draw.decode(z)
             moments.add(output.mean, output.noise_variance)
         return moments.estimate()
@@ -190,7 +190,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         output = None if code is None else self.mean_output(code)
         latent, moments = SampleMoments(keep, code), SampleMoments(keep, output)
         log_mean = expected = x.new_zeros(len(x))
-        for number, draw in enumerate(self._counted(samples, generator)):
+        for number, draw in enumerate(self._checked_draws(samples, generator)):
             z, output = draw.reconstruct(inputs)
             latent.add(z)
             moments.add(output.mean, output.noise_variance)
@@ -219,10 +219,10 @@ class BaseAutoencoder(DataInputs, LightningModule):
             raise UnsupportedOperationError(f"{self.likelihood} has no likelihood of single entries.")
         x, mask = self._data(x)
         inputs, likelihood = self.inputs(x, mask), self.likelihood
-        outputs = (draw.reconstruct(inputs)[1] for draw in self._counted(samples, generator))
+        outputs = (draw.reconstruct(inputs)[1] for draw in self._checked_draws(samples, generator))
         return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
-    def _counted(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+    def _checked_draws(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
         """Yield samples of the model in evaluation mode, after a check of their number."""
         if not 1 <= samples <= LARGEST_COUNT:
             raise DataError(f"samples={samples}: at least one sample, at most {LARGEST_COUNT}.")
@@ -288,7 +288,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         generator = torch.Generator(device=x.device).manual_seed(VALIDATION_SEED)
         inputs = self._visible(x, mask, seen)
         log_prob, mean = x.new_zeros(len(x)), Average()
-        for draw in self._counted(VALIDATION_SAMPLES, generator):
+        for draw in self._checked_draws(VALIDATION_SAMPLES, generator):
             output = draw.reconstruct(inputs)[1]
             log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
             mean.add(output.mean)

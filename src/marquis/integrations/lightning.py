@@ -98,11 +98,11 @@ class OnlineLaplaceCheckpoint(Callback):
     KEY = "marquis_online_laplace"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the states, by the name of the attribute."""
+        """Add the state of every learner to the checkpoint, by the name of its attribute."""
         checkpoint[self.KEY] = {name: learner.state_dict() for name, learner in self._learners(pl_module).items()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the states.
+        """Restore the state of every learner.
 
         Raises:
             DataError: The checkpoint lacks one.

@@ -191,11 +191,11 @@ class LaplacianAutoencoder(
         self._entries = combined(fitted, network, apart, held_out, int(self.samples), self._seed, groups)
         network.linear = fitted.gaussian
         self.model_ = network
-        self._describe(x)
+        self._keep_statistics(x)
         self._reference = self._statistics((held_out if len(held_out) else x)[:DRIFT_ROWS])
         return self
 
-    def _describe(self, x: Tensor) -> None:
+    def _keep_statistics(self, x: Tensor) -> None:
         """Keep statistics of the training rows, which are not kept themselves."""
         x = x[torch.randperm(len(x), generator=self._draws())[:DESCRIBED_ROWS]]
         reconstructions = self._reconstructions(x)

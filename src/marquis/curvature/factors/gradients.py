@@ -45,7 +45,7 @@ class ParameterGradients(ABC):
         """Return the gradients of samples [start, stop): [c, stop - start, *shape]."""
 
     @property
-    def kept(self) -> tuple[str, int]:
+    def kronecker_form(self) -> tuple[str, int]:
         """Return how a Kronecker structure keeps it ("kronecker", "dense" or "diagonal"), and in how many numbers."""
         return "diagonal", prod(self.shape)
 
@@ -95,8 +95,8 @@ class ExplicitGradients(ParameterGradients):
 
     @property
     @override
-    def kept(self) -> tuple[str, int]:
-        return ("dense", prod(self.shape) ** 2) if self.as_block else super().kept
+    def kronecker_form(self) -> tuple[str, int]:
+        return ("dense", prod(self.shape) ** 2) if self.as_block else super().kronecker_form
 
     @override
     def explicit(self, start: int, stop: int) -> Tensor:
@@ -119,7 +119,7 @@ class BiasGradients(ParameterGradients):
 
     @property
     @override
-    def kept(self) -> tuple[str, int]:
+    def kronecker_form(self) -> tuple[str, int]:
         return "dense", prod(self.shape) ** 2
 
     @override
@@ -165,7 +165,7 @@ class EmbeddingGradients(ParameterGradients):
         offsets = torch.arange(self.samples, device=self.tokens.device)[:, None] * (vocabulary + 1)
         keys, inverse = torch.unique((offsets + self.tokens + 1).flatten(), return_inverse=True)
         rows = keys % (vocabulary + 1) - 1
-        kept = rows >= 0
+        valid = rows >= 0
         for column in self.outputs:
             summed = column.new_zeros(len(keys), width).index_add_(0, inverse, column.reshape(-1, width))
-            total.index_add_(0, rows[kept], summed[kept].square())
+            total.index_add_(0, rows[valid], summed[valid].square())

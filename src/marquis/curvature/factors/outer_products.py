@@ -37,7 +37,7 @@ class RankOne(ParameterGradients):
 
     @property
     @override
-    def kept(self) -> tuple[str, int]:
+    def kronecker_form(self) -> tuple[str, int]:
         return "kronecker", self.shape[0] ** 2 + self.shape[1] ** 2
 
     def transposed(self) -> RankOne:
@@ -117,7 +117,7 @@ class OuterProducts(ParameterGradients):
 
     @property
     @override
-    def kept(self) -> tuple[str, int]:
+    def kronecker_form(self) -> tuple[str, int]:
         return "kronecker", self.sizes[0] * (self.outputs.shape[-1] ** 2 + self.sizes[2] ** 2)
 
     @override
@@ -172,7 +172,7 @@ class OuterProducts(ParameterGradients):
 
 
 def concatenate(uses: list[OuterProducts]) -> OuterProducts | None:
-    """Return several uses of one weight as more positions of a single outer product; None where they are not alike."""
+    """Return several uses of one weight as more positions of a single outer product; None where their kinds differ."""
     first = uses[0]
     if any(use.sizes[0] != 1 or len(use.shape) != 2 or use.swapped != first.swapped for use in uses):
         return None

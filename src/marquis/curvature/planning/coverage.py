@@ -59,7 +59,7 @@ def factored_layers(
         uses = rehearsed.uses.get(name, [])
         kept = FORMS.get(structure)
         if kept is None:
-            kept = rehearsed.kept[name][0] if name in rehearsed.kept else "diagonal"
+            kept = rehearsed.kronecker_forms[name][0] if name in rehearsed.kronecker_forms else "diagonal"
         if not uses:
             layers.append(_unused(name, shape, kept))
             continue

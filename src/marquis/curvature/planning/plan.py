@@ -295,7 +295,7 @@ class _Planner:
         """Return the bytes of the finished structure."""
         if self.structure != "kronecker":
             return result_bytes(self.structure, self.layout, columns * self.size, self.item)
-        kept = [rehearsed.kept.get(name, ("diagonal", size)) for name, size in self.layout.sizes.items()]
+        kept = [rehearsed.kronecker_forms.get(name, ("diagonal", size)) for name, size in self.layout.sizes.items()]
         return sum(self.item * entries + 8 * (kind == "kronecker") for kind, entries in kept)  # 8 for its count
 
     def _written_bytes(self, rehearsed: Rehearsal) -> int:
@@ -308,15 +308,15 @@ class _Planner:
                     OuterProducts,
                     LazyGradients,
                 ):
-                    most = max(most, self._written(use.columns * self.layout.sizes[name], CHUNK_BYTES))
+                    most = max(most, self._bytes_of_rows(use.columns * self.layout.sizes[name], CHUNK_BYTES))
         if self.structure in ("block", "full", "lowrank"):
             groups = modules_of(self.layout.names).values() if self.structure == "block" else [self.layout.names]
             widest = max(sum(self.layout.sizes[name] for name in names) for names in groups)
             columns = max((use.columns for uses in rehearsed.uses.values() for use in uses), default=1)
-            most += 2 * self._written(columns * widest, GRADIENT_BYTES)
+            most += 2 * self._bytes_of_rows(columns * widest, GRADIENT_BYTES)
         return most
 
-    def _written(self, entries: int, limit: int) -> int:
+    def _bytes_of_rows(self, entries: int, limit: int) -> int:
         """Return the bytes of rows that are written out at a time."""
         rows = min(self.size, max(1, limit // max(1, entries * self.item)))
         return rows * entries * self.item

@@ -88,7 +88,7 @@ class Rehearsal(Observer):
         segments: of the factor pass.
         visited: steps that receive columns.
         uses: parameter name -> its uses that receive gradients.
-        kept: parameter name -> how a Kronecker structure would keep it, in how many numbers.
+        kronecker_forms: parameter name -> how a Kronecker structure would keep it, in how many numbers.
         columns: parameter name -> columns there.
     """
 
@@ -100,7 +100,7 @@ class Rehearsal(Observer):
     segments: list[Segment] = field(default_factory=list)
     visited: set[int] = field(default_factory=set)
     uses: dict[str, list[Use]] = field(default_factory=dict)
-    kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    kronecker_forms: dict[str, tuple[str, int]] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
 
     @override
@@ -133,12 +133,12 @@ class _Rehearsed(Receiver):
 
     Attributes:
         real: the other one.
-        kept: receives how a Kronecker structure would keep each parameter.
+        kronecker_forms: receives how a Kronecker structure would keep each parameter.
         held: gradients that the other one keeps for a while.
     """
 
     real: Accumulator = field(kw_only=True)
-    kept: dict[str, tuple[str, int]] = field(kw_only=True)
+    kronecker_forms: dict[str, tuple[str, int]] = field(kw_only=True)
     held: list[ParameterGradients] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -154,12 +154,12 @@ class _Rehearsed(Receiver):
 
     @override
     def add(self, name: str, gradients: ParameterGradients) -> None:
-        self.kept[name] = gradients.kept
+        self.kronecker_forms[name] = gradients.kronecker_form
         kronecker, diagonal = (isinstance(self.real, kind) for kind in (KroneckerAccumulator, DiagonalAccumulator))
         if isinstance(gradients, RankOne) if diagonal else not kronecker:
             self.held.append(gradients)
         with suppress(RuntimeError):  # what cannot be rehearsed is left out of the estimate
-            if kronecker and gradients.kept[0] != "diagonal":
+            if kronecker and gradients.kronecker_form[0] != "diagonal":
                 self.real.add(name, gradients)
             elif isinstance(gradients, (OuterProducts, LazyGradients)):  # one range of samples stands for all
                 gradients.explicit(*next(iter(gradients.sample_ranges())))
@@ -189,7 +189,7 @@ def rehearse_factored(
         forward = partial(network.forward, values, keep, result.shapes, backward.with_extra)
         outputs = _forward(values, result, forward)
         real = make_accumulator()
-        accumulator = _Rehearsed(real.like, real=real, kept=result.kept)
+        accumulator = _Rehearsed(real.like, real=real, kronecker_forms=result.kronecker_forms)
         with AllocationMeter() as meter:
             if probes is None:
                 image = image_shape(network, result.shapes)
@@ -216,7 +216,7 @@ def rehearse_mixed(
         values, shapes = _fake_values(backward.network, params, x, mode), {}
         outputs = backward.network.forward(values, None, shapes, backward.with_extra)
         real = make_accumulator()
-        accumulator = _Rehearsed(real.like, real=real, kept={})
+        accumulator = _Rehearsed(real.like, real=real, kronecker_forms={})
         context = Context(backward.network, values, shapes, backward.active, samples)
         with AllocationMeter() as meter:
             mixed_pass(backward, context, likelihood.resolve(outputs), None, accumulator, width_limit, rehearsing=True)
@@ -239,10 +239,10 @@ def _forward(values: dict[int, Any], result: Rehearsal, run: Callable[[], Tensor
     before = {leaf.untyped_storage()._cdata for leaf in tensors_in(list(values.values()))}
     with AllocationMeter() as meter:
         outputs = run()
-    kept = {
+    retained = {
         leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in tensors_in(list(values.values()))
     }
-    result.forward_bytes = sum(size for key, size in kept.items() if key not in before)
+    result.forward_bytes = sum(size for key, size in retained.items() if key not in before)
     result.forward_peak = max(meter.peak, result.forward_bytes)
     result.outputs = tuple(outputs.shape)
     return outputs

@@ -66,7 +66,7 @@ class KroneckerAccumulator(Accumulator):
         elif isinstance(gradients, ExplicitGradients) and gradients.as_block:
             share = self.samples if gradients.values.shape[1] == 1 else 1
             flat = gradients.values.flatten(0, 1)
-            gram = _times(matmul(flat.t(), flat), share)
+            gram = _times_samples(matmul(flat.t(), flat), share)
             self.dense[name] = self.dense[name] + gram if name in self.dense else gram
         else:
             if name not in self.diagonal:
@@ -88,7 +88,7 @@ class KroneckerAccumulator(Accumulator):
         outputs = gradients.outputs.sum(3, keepdim=True) if self.reduce else gradients.outputs
         g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
         share = self.samples if outputs.shape[1] == 1 else 1
-        gram = _times(_gram(g), share)
+        gram = _times_samples(_gram(g), share)
         self.left[name] = self.left[name] + gram if name in self.left else gram
         if name in self.right:
             return
@@ -145,7 +145,7 @@ def _gram(rows: Tensor) -> Tensor:
     return matmul(rows[0].t(), rows[0])[None] if len(rows) == 1 else rows.mT @ rows
 
 
-def _times(gram: Tensor, share: int) -> Tensor:
+def _times_samples(gram: Tensor, share: int) -> Tensor:
     """Return the Gram matrix times the number of samples that share it, without a pass over it where that is one."""
     return gram if share == 1 else gram.mul_(share)
 
@@ -157,7 +157,7 @@ def gram_matrix(factor: Factor, samples: int) -> Tensor:
     columns = factor.product()
     share = samples if columns.shape[1] == 1 else 1
     flat = columns.reshape(columns.shape[0] * columns.shape[1], -1)
-    gram = _times(matmul(flat.t(), flat), share)
+    gram = _times_samples(matmul(flat.t(), flat), share)
     window = factor.window
     if window is None or window.is_everything:
         return gram
