@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -51,6 +52,12 @@ def share(rank, folder):
         fully_shard(layer)
     fully_shard(sharded)
     result = {"ddp": results(DistributedDataParallel(network()), mine), "fsdp2": results(sharded, mine)}
+    for trains_a_copy in (
+        lambda: mq.evidence.train(sharded, mine, "categorical", epochs=1, progress=False),
+        lambda: mq.variational.VariationalLaplace(sharded, "categorical", num_data=N),
+    ):
+        with pytest.raises(mq.UnsupportedOperationError, match="before fully_shard"):
+            trains_a_copy()
     sharded(x[:2])  # after a forward pass of its own, too
     result["fsdp2 used"] = results(sharded, mine)
     nothing = mine if rank == 1 else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ import marquis as mq
 from marquis.curvature import ggn, operator
 from marquis.errors import DataError, NumericalError
 from marquis.functional.function import NetworkFunction
-from marquis.functional.jacobian import jacobian
+from marquis.functional.jacobian import jacobian, sample_gradients
 from marquis.scores.sketched_lanczos import FourierSketch
 
 
@@ -121,6 +123,22 @@ def test_null_space_samples_leave_what_they_promise(case, size):
     unprojected = torch.einsum("bop,np->nbo", rows_of(model, x), free)
     assert unprojected.abs().max() > 0.1
     assert torch.einsum("nbo,bo->nb", unprojected, residual).abs().max() > 0.1
+
+
+def test_losses_never_form_the_jacobian(case, monkeypatch):
+    model, x, y = case
+    function = NetworkFunction.copy_of(model)
+    cotangents = torch.randn(12, 3, dtype=torch.float64, generator=seeded(2))
+    expected = torch.einsum("bo,bop->bp", cotangents, rows_of(model, x))
+    torch.testing.assert_close(sample_gradients(function, x, cotangents), expected)
+
+    def refuse(*_):
+        raise AssertionError("a Jacobian of all outputs")
+
+    monkeypatch.setattr(sys.modules["marquis.scores.null_space"], "jacobian", refuse)
+    mq.scores.null_space(model, [(x, y)], "categorical", "losses").sample(1, seeded())
+    with pytest.raises(AssertionError, match="all outputs"):
+        mq.scores.null_space(model, [(x, y)], "categorical", "outputs").sample(1, seeded())
 
 
 def test_what_cannot_be_is_refused(case):

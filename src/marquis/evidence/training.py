@@ -26,7 +26,7 @@ from marquis.functional.call import run as run_module
 from marquis.functional.checks import batch_size, naming_inputs
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of, select
-from marquis.functional.unwrap import unwrap
+from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import Batch, MaskOf, read_batches
 from marquis.priors import BoundPrior, Prior
@@ -171,7 +171,7 @@ def train(
             UserWarning,
             stacklevel=2,
         )
-    network = copy.deepcopy(unwrap(model))
+    network = independent_copy(model)
     if group_is_up() and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
         raise UnsupportedOperationError(
             "the network has BatchNorm, whose batch statistics would differ between processes; train in one process."

@@ -60,6 +60,21 @@ def values_and_jacobian(
     return (values, rows) if differentiable else (values.detach(), rows.detach())
 
 
+def sample_gradients(function: NetworkFunction, x: Any, cotangents: Tensor) -> Tensor:
+    """Return `J_nᵀ c_n` of every sample, `[B, P]`, for cotangents `[B, O]`. Cost: one backward pass per sample."""
+
+    def one(sample: Any, cotangent: Tensor) -> Tensor:
+        batch = pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), sample)
+        _, vjp, *_ = torch.func.vjp(lambda params: function(params, batch)[0].reshape(-1), dict(function.point))
+        return function.flatten(vjp(cotangent)[0])
+
+    axes = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, x)
+    try:
+        return torch.vmap(one, in_dims=(axes, 0))(x, cotangents.to(function.dtype)).detach()
+    except RuntimeError:  # an operation without a rule for vmap
+        return torch.einsum("bo,bop->bp", cotangents.to(function.dtype), jacobian(function, x))
+
+
 def _by_backward_passes(
     function: NetworkFunction, x: Any, start: int, stop: int | None, differentiable: bool = False
 ) -> tuple[Tensor, Tensor]:

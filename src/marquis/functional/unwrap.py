@@ -9,6 +9,7 @@ the class from before, and whole tensors.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -134,6 +135,27 @@ def is_sharded(model: Any) -> bool:
             "parallelism changes the layers themselves. Pass the network from before parallelize_module."
         )
     return True
+
+
+def independent_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the module inside all wrappers that shares nothing with it, to be trained.
+
+    Raises:
+        UnsupportedOperationError: The module cannot be copied.
+    """
+    name = type(unwrap(model)).__name__
+    if is_sharded(model):
+        raise UnsupportedOperationError(
+            f"{name} is spread over processes by fully_shard, and such a network cannot be copied to be trained here; "
+            "pass the network from before fully_shard, or train it yourself and fit mq.Laplace to it."
+        )
+    try:
+        return copy.deepcopy(unwrap(model))
+    except Exception as error:
+        raise UnsupportedOperationError(
+            f"{name} cannot be copied ({type(error).__name__}: {error}), and Marquis never changes the model. Remove "
+            "tensors that are part of a graph from its attributes."
+        ) from error
 
 
 def _is_dtensor(tensor: Tensor) -> bool:

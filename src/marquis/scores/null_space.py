@@ -19,7 +19,7 @@ from marquis.choices import choose
 from marquis.errors import DataError, NumericalError
 from marquis.functional.call import Model
 from marquis.functional.function import NetworkFunction
-from marquis.functional.jacobian import jacobian
+from marquis.functional.jacobian import jacobian, sample_gradients
 from marquis.functional.selection import Selection
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import is_one_shot, read_batches
@@ -128,11 +128,11 @@ class NullSpacePosterior:
         function = self.function
         needed = "the loss" if self.kept == "losses" else None
         for batch in read_batches(self.loader, function.device, labels_for=needed):
-            rows = jacobian(function, batch.x)
             if self.kept == "losses":
                 gradient = self.likelihood.gradient(function.at_point(batch.x), batch.y, batch.mask)
-                rows = torch.einsum("bo,bop->bp", gradient.flatten(1), rows).unsqueeze(1)
-            yield rows.flatten(0, 1)
+                yield sample_gradients(function, batch.x, gradient.flatten(1))
+            else:
+                yield jacobian(function, batch.x).flatten(0, 1)
 
 
 def _projected(steps: Tensor, rows: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from marquis.arguments import checked
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size
+from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
 from marquis.randomness import new_seed
@@ -62,7 +62,7 @@ def swag_moments(
         raise UnsupportedOperationError("SWAG trains a copy of the network, which needs a module, not a function.")
     if epochs < 2:
         raise DataError(f"epochs={epochs}: a variance needs at least two snapshots.")
-    trained = copy.deepcopy(model).train()
+    trained = independent_copy(model).train()
     device = next(trained.parameters()).device
     optimiser = torch.optim.SGD(
         [p for p in trained.parameters() if p.requires_grad], lr=lr, momentum=momentum, weight_decay=weight_decay

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import weakref
@@ -19,6 +18,7 @@ from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of
+from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
 from marquis.randomness import normal
@@ -267,13 +267,7 @@ def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping
     if not isinstance(model, nn.Module):
         return _FunctionNetwork(model, start)
     refuse_torchscript(model)
-    try:
-        network = copy.deepcopy(model)
-    except Exception as error:
-        raise UnsupportedOperationError(
-            f"{describe(model)} cannot be copied ({type(error).__name__}: {error}), and Marquis never changes the "
-            "model. Remove tensors that are part of a graph from its attributes."
-        ) from error
+    network = independent_copy(model)
     network.zero_grad(set_to_none=True)
     if params is not None:
         with torch.no_grad():
