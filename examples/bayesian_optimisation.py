@@ -1,7 +1,7 @@
 """Bayesian optimisation with a neural network: expected improvement on Branin and Hartmann-6.
 
 Needs `pip install marquis[botorch]`. `python examples/bayesian_optimisation.py` runs ten seeds of three methods (about
-half an hour on one core) and writes the table and the picture; `--seeds 2 --evaluations 15` is a short look.
+an hour of one idle core) and writes the table and the picture; `--seeds 2 --evaluations 15` is a short look.
 """
 
 from __future__ import annotations
