@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from marquis.arguments import checked, checked_methods, describe_value
+from marquis.arguments import checked, checked_arrays, checked_methods, describe_value
 from marquis.errors import DataError
 
 
@@ -42,6 +42,7 @@ def door(
         {"count": np.int64(3)},
         {"rate": 2},
         {"rate": np.float32(0.5)},
+        {"rate": float("inf")},
         {"flag": np.bool_(True)},
         {"name": None},
         {"path": Path("x")},
@@ -50,6 +51,8 @@ def door(
         {"numbers": {"a": 1.0}},
         {"loader": iter([])},
         {"function": abs},
+        {"function": lambda first, second=2: first},
+        {"function": torch.nn.ReLU()},
         {"word": "c"},  # refused by the function itself, which knows what was meant
         {"anything": object()},
         {"unknown": 5},
@@ -67,15 +70,25 @@ def test_what_fits_passes(good):
         ({"count": 2.5}, r"count is 2\.5 \(float\), but has to be int"),
         ({"count": True}, "count is True"),
         ({"count": torch.tensor(3)}, r"count is a Tensor of shape \[\]"),
+        ({"rate": float("nan")}, r"rate is nan \(float\)"),
+        ({"rate": np.float64("nan")}, "rate is .*nan"),
         ({"rate": "fast"}, r"rate is 'fast' \(str\)"),
         ({"flag": 1}, "flag is 1"),
         ({"name": 3}, "name is 3"),
         ({"path": 3}, "path is 3"),
         ({"tensor": np.ones(3)}, r"tensor is a ndarray of shape \[3\] \(float64\)"),
         ({"tensor": torch.ones(2).to_sparse()}, "tensor is a sparse Tensor"),
+        ({"tensor": torch.ones(2, device="meta")}, "tensor is a Tensor.* no entries"),
         ({"numbers": 3.0}, "numbers is 3.0"),
+        ({"numbers": "12"}, "numbers is '12'"),
+        ({"numbers": b"12"}, "numbers is b'12'"),
+        ({"numbers": [1.0, None]}, "numbers is a list of NoneType, float"),
+        ({"loader": "batches"}, "loader is 'batches'"),
         ({"loader": None}, "loader is None.*cannot be iterated; give a DataLoader"),
         ({"function": int}, "function is the class int"),
+        ({"function": lambda: None}, "function is a function"),
+        ({"function": torch.nn.Bilinear(2, 2, 2)}, "function is a Bilinear"),  # by what its forward takes
+        ({"word": np.ones(3)}, "word is a ndarray"),
         ({"word": 3}, "word is 3"),
     ],
 )
@@ -95,12 +108,53 @@ def test_calls_that_do_not_bind_are_ours_too():
         other(1, y=2)
 
 
+def test_arrays_are_what_may_hold_numbers():
+    @checked_arrays
+    def average(values: Sequence[int] | torch.Tensor, angles: int | Sequence[float] | torch.Tensor = 1) -> str:
+        return "done"
+
+    for good in ([1, 2], np.ones(3), torch.ones(2), list(torch.ones(2)), 3.0):
+        assert average(good) == "done"
+    for bad in ("x" * 5000, b"12", None, object(), {"a": 1}, torch.ones(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(DataError, match="values is"):
+            average(bad)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="angles is"):
+            average([1], bad)  # type: ignore[arg-type]
+
+
+def test_constructors_of_scikit_learns_estimators_only_store():
+    from sklearn.base import BaseEstimator
+
+    @checked_methods
+    class Estimator(BaseEstimator):
+        def __init__(self, size: int = 1) -> None:
+            self.size = size
+
+        def predict(self, count: int) -> int:
+            return count
+
+    assert Estimator("large").get_params() == {"size": "large"}  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="count is 'x'"):
+        Estimator().predict("x")  # type: ignore[arg-type]
+
+
 def test_dataclasses():
     @checked_methods
     @dataclass(frozen=True)
     class Value:
         count: int
 
+    @checked_methods
+    @dataclass(frozen=True)
+    class Result:
+        share: float
+
+        def above(self, level: float) -> bool:
+            return self.share > level
+
+    assert np.isnan(Result(float("nan")).share)  # a measure may be undefined, a choice is not
+    with pytest.raises(DataError, match="level is nan"):
+        Result(0.5).above(float("nan"))
     assert Value(3).count == 3
     with pytest.raises(DataError, match="count is 'x'"):
         Value("x")

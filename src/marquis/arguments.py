@@ -24,9 +24,11 @@ Check = Callable[[Any], bool]
 LARGEST_COUNT = 10**6
 """Largest number of samples, bins or repetitions: more would not end, and are taken for a mistake."""
 COUNTS = frozenset(("samples", "n_samples", "networks", "members", "averaged", "repetitions", "rounds"))
-COUNTS |= {"epochs", "steps", "sweeps", "iterations"}
-"""Arguments that say how often something is done: at most `LARGEST_COUNT` times."""
+COUNTS |= {"epochs", "steps", "sweeps", "iterations", "latent", "channels", "detectors", "probes", "restarts"}
+COUNTS |= {"copies", "points", "max_epochs", "hyper_steps", "inputs", "outputs", "hidden", "map_samples"}
+"""Arguments that say how often something is done or how many there are: at most `LARGEST_COUNT`."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_LISTS = (list, tuple, range)
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
 
@@ -35,11 +37,12 @@ def checked_arrays(function: Function) -> Function:
     return checked(function, arrays=True)
 
 
-def checked(function: Function, *, arrays: bool = False) -> Function:
+def checked(function: Function, *, arrays: bool = False, nan: bool = False) -> Function:
     """Refuse arguments that are not what the annotations say, before the function runs.
 
-    Only what can be seen at a glance: the kind of a value, not the entries of a list. Names from a fixed set
-    (`Literal`) are left to the function, which has a better message. Costs a few microseconds a call.
+    Only what can be seen at a glance: the kind of a value and of the entries of a list, and how many arguments a
+    callable takes; not the entries of a tensor. Names from a fixed set (`Literal`) are left to the function, which has
+    a better message. A number may be NaN only with `nan`. Costs a few microseconds a call.
 
     Raises:
         DataError: An argument is of another kind; names it, what it is, and what was expected.
@@ -61,10 +64,10 @@ def checked(function: Function, *, arrays: bool = False) -> Function:
             if arrays and parameter.annotation == "Data":
                 continue
             check = _check_of(_resolved(parameter.annotation, function), arrays)
-            if check is not None and name in COUNTS:
+            if check is not None and (name in COUNTS or (name == "n" and not nan)):  # a result may count more data
                 by_name[name] = (_bounded(check), f"{parameter.annotation}, at most {LARGEST_COUNT}")
             elif check is not None:
-                by_name[name] = (check, str(parameter.annotation))
+                by_name[name] = (check if nan else _never_nan(check), str(parameter.annotation))
         return by_name
 
     @functools.wraps(function)
@@ -88,6 +91,8 @@ def checked(function: Function, *, arrays: bool = False) -> Function:
                     hint = " Pass torch.as_tensor of it."
                 elif "Tensor" in expected and "sparse" in str(getattr(bound[name], "layout", "")):
                     hint = " Pass its to_dense()."
+                elif "Tensor" in expected and _device(bound[name]) == "meta":
+                    hint = " It has no entries (device meta)."
                 value = describe_value(bound[name])
                 raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{hint}")
         return function(*arguments, **named)
@@ -102,26 +107,34 @@ def _device(value: Any) -> str | None:
 
 
 def checked_methods(cls: type[Class]) -> type[Class]:
-    """Check the arguments of a class's constructor and of its own public methods, as `checked` does for a function."""
+    """Check the arguments of a class's constructor and of its own public methods, as `checked` does for a function.
+
+    Constructors of scikit-learn's estimators are left alone: by its rules they store what they get, and `fit` checks.
+    Those of data classes, which hold results, take NaN: a measure may be undefined.
+    """
     for name, value in list(vars(cls).items()):
         kind = type(value) if isinstance(value, (classmethod, staticmethod)) else None
         function = value.__func__ if kind else value
-        public = name == "__init__" or not name.startswith("_")
+        public = (name == "__init__" and not hasattr(cls, "get_params")) or not name.startswith("_")
         if public and inspect.isfunction(function) and not hasattr(function, "is_checked"):
-            setattr(cls, name, kind(checked(function)) if kind else checked(function))
+            nan = name == "__init__" and hasattr(cls, "__dataclass_fields__")
+            wrapped = checked(function, nan=nan)
+            setattr(cls, name, kind(wrapped) if kind else wrapped)
     return cls
 
 
 def describe_value(value: Any) -> str:
     """Describe a value in a few words for a message: its type, and its shape or contents where they are short."""
     kind = type(value).__name__ if not isinstance(value, type) else f"the class {value.__name__}"
+    if isinstance(value, (str, bytes, int, float, complex)):
+        text = repr(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
     shape = getattr(value, "shape", None)
     if shape is not None:
         sparse = "" if str(getattr(value, "layout", "torch.strided")) == "torch.strided" else "sparse "
         return f"a {sparse}{kind} of shape {list(shape)} ({getattr(value, 'dtype', '')})"
-    if isinstance(value, (str, bytes, int, float, complex)):
-        text = repr(value)
-        return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
+    if isinstance(value, (list, tuple)) and value:
+        return f"a {kind} of {', '.join(sorted({type(entry).__name__ for entry in value}))}"
     return kind if isinstance(value, type) or value is None else f"a {kind}"
 
 
@@ -154,13 +167,47 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a tensor has its entries, and is not sparse."""
-    return _device(value) != "meta" and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+    """Return whether this is a tensor with all its entries, or something else that may hold numbers."""
+    if _device(value) is not None:
+        return _device(value) != "meta" and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+    return hasattr(value, "__array__") or isinstance(value, (numbers.Number, *_LISTS))
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Return whether a callable takes so many arguments by position; True where it does not say."""
+    try:  # of a module, whose `__call__` says nothing, by its `forward`
+        inspect.signature(getattr(function, "forward", function)).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # built in
+        pass
+    return True
+
+
+def _container_check(concrete: Any, entry: Check | None, arrays: bool) -> Check:
+    """Return a check of a container: no text, which is one by accident, and in lists every entry is right."""
+
+    def check(value: Any) -> bool:
+        if isinstance(value, (str, bytes, bytearray, type)) or not isinstance(value, concrete):
+            return False
+        if getattr(value, "shape", None) == ():  # a number in a tensor, which says that it can be iterated
+            return False
+        if entry is None or not isinstance(value, _LISTS):
+            return True
+        # where arrays will do, so do their numbers: list(tensor)
+        return all(entry(item) or (arrays and getattr(item, "shape", None) == ()) for item in value)
+
+    return check
 
 
 def _bounded(check: Check) -> Check:
     """Return the check, for numbers up to `LARGEST_COUNT` only."""
     return lambda value: check(value) and not (isinstance(value, numbers.Real) and value > LARGEST_COUNT)  # type: ignore[operator]
+
+
+def _never_nan(check: Check) -> Check:
+    """Return the check, for anything but NaN."""
+    return lambda value: check(value) and not (isinstance(value, float) and value != value)
 
 
 def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
@@ -181,19 +228,25 @@ def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
     if annotation is float:
         return lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool)
     if origin is typing.Literal:
-        return lambda value: isinstance(value, str) or value in typing.get_args(annotation)
+        others = [known for known in typing.get_args(annotation) if not isinstance(known, str)]
+        return lambda value: isinstance(value, str) or any(type(value) is type(o) and value == o for o in others)
     if origin is collections.abc.Callable:
-        return lambda value: callable(value) and not isinstance(value, type)
+        takes = typing.get_args(annotation)[:1]
+        count = len(takes[0]) if takes and isinstance(takes[0], list) else None
+        return lambda value: callable(value) and not isinstance(value, type) and (count is None or _takes(value, count))
     if annotation is os.PathLike or origin is os.PathLike:
         return lambda value: isinstance(value, os.PathLike)
     concrete = origin or annotation
     if getattr(concrete, "__name__", "") == "Tensor" and arrays:
-        return lambda value: _device(value) is None or _is_array(value)  # the rest is named by `as_tensor`
+        return _is_array  # of numbers or not is named by `as_tensor`
     if getattr(concrete, "__name__", "") == "Tensor":
-        return lambda value: isinstance(value, concrete) and str(value.layout) == "torch.strided"
+        return lambda value: isinstance(value, concrete) and _is_array(value)
     ordinary = isinstance(concrete, type) and (
         not getattr(concrete, "_is_protocol", False) or concrete.__name__ == "Measurement"
     )
     if not ordinary and concrete not in _CONTAINERS:
         return None
+    if concrete in _CONTAINERS and concrete is not collections.abc.Mapping:
+        entries = typing.get_args(annotation)
+        return _container_check(concrete, _check_of(entries[0], arrays) if entries else None, arrays)
     return lambda value: isinstance(value, concrete) and not isinstance(value, type)

@@ -26,7 +26,8 @@ class Door:
         arguments: Makes arguments with which it works, new ones each time.
         overflows: Whether -infinity is right: the logarithm of a density that is 0 in every float.
         foreign: Errors of others that are part of the contract here (scikit-learn's `ValueError` and `TypeError`).
-        linear: Whether it is a linear map, for which NaN in and NaN out is right.
+        linear: Whether it is a linear map, for which NaN out is right where there is NaN or infinity in.
+        undefined: Whether NaN is right: a mean over nothing.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Door:
     foreign: tuple[type[BaseException], ...] = ()
     overflows: bool = False
     linear: bool = False
+    undefined: bool = False
 
 
 def door(
@@ -246,10 +248,9 @@ def _tasks(model: Any) -> Iterator[Door]:
     }
     for function, good in known.items():
         name = f"tasks.{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        first = function is tasks.ood.roc_curve  # its first threshold is infinite
         empty = function is tasks.calibration.reliability  # NaN in bins without examples
-        yield Door(
-            name, function, good.copy, overflows=function is tasks.ood.roc_curve, linear=empty
-        )  # first threshold
+        yield Door(name, function, good.copy, overflows=first, undefined=empty)
 
 
 def _estimators() -> Iterator[Door]:

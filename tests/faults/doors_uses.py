@@ -186,7 +186,8 @@ def estimator_doors() -> Iterator[Door]:
         "predict": {},
         "score": {"y": None},
     }.items():
-        yield door(f"{name}.{method}", getattr(made, method), X=table, **further, **either, overflows=True)
+        kept = {"linear": method == "explain"}  # rows come back as they were given, missing values too
+        yield door(f"{name}.{method}", getattr(made, method), X=table, **further, **either, **kept, overflows=True)
     yield door(f"{name}.inverse_transform", made.inverse_transform, Z=made.transform(rows), return_std=True, **either)
     yield door(f"{name}.sample", made.sample, n_samples=2, random_state=0, **either)
     yield door(f"{name}.completed", made.completed, X=table, sample=rows, **either)
@@ -214,7 +215,7 @@ def data_doors() -> Iterator[Door]:
     def batches(stage: Any = None, **options: Any) -> Any:
         made = data.DataModule(**options)
         made.setup(stage)
-        return next(iter(made.train_dataloader())), next(iter(made.val_dataloader()))
+        return next(iter(made.train_dataloader())), list(made.val_dataloader())[:1]  # empty with validation=0
 
     yield door("data.DataModule", batches, data=table, **module, stage=None)
     yield Door(
@@ -223,9 +224,9 @@ def data_doors() -> Iterator[Door]:
     yield door("data.RowDataset", lambda data_: len(data.RowDataset(data_)), data_=table)
     scaling = run.Scaling.of(X)
     yield door("run.Scaling.of", run.Scaling.of, x=X, names=None)
-    yield door("run.Scaling.scaled", scaling.scaled, x=X)
-    yield door("run.Scaling.unscaled", scaling.unscaled, x=X)
-    yield door("run.Scaling.deviations", scaling.deviations, std=X.abs())
+    yield door("run.Scaling.scaled", scaling.scaled, x=X, linear=True)
+    yield door("run.Scaling.unscaled", scaling.unscaled, x=X, linear=True)
+    yield door("run.Scaling.deviations", scaling.deviations, std=X.abs(), linear=True)
     yield door("run.Scaling.from_json", run.Scaling.from_json, held=scaling.as_json())
     settings = run.TrainingSettings.of({"model": "ae", "data": "digits"})
     yield door("run.TrainingSettings.of", run.TrainingSettings.of, chosen={"model": "ae", "data": "digits"})

@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError, StorageError
-from marquis.io.atomic import storage_errors
+from marquis.io.atomic import make_folder
 from marquis.io.checksum import check_archive, seal_archive
 from marquis.io.previous import read_newest, replacing_twice
 
@@ -159,8 +159,7 @@ class FolderWatch(Callback):
         """Look for the folder before the files of the epoch are written."""
         if trainer.is_global_zero and not self.folder.is_dir():
             self.removed = trainer.should_stop = True
-            with storage_errors(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
 
 
 class PlateauSteps(Callback):

@@ -124,6 +124,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         return self._learner().step(inputs, x, mask, learning_rate=self.learning_rate)
 
     @renamed_arguments(**NEW_NAMES)
+    @checked
     def posterior(self, posterior_temperature: float | Literal["laplace"] | None = None) -> Posterior:
         """Return the weights `encoder.*` and `decoder.*` as a Gaussian posterior, which samples, predicts and saves.
 

@@ -34,7 +34,7 @@ from marquis.autoencoders.loop import TrainingResult
 from marquis.autoencoders.sharding import SharedData
 from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError, StorageError
-from marquis.io.atomic import remove_leftovers, storage_errors
+from marquis.io.atomic import make_folder, remove_leftovers
 from marquis.io.lock import exclusive, is_first_process
 from marquis.io.previous import any_generation, read_newest
 
@@ -95,8 +95,7 @@ def fit(
     rule = StoppingRule(patience)
     epoch_checkpoints = EpochCheckpoints(checkpoints, rule)
     _check(max_epochs, seed, epoch_checkpoints, resume)
-    with storage_errors(checkpoints):
-        checkpoints.mkdir(parents=True, exist_ok=True)
+    make_folder(checkpoints)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
     interruption, watch = Interruption(), FolderWatch(checkpoints)

@@ -190,8 +190,8 @@ class VariationalAutoencoder(BaseAutoencoder):
             latent: K, where the encoder's last dense layer does not tell.
             noise: Whether to sample from `p(x|z)`; False gives its mean, which is what is usually shown.
         """
-        if n < 1:
-            raise DataError(f"n={n}: at least one.")
+        if n < 1 or (latent is not None and latent < 1):
+            raise DataError(f"n={n}, latent={latent}: at least one.")
         like = next(self.decoder.parameters())
         z = normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
         with evaluation_mode(self):

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model, buffers_of
 from marquis.functional.checks import batch_size
+from marquis.io.atomic import make_folder
 from marquis.io.lock import exclusive
 from marquis.io.previous import any_generation, read_newest, remove_both
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
@@ -131,7 +132,7 @@ class Checkpoint:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the only right to write the file, which the system releases when the process dies."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         return exclusive(self.path, "another pass over data")
 
     def save(self, saved: Saved) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from marquis.arguments import checked_methods
@@ -115,8 +116,12 @@ class EvidenceProblem:
         prior = self.prior if precision is None else self.grouped_prior.with_precision(precision)
         likelihood = self.likelihood
         if noise is not None:
-            assert isinstance(likelihood, Gaussian)
-            likelihood = likelihood.with_noise(noise)
+            if not isinstance(likelihood, Gaussian):
+                raise UnsupportedOperationError(f"{likelihood} has no noise; pass a noise with a Gaussian only.")
+            noise = torch.as_tensor(noise)
+            if noise.numel() != 1:
+                raise DataError(f"the noise has shape {list(noise.shape)}; one number is tuned, for all outputs.")
+            likelihood = likelihood.with_noise(noise.reshape(()))
         made = copy.copy(self)  # not `replace`, which would check the same weights and curvature again
         object.__setattr__(made, "prior", prior)
         object.__setattr__(made, "likelihood", likelihood)

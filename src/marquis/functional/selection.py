@@ -74,6 +74,8 @@ def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[
         chosen = {name: t for name, t in trainable.items() if fnmatch.fnmatchcase(name, parameters)}
         described = f"the pattern {parameters!r}"
     elif callable(parameters) and not isinstance(parameters, type):
+        if isinstance(parameters, nn.Module):
+            raise SelectionError("parameters is a module; pass names, a pattern or a predicate of name and tensor.")
         chosen = {name: t for name, t in trainable.items() if parameters(name, t)}
         described = "the given predicate"
     else:

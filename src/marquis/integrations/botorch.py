@@ -24,6 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from marquis.arguments import checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import naming_inputs
 from marquis.functional.jacobian import values_and_jacobian
 from marquis.laplace import Laplace
 from marquis.likelihoods import Gaussian
@@ -83,8 +84,12 @@ class LaplaceModel(Model):
         """
         if isinstance(observation_noise, Tensor):
             raise UnsupportedOperationError("observation_noise is True or False; the noise is the likelihood's.")
+        if X.ndim < 2:
+            raise DataError(f"X is [*batch, q, d], got {list(X.shape)}.")
         *batch, points, _ = X.shape
-        values, jacobian = values_and_jacobian(self._function, X.flatten(0, -2), differentiable=True)
+        flat = X.flatten(0, -2)
+        with naming_inputs(self.laplace.model, flat, lambda: self._function.at_point(flat), "X"):
+            values, jacobian = values_and_jacobian(self._function, flat, differentiable=True)
         if values.shape[1] != self.num_outputs:
             raise DataError(f"the network has {values.shape[1]} outputs, not num_outputs={self.num_outputs} of them.")
         precision = self.laplace.posterior.precision
@@ -96,6 +101,10 @@ class LaplaceModel(Model):
             assert noise is not None
             covariance = covariance + torch.eye(rows.shape[-2], dtype=values.dtype, device=values.device) / noise
         if output_indices is not None:
+            if not output_indices or not all(0 <= index < self.num_outputs for index in output_indices):
+                raise DataError(
+                    f"output_indices={output_indices}: numbers from 0 to {self.num_outputs - 1}, at least one."
+                )
             columns = torch.arange(points, device=X.device)[:, None] * self.num_outputs
             columns = (columns + torch.tensor(output_indices, device=X.device)).flatten()
             mean, covariance = mean[..., output_indices], covariance[..., columns, :][..., columns]
@@ -121,6 +130,7 @@ class _Scale(nn.Module):
         return (x - self.offset) * self.factor
 
 
+@checked
 def default_network(inputs: int, outputs: int = 1, hidden: int = 32) -> nn.Module:
     """Return a network of two hidden tanh layers for inputs between 0 and 1, with standard normal weights.
 

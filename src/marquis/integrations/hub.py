@@ -10,7 +10,7 @@ from marquis import __version__
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.io.atomic import write_text
+from marquis.io.atomic import make_folder, write_text
 from marquis.laplace import Laplace, load
 from marquis.likelihoods import Likelihood
 
@@ -24,8 +24,7 @@ def save_pretrained(laplace: Laplace, folder: str | Path) -> Path:
     The folder holds `posterior.safetensors` (all that `Laplace.save` writes), `marquis.json` (what it is, for people
     and programs) and a model card. The network itself is not in it: share it as you always do.
     """
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    path = make_folder(folder)
     laplace.save(path / TENSORS)
     statistics = laplace.statistics
     config = {

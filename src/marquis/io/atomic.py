@@ -31,6 +31,18 @@ def storage_errors(path: str | os.PathLike[str], action: str = "written") -> Ite
         raise error from problem
 
 
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder and those above it, unless they are there.
+
+    Raises:
+        StorageError: The system cannot make it; names the path.
+    """
+    path = Path(path)
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def destination(path: str | os.PathLike[str]) -> Path:
     """Return the file that a write to `path` replaces.
 

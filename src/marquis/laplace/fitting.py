@@ -18,7 +18,7 @@ from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.functional.call import Model
-from marquis.functional.checks import refuse_training_mode, samples_of
+from marquis.functional.checks import batch_size, refuse_training_mode, samples_of
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import parameters_of, select
 from marquis.functional.unwrap import is_sharded
@@ -206,6 +206,7 @@ def _default_estimator(model: Model, x: Any, likelihood: Likelihood, params: Map
         outputs = torch.empty(shape, device="meta")
         columns = likelihood.resolve(outputs).root_shape(outputs).numel()
     except MarquisError:  # cannot be planned, or will be refused with a better message
+        batch_size(x)
         function = NetworkFunction.copy_of(model, params=params)
         outputs = function.at_point(samples_of(x, 0, 1))
         columns = likelihood.resolve(outputs).root_shape(outputs).numel()

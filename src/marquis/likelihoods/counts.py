@@ -66,7 +66,7 @@ class Poisson(_Counts):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_values(f)
-        return torch.poisson(f.detach().exp(), generator=generator)
+        return torch.poisson(_wide(f).exp(), generator=generator)
 
     def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
         y = y.to(f.dtype)
@@ -104,8 +104,9 @@ class NegativeBinomial(_Counts):
     @checked
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         self._check_values(f)
-        shape = torch.full_like(f.detach(), self.dispersion)
-        rate = torch._standard_gamma(shape, generator=generator) * f.detach().exp() / self.dispersion
+        f = _wide(f)
+        shape = torch.full_like(f, self.dispersion)
+        rate = torch._standard_gamma(shape, generator=generator) * f.exp() / self.dispersion
         return torch.poisson(rate, generator=generator)
 
     def _inverse_dispersion(self) -> float:
@@ -136,3 +137,8 @@ class NegativeBinomial(_Counts):
     def __repr__(self) -> str:
         """Show the dispersion."""
         return f"NegativeBinomial(dispersion={self.dispersion:g})"
+
+
+def _wide(f: Tensor) -> Tensor:
+    """Return outputs without gradients, half precision in float32: torch has no random counts in half precision."""
+    return f.detach().to(torch.promote_types(f.dtype, torch.float32))

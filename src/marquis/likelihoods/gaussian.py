@@ -84,6 +84,7 @@ class Gaussian(PointwiseLikelihood):
         """Return whether fitting may replace the noise precision."""
         return self._learnt
 
+    @checked
     def with_noise(self, noise_precision: float | Tensor) -> Gaussian:
         """Return the same likelihood with another noise precision, number or per output.
 

@@ -303,6 +303,7 @@ class OnlineLaplace:
         return samples
 
     @renamed_arguments(**NEW_NAMES)
+    @checked
     def posterior(self, posterior_temperature: float | Literal["laplace"] | None = None) -> Posterior:
         """Return the present posterior as an ordinary one, which samples, saves and loads like the others.
 

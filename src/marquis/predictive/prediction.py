@@ -52,6 +52,17 @@ class Prediction:
     _expected_entropy: Tensor | None = None
     _draw_apart: Draw | None = None  # outputs of every input by itself; cheaper, and needs no inputs
 
+    def __post_init__(self) -> None:
+        """Refuse variances of another shape than the mean, which would otherwise broadcast, or fail later."""
+        if self.mean.is_complex():
+            raise DataError("mean is complex; outputs are real numbers.")
+        for name, value in (("variance", self.variance), ("noise_variance", self.noise_variance)):
+            fits = value is None or all(
+                size in (1, wanted) for size, wanted in zip(value.shape[::-1], self.mean.shape[::-1], strict=False)
+            )
+            if value is not None and (not fits or value.ndim > self.mean.ndim):
+                raise DataError(f"{name} has shape {list(value.shape)}, the mean {list(self.mean.shape)}.")
+
     @property
     def total_variance(self) -> Tensor:
         """Return the variance of a new observation: `variance` plus `noise_variance` where there is one."""

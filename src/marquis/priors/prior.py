@@ -82,6 +82,8 @@ class Prior:
         """
         if like is None:
             like = torch.zeros(()) if model is None else next(iter(parameters_of(model, params).values())).detach()
+        elif not like.is_floating_point():
+            raise DataError(f"like is {like.dtype}; precisions are real floating numbers.")
         members = self._members(layout, model, x, params)
         if members is None:
             index, names = torch.arange(layout.total), None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from marquis.arguments import checked
 from marquis.errors import DataError
+from marquis.io.atomic import make_folder
 from marquis.options import renamed_arguments
 from marquis.report import sections
 from marquis.report.figures import History
@@ -77,8 +78,8 @@ def write_comparison(
         raise DataError("there are no models to compare: pass {name: model}.")
     if data.dim() < 2 or len(data) == 0:
         raise DataError(f"data of shape {list(data.shape)}: the rows come first, [n, ...], and there is at least one.")
-    if labels is not None and len(labels) != len(data):
-        raise DataError(f"{len(data)} data but {len(labels)} labels.")
+    if labels is not None and (labels.dim() == 0 or len(labels) != len(data)):
+        raise DataError(f"labels of shape {list(labels.shape)} for {len(data)} data; one for each is needed.")
     if labels is not None and labels.dim() != 1 and not labels.is_floating_point():
         raise DataError(f"labels of shape {list(labels.shape)}: classes are one integer per sample, [n].")
     if unknown := sorted(set(history or {}) - set(models)):
@@ -102,7 +103,5 @@ def write_comparison(
     sections.add_variances(page, studies)
     sections.add_widths(page, studies)
     sections.add_training(page, history or {})
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    path = page.write(out / REPORT)
+    path = page.write(make_folder(out) / REPORT)
     return Comparison(path, {name: dict(result.numbers) for name, result in studies.items()})

@@ -75,6 +75,8 @@ class Scaling:
             raise DataError(
                 f"a table of shape {list(x.shape)} ({x.dtype}) was given; {len(self.mean)} columns are needed."
             )
+        if bool(x.isinf().any()):
+            raise DataError(f"a table of shape {list(x.shape)} has infinite entries; NaN marks missing ones.")
         return x.double()
 
     def as_json(self) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.options import renamed_arguments, renamed_attributes
 from marquis.sklearn.base import ROWS, generator_from
@@ -55,6 +55,7 @@ NEW_NAMES = {
 
 
 @renamed_attributes(hole_std_="missing_std_")
+@checked_methods
 class LaplacianAutoencoder(
     Guarantees, OutlierScores, ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator
 ):
@@ -247,8 +248,6 @@ class LaplacianAutoencoder(
         x = self._inputs(self._validated(X))
         codes = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
         mean = torch.cat([part.mean for part in codes]).numpy()
-        if not isinstance(return_std, (bool, np.bool_)):
-            raise DataError(f"return_std is {type(return_std).__name__}; pass True or False.")
         if not return_std:
             return mean
         std, incomplete = torch.cat([part.std for part in codes]), x.isnan().any(1).nonzero()[:, 0]
@@ -258,7 +257,6 @@ class LaplacianAutoencoder(
         return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
 
     @overload
-    @checked
     def inverse_transform(self, Z: Any, return_std: Literal[False] = False) -> np.ndarray: ...
 
     @overload

@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from marquis.arguments import checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.selection import parameters_of, select
@@ -102,6 +103,7 @@ NEW_NAMES = {"hidden_sizes": "hidden_layer_sizes", "epochs": "max_iter", "lr": "
 """Present names of parameters that were called otherwise."""
 
 
+@checked_methods
 class LaplaceEstimator(BaseEstimator):
     """Implement what `LaplaceClassifier` and `LaplaceRegressor` share; the parameters are described there."""
 

@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.choices import choose, match_choice
 from marquis.conformal import ConformalSets
 from marquis.errors import DataError
@@ -28,6 +29,7 @@ DRAWS, SEED = 100, 0
 """Networks whose probabilities link="mc" averages: the same ones for all rows, every time."""
 
 
+@checked_methods
 class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     """Classify by a neural network whose probabilities account for the uncertainty of its weights.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from marquis.arguments import checked_methods
 from marquis.conformal import ConformalIntervals, ConformalSets, p_values
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.sklearn.categories import Category, EncodedColumns
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="Guarantees")
 
 
+@checked_methods
 class Guarantees:
     """Add guarantees for imputed entries and outliers to the table autoencoder (`mq.conformal`)."""
 

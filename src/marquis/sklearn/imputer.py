@@ -13,17 +13,19 @@ from sklearn.impute import MissingIndicator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from marquis.arguments import checked_methods, describe_value
 from marquis.errors import DataError
 from marquis.sklearn.autoencoder import LaplacianAutoencoder, Random
 from marquis.sklearn.categories import category_columns
 from marquis.sklearn.columns import columns_of, labels_of
 from marquis.sklearn.input_tables import plain_table
-from marquis.sklearn.parameter_checks import whole
+from marquis.sklearn.parameter_checks import truth, whole
 
 DTYPES = (np.float64, np.float32)
 """Types of tables that come back as they went in, as scikit-learn's imputers do it; others become the first."""
 
 
+@checked_methods
 class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Impute missing values by their mean; `sample` returns several complete tables (multiple imputation).
 
@@ -75,6 +77,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             raise DataError(f"missing_values={self.missing_values!r}: NaN or a number.")
         whole("samples", self.samples)
         whole("rounds", self.rounds, 0)
+        for name in ("add_indicator", "keep_empty_features"):
+            truth(name, getattr(self, name))
         self.indicator_: Any = None
         self._mixed = bool(category_columns(X))
         if self._mixed:
@@ -191,6 +195,8 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the columns that `transform` gives."""
         check_is_fitted(self, "estimator_")
+        if hasattr(input_features, "detach"):
+            raise DataError(f"input_features is {describe_value(input_features)}; names are needed.")
         names: Any = super().get_feature_names_out(input_features)
         kept = names if self.keep_empty_features else names[self._known]
         return kept if self.indicator_ is None else np.append(kept, self.indicator_.get_feature_names_out(names))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.sklearn.columns import Columns
 from marquis.sklearn.drift import Drift, tested
@@ -18,6 +19,7 @@ from marquis.sklearn.input_tables import require_finite
 from marquis.sklearn.parameter_checks import fraction
 
 
+@checked_methods
 class OutlierScores:
     """Add outlier scores, explanations and the test for drift to the table autoencoder."""
 

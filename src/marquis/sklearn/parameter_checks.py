@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
+from marquis.arguments import describe_value
 from marquis.errors import DataError
 
 
@@ -29,6 +32,17 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     if not is_whole(value, least):
         raise DataError(f"{name}={value!r}: a whole number from {least} on.")
     return int(value)
+
+
+def truth(name: str, value: Any) -> bool:
+    """Return a switch as a bool; 0 and 1 are switches too.
+
+    Raises:
+        DataError: It is none.
+    """
+    if not (is_number(value) and value in (0, 1)) and not isinstance(value, np.bool_):
+        raise DataError(f"{name} is {describe_value(value)}; True or False is needed.")
+    return bool(value)
 
 
 def positive(name: str, value: Any) -> float:

@@ -12,6 +12,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from marquis.arguments import checked_methods
 from marquis.conformal import ConformalIntervals
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian, Likelihood
@@ -32,6 +33,7 @@ def merge_copies(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     return X[rows], y[rows], len(first)
 
 
+@checked_methods
 class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     """Predict by a neural network with error bars: the uncertainty of its weights, and the noise of the data.
 

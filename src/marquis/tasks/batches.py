@@ -72,6 +72,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         DataError: It is of another kind, or has masked entries.
     """
     if isinstance(value, Tensor):
+        if value.is_complex():
+            raise DataError(f"{what} is complex; real numbers are needed.")
         return value
     if np.ma.is_masked(value):
         masked = int(np.ma.getmaskarray(value).sum())
@@ -91,6 +93,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
 def data_tensor(model: Any, data: Any, what: str) -> Tensor:
     """Return `as_tensor` of data for a model: an array in the model's precision, a tensor unchanged."""
     tensor, weight = as_tensor(data, what), _first_tensor(model)
+    if tensor.dim() == 0:
+        raise DataError(f"{what}: data are [n, ...], got a single number.")
     if isinstance(data, Tensor) or weight is None or not (weight.is_floating_point() and tensor.is_floating_point()):
         return tensor
     return tensor.to(weight.dtype)

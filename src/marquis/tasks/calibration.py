@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marquis.arguments import checked_arrays
 from marquis.errors import DataError
+from marquis.functional.checks import check_finite
 from marquis.notebook import ShownAsText
 from marquis.tasks.batches import as_tensor, at_least_one
 
@@ -177,8 +178,8 @@ def sharpness(variance: Tensor, level: float = 0.9) -> float:
     variance = as_tensor(variance, "variance")
     if not 0 < level < 1:
         raise DataError(f"level={level} must lie between 0 and 1.")
-    if not variance.numel() or not bool((variance >= 0).all()):
-        raise DataError("variances must be there and none of them negative or NaN.")
+    if not variance.numel() or not bool(((variance >= 0) & variance.isfinite()).all()):
+        raise DataError("variances must be there and none of them negative, infinite or NaN.")
     return 2 * _half_width(level) * float(variance.detach().double().sqrt().mean())
 
 
@@ -197,11 +198,9 @@ def error_against_variance(mean: Tensor, variance: Tensor, target: Tensor, bins:
         raise DataError(f"bins={bins} must lie between 1 and the number of observed entries, {len(target)}.")
     order = variance.argsort(stable=True)
     predicted, error = variance[order].tensor_split(bins), (mean - target).square()[order].tensor_split(bins)
-    return ErrorCurve(
-        torch.stack([part.mean() for part in predicted]),
-        torch.stack([part.mean() for part in error]),
-        torch.tensor([len(part) for part in error]),
-    )
+    variances, errors = (torch.stack([part.mean() for part in parts]) for parts in (predicted, error))
+    check_finite((variances, errors), "variances and squared errors")
+    return ErrorCurve(variances, errors, torch.tensor([len(part) for part in error]))
 
 
 def _half_width(level: float) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays, checked_methods, describe_value
+from marquis.arguments import checked, checked_arrays, checked_methods, describe_value
 from marquis.errors import DataError
 from marquis.notebook import ShownAsText
 from marquis.options import renamed_arguments, renamed_attributes, warn_renamed
@@ -135,10 +135,12 @@ def typicality(score: Tensor, train: Tensor) -> Tensor:
         score: A likelihood score of the data `[n]`.
         train: The same score of training data `[N]`.
     """
-    score, train = as_tensor(score, "score"), as_tensor(train, "train")
+    score, train = (
+        t if t.is_floating_point() else t.float() for t in (as_tensor(score, "score"), as_tensor(train, "train"))
+    )
     if train.dim() != 1 or len(train) == 0:
         raise DataError(f"typicality needs the scores [N] of training data, got shape {list(train.shape)}.")
-    distance = ((train if train.is_floating_point() else train.float()).mean() - score).abs()
+    distance = (train.mean() - score).abs()
     if not bool(distance.isfinite().all()):
         raise DataError("typicality: scores of the data or of training data are NaN, infinite or too large.")
     return distance
@@ -256,6 +258,7 @@ def ensemble(results: Sequence[OodResult]) -> OodResult:
     return _compared(complete, sum(result.samples for result in results))
 
 
+@checked
 def together(results: Sequence[OodResult]) -> OodResult:
     """Call `ensemble`, by its deprecated name."""
     warn_renamed("ood.together", "ood.ensemble")

@@ -11,6 +11,7 @@ from torch import Tensor
 from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
+from marquis.functional.checks import check_finite
 from marquis.randomness import permutation
 from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others
@@ -279,6 +280,8 @@ def _existing_codes(codes: Tensor, means: Tensor | None) -> Codes:
             f"codes must be [S, n, K] with at least one copy, and means [n, K]; got {list(codes.shape)}, "
             f"{list(means.shape)}."
         )
+    check_finite(codes, "codes")
+    check_finite(means, "means")
     return Codes(means, codes, torch.arange(len(means)))
 
 

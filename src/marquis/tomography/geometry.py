@@ -218,18 +218,19 @@ class FanBeam(_Beam):
         pitch = self.spacing / magnification  # of the detector, moved to the centre of rotation
         position = (torch.arange(self.detectors, dtype=torch.float64) - (self.detectors - 1) / 2) * pitch
         cosine = self.source / torch.sqrt(self.source**2 + position**2)
-        filtered = _ramp_filtered(data.double() * cosine, pitch).numpy()
+        filtered = _ramp_filtered(data.double() * cosine, pitch)
         x, y = pixel_centres(self.image_shape)
-        total = np.zeros((*filtered.shape[:-2], x.size))
+        total = torch.zeros(*filtered.shape[:-2], x.size, dtype=torch.float64)
         for index, angle in enumerate(self.angles.tolist()):
             coordinate, depth = project_points(x, y, angle, self.source, self.detector)
             bins = coordinate / self.spacing + (self.detectors - 1) / 2
             low = np.clip(np.floor(bins).astype(np.int64), 0, self.detectors - 2)
-            share = np.clip(bins - low, 0.0, 1.0)
+            share = torch.from_numpy(np.clip(bins - low, 0.0, 1.0))
+            weight = torch.from_numpy((self.source / depth) ** 2)
             rows = filtered[..., index, :]
-            total += (rows[..., low] * (1 - share) + rows[..., low + 1] * share) * (self.source / depth) ** 2
-        total *= math.pi / (len(self.angles) * self.pixel_size)
-        return torch.from_numpy(total).reshape(*data.shape[:-2], *self.image_shape).to(data)
+            total = total + (rows[..., low] * (1 - share) + rows[..., low + 1] * share) * weight
+        total = total * (math.pi / (len(self.angles) * self.pixel_size))
+        return total.reshape(*data.shape[:-2], *self.image_shape).to(data)
 
 
 def _as_angles(angles: int | Sequence[float] | Tensor, full: float) -> Tensor:

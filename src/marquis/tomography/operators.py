@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import as_numbers, checked
 from marquis.errors import DataError
 from marquis.functional.linear_map import LinearMap
 
@@ -146,7 +146,7 @@ def check_data(data: Tensor, measurement: Measurement, name: str = "data") -> Te
     Raises:
         DataError: another shape than the measurement's (both are named), NaN or infinite entries.
     """
-    data = torch.as_tensor(data)
+    data = data if isinstance(data, Tensor) else torch.as_tensor(as_numbers(name, data))
     if tuple(data.shape) != tuple(measurement.data_shape):
         raise DataError(
             f"{name} has shape {tuple(data.shape)}, but {type(measurement).__name__} measures "
@@ -164,7 +164,7 @@ def check_data(data: Tensor, measurement: Measurement, name: str = "data") -> Te
 
 def check_image(image: Tensor, measurement: Measurement, name: str = "image") -> Tensor:
     """Return an image in float64 after checking its shape and that it is finite."""
-    image = torch.as_tensor(image)
+    image = image if isinstance(image, Tensor) else torch.as_tensor(as_numbers(name, image))
     if tuple(image.shape) != tuple(measurement.image_shape):
         raise DataError(f"{name} has shape {tuple(image.shape)}; expected {tuple(measurement.image_shape)}.")
     if not bool(torch.isfinite(image).all()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from marquis.arguments import checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
+from marquis.io.atomic import make_folder
 from marquis.tomography.evidence import Evidence, Groups, check_options
 from marquis.tomography.gram import BUDGET
 from marquis.tomography.krylov import RANK
@@ -113,8 +114,7 @@ def reconstruct(
     folder = None
     if checkpoint is not None:
         options = [noise, tv, range, posterior, preset, evidence, groups, predcp, samples, steps, stop_at, rank]
-        folder = checkpoint / _digest(values, measurement, network, options, generator)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(checkpoint / _digest(values, measurement, network, options, generator))
     trained = deep_image_prior(
         values,
         measurement,

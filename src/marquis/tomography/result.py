@@ -64,6 +64,11 @@ class UncertainImage:
     tuned: TunedPrior | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a floor that is no variance."""
+        if not 0 <= self.floor < math.inf:
+            raise DataError(f"floor is {self.floor}; a variance is finite and not negative.")
+
     @property
     def std(self) -> Tensor:
         """Return the standard deviation of each pixel `[H, W]`."""

@@ -19,7 +19,7 @@ from marquis.io.previous import any_generation, read_newest
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.progress import ProgressBar
 from marquis.tomography.analytic import fbp, total_variation
-from marquis.tomography.operators import Measurement, as_layer, check_data, noise_std
+from marquis.tomography.operators import Measurement, as_layer, check_data, check_image, noise_std
 from marquis.tomography.unet import SMALL_EDGE, default_network
 
 STEPS, LONG_STEPS = 2500, 7500
@@ -139,7 +139,7 @@ def deep_image_prior(
         raise DataError(f"steps is {steps}; at least one is needed.")
     if stop_at is not None and (noise_variance is None or not stop_at > 0):
         raise DataError(f"stop_at is {stop_at}; it needs to be positive, and noise_variance has to be there.")
-    start = fbp(data, measurement) if start is None else start
+    start = fbp(data, measurement) if start is None else check_image(start, measurement, "start")
     size = float(start.abs().quantile(0.99)) or 1.0
     near = SATURATED * (size if range is None else range[1] - range[0])
     ends = (near, math.inf) if range is None else (range[0] + near, range[1] - near)

@@ -10,6 +10,9 @@ from torch.nn import functional as F
 from marquis.arguments import checked
 from marquis.errors import DataError
 
+LARGEST = 2**31
+"""Largest number of weights of one layer: 8 GB, and more than images of any edge need."""
+
 
 @checked
 def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Sequential:
@@ -39,6 +42,8 @@ def small_cnn(channels: int = 1, outputs: int = 10, width: int = 16, size: int =
         size: Edge of the square images.
     """
     edge = (size + 3) // 4  # two strides of 2, each rounding up
+    if 8 * (width * edge) ** 2 > LARGEST:
+        raise DataError(f"size={size} and width={width} make a layer of more than {LARGEST} weights; take fewer.")
     return nn.Sequential(
         nn.Conv2d(channels, width, 5, stride=2, padding=2),
         nn.Softplus(),

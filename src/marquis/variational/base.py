@@ -174,6 +174,7 @@ class Method(nn.Module):
             Mean and variance of the outputs over the samples (variance 0 for the mean network), class probabilities and
             noise variance averaged over the samples where the likelihood has them.
         """
+        _require_count(samples)
         with evaluation_mode(self.network):
             if samples == 0:
                 outputs = run(self.network, x)
@@ -195,6 +196,7 @@ class Method(nn.Module):
 
         The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
         """
+        _require_count(samples)
         total = 0.0
         with evaluation_mode(self.network):
             for x, y in batches(loader):
@@ -214,6 +216,12 @@ class Method(nn.Module):
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
         return [normal(t.shape, t, self.generator) for t in like]
+
+
+def _require_count(samples: int) -> None:
+    """Refuse a negative number of sampled networks."""
+    if samples < 0:
+        raise DataError(f"samples={samples}: 0 for the mean network, or a number of sampled networks.")
 
 
 _EVALUATING = threading.RLock()  # re-entrant: a generator that is collected leaves its context wherever that happens

@@ -37,6 +37,7 @@ class LightningMethod(LightningModule):
         """Return outputs of the mean network."""
         return self.method(x)
 
+    @checked
     def predict(self, x: Any, samples: int = 0) -> Predictive:
         """Call the method's `predict`."""
         return self.method.predict(x, samples)

@@ -36,6 +36,7 @@ class MAP(Method):
         self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
         return loss
 
+    @checked
     def log_joint(self, loader: Iterable[Any]) -> float:
         """Return `log p(y|μ) - β Σ μ²/(2 s²)` on a loader's data, in evaluation mode, without the prior's constant."""
         with torch.no_grad():

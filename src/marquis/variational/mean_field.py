@@ -54,6 +54,7 @@ class MeanFieldVI(GaussianMethod):
                     width.copy_(sigma + torch.log(-torch.expm1(-sigma)))  # ρ with softplus(ρ) = σ
 
     @classmethod
+    @checked
     def bayes_by_backprop(
         cls,
         model: Model,

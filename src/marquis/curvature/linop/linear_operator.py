@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from marquis.arguments import checked
 from marquis.curvature.linop import iterative
 from marquis.curvature.linop.iterative import Matvec, Spectrum, StochasticEstimate
 from marquis.curvature.linop.nystrom import Nystrom, nystrom
@@ -58,6 +59,7 @@ class LinearOperator(ABC):
         """Return `(P, P)`."""
         return self.size, self.size
 
+    @checked
     def matvec(self, v: Tensor) -> Tensor:
         """Return the product with every vector in `v`, `[..., P]` to `[..., P]`."""
         rows = self._rows(v)
