@@ -79,7 +79,7 @@ def write_comparison(
     if data.dim() < 2 or len(data) == 0:
         raise DataError(f"data of shape {list(data.shape)}: the rows come first, [n, ...], and there is at least one.")
     if labels is not None and (labels.dim() == 0 or len(labels) != len(data)):
-        raise DataError(f"labels of shape {list(labels.shape)} for {len(data)} data; one for each is needed.")
+        raise DataError(f"{len(data)} data but {labels.shape[0] if labels.dim() else 'no list of'} labels.")
     if labels is not None and labels.dim() != 1 and not labels.is_floating_point():
         raise DataError(f"labels of shape {list(labels.shape)}: classes are one integer per sample, [n].")
     if unknown := sorted(set(history or {}) - set(models)):
