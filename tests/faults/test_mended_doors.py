@@ -182,6 +182,8 @@ def test_sizes_that_no_machine_holds():
         autoencoders.build((3,), 10**9)
     with pytest.raises(DataError, match="size=1000000000 and width=16 make a layer"):
         variational.small_cnn(size=10**9)
+    with pytest.raises(DataError, match="outputs=-1"):
+        variational.mlp(3, -1)
     vae = autoencoders.VariationalAutoencoder(nn.Linear(3, 2), nn.Linear(2, 3))
     with pytest.raises(DataError, match="n is 1000000000"):
         vae.sample(10**9)

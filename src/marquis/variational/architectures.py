@@ -23,6 +23,8 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
         outputs: Outputs per sample.
         hidden: Widths of the hidden layers.
     """
+    if min(inputs, outputs, *hidden) < 1:
+        raise DataError(f"inputs={inputs}, outputs={outputs}, hidden={hidden}: at least one each.")
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((inputs, *hidden)):
         layers += [nn.Linear(before, after), nn.Softplus()]
