@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marquis.curvature import ggn
-from marquis.curvature.ops import convolution
+from marquis.curvature.ops import transposed_convolution
 
 T = nn.ConvTranspose2d
 # fmt: off
@@ -56,9 +56,9 @@ def distances(network: nn.Module, x: Tensor, likelihood: str) -> list[tuple[floa
     for name in weights:
         exact = ggn(network, x, likelihood, "full", parameters=[name]).to_dense()
         pair = []
-        for form in (convolution._over_input_positions, convolution._over_output_positions):
+        for form in (transposed_convolution._over_input_positions, transposed_convolution._over_output_positions):
             names = ("_over_input_positions", "_over_output_positions")
-            with mock.patch.multiple(convolution, **dict.fromkeys(names, form)):
+            with mock.patch.multiple(transposed_convolution, **dict.fromkeys(names, form)):
                 near = ggn(network, x, likelihood, "kronecker", parameters=[name]).to_dense()
             pair.append(float((near - exact).norm() / exact.norm()))
         found.append((pair[0], pair[1]))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import marquis as mq
 from marquis.curvature import ggn
 from marquis.curvature.backward import walk
-from marquis.curvature.ops import convolution
+from marquis.curvature.ops import transposed_convolution
 from networks import TiedAutoencoder, dense_autoencoder
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -241,7 +241,7 @@ def test_a_transposed_convolution_is_exact_as_a_last_layer_and_not_below(name: s
 
 def test_over_input_positions_a_last_layer_would_not_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(nn.Sequential(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.ConvTranspose2d(4, 1, 4, 2, 1)))
-    monkeypatch.setattr(convolution, "_over_output_positions", convolution._over_input_positions)
+    monkeypatch.setattr(transposed_convolution, "_over_output_positions", transposed_convolution._over_input_positions)
     ((ours, exact),) = weight_blocks(model, double(9, 2, 3, 3), "gaussian", ["2.weight"])
     assert float((ours - exact).norm() / exact.norm()) > 0.5
 

@@ -18,6 +18,7 @@ from marquis.curvature.ops import (  # each family registers its operations
     pooling,
     resizing,
     shapes,
+    transposed_convolution,
 )
 from marquis.curvature.ops.context import Context, Cotangent
 from marquis.curvature.ops.registry import operation_of
@@ -31,6 +32,7 @@ __all__ = [
     "parameter_gradients",
     "pooling",
     "resizing",
+    "transposed_convolution",
     "vector_jacobian",
     "without_kronecker_form",
 ]
