@@ -256,8 +256,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "wins": sum(line["outcome"] == "win" for line in lines),
         "undecided": sum(line["outcome"] == "undecided" for line in lines),
         "losses": sum(line["outcome"] == "**loss**" for line in lines),
-        "lost": ", ".join(f"{line['task']} by {-line['gain']:.3f}" for line in lines if line["outcome"] == "**loss**")
-        or "none",
+        "worse": ", ".join(f"{line['task']} by {-line['gain']:.3f}" for line in lines if line["gain"] < 0) or "nowhere",
         "filled_coverage": mean(row["coverage"] for row in results["filled"]),
         "worst_over_mean": worst,
         "few_held": mean(few),
@@ -267,7 +266,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "command_range": f"{min(held):.2f} to {max(held):.2f}",
         "command_columns": len(held),
         "verdict": verdict(
-            sum(line["outcome"] == "win" for line in lines) >= sum(line["outcome"] == "**loss**" for line in lines),
+            all(line["outcome"] != "**loss**" for line in lines),
             worst <= 1.02,
             mean(few) >= 0.9,
             mean(held) >= 0.85,
@@ -283,7 +282,7 @@ STUDY = Study(
     measure,
     values,
     default={
-        "splits": 1,
+        "splits": 2,
         "tables": 5,
         "rows": 200,
         "regression": [["uci protein", 4000]],
@@ -291,6 +290,6 @@ STUDY = Study(
         "image_count": 2000,
         "wide": [],
     },
-    quick={"tables": 1, "rows": 100, "images": [], "regression": []},
+    quick={"splits": 1, "tables": 1, "rows": 100, "images": [], "regression": []},
     full={"splits": 10, "regression": [["uci protein", 4000], ["uci naval", 6000]], "wide": [[60, 2000]]},
 )
