@@ -87,10 +87,40 @@ def exponent(sizes: list[int], values: list[float]) -> float:
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
 
 
+def section(axis: str, columns: list[dict[str, tuple[float, float]]]) -> str:
+    """Return the table of one axis, with the processor that it was measured on."""
+    sizes, rows = AXES[axis], []
+    for name in columns[0]:
+        seconds, peaks = ([column[name][i] for column in columns] for i in (0, 1))
+        cells = [f"{number(1000 * s)} [{number(p)}]" for s, p in zip(seconds, peaks, strict=True)]
+        slopes = f"{exponent(list(sizes), seconds):.2f} / {exponent(list(sizes), peaks):.2f}"
+        rows.append([name, *cells, slopes])
+    head = ["call", *map(str, sizes), "exponent time / memory"]
+    return f"## {axis.capitalize()}\n\nCPU: {cpu_name()}.\n\n{table(head, rows)}"
+
+
+def write(page: Path, measured: dict[str, str]) -> None:
+    """Write the page: the sections measured now, and those of other axes as they stood there."""
+    before = page.read_text(encoding="utf-8").strip() if page.exists() else ""
+    sections = {part.partition("\n")[0].lower(): f"## {part.strip()}" for part in before.split("\n## ")[1:]}
+    sections |= measured
+    missing = ", ".join(axis for axis in AXES if axis not in sections)
+    parts = [
+        f"# Growth\n\nWritten by `python -m benchmarks.growth`. {(__doc__ or '').partition(chr(10) * 2)[2].strip()}\n\n"
+        "Each cell: milliseconds [peak MB]. *Batch* and *data* use ten classes and all others a "
+        "batch of 32; *data* is `accumulate` over batches of 64. *Depth* and *width* are those of hidden layers (width "
+        "128 and two layers otherwise); the number of weights grows with the square of the width.",
+        *(sections[axis] for axis in AXES if axis in sections),
+    ]
+    parts += [f"Not measured: {missing}."] if missing else []
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure every point and write the page."""
     parser = argparse.ArgumentParser(description="Growth of time and memory.")
     parser.add_argument("--point", nargs=2, metavar=("AXIS", "SIZE"), help="one point, for a fresh process")
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="others stay as the page has them")
     parser.add_argument("--page", type=Path, default=Path("docs/benchmarks/growth.md"))
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -98,27 +128,14 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.point:
         print(json.dumps(point(chosen.point[0], int(chosen.point[1]))))
         return
-    parts = [
-        f"# Growth\n\nWritten by `python -m benchmarks.growth`. {(__doc__ or '').partition(chr(10) * 2)[2].strip()}\n\n"
-        f"CPU: {cpu_name()}. Each cell: milliseconds [peak MB]. *Batch* and *data* use ten classes and all others a "
-        "batch of 32; *data* is `accumulate` over batches of 64. *Depth* and *width* are those of hidden layers (width "
-        "128 and two layers otherwise); the number of weights grows with the square of the width."
-    ]
-    for axis, sizes in AXES.items():
+    for axis in chosen.axes:
         columns = []
-        for size in sizes:
+        for size in AXES[axis]:
             command = [sys.executable, "-m", "benchmarks.growth", "--point", axis, str(size)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             columns.append(json.loads(done.stdout.splitlines()[-1]))
             print(axis, size, columns[-1], flush=True)
-        rows = []
-        for name in columns[0]:
-            seconds, peaks = ([column[name][i] for column in columns] for i in (0, 1))
-            cells = [f"{number(1000 * s)} [{number(p)}]" for s, p in zip(seconds, peaks, strict=True)]
-            slopes = f"{exponent(list(sizes), seconds):.2f} / {exponent(list(sizes), peaks):.2f}"
-            rows.append([name, *cells, slopes])
-        parts += [f"## {axis.capitalize()}", table(["call", *map(str, sizes), "exponent time / memory"], rows)]
-    chosen.page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        write(chosen.page, {axis: section(axis, columns)})
 
 
 if __name__ == "__main__":

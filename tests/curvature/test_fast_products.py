@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from marquis.curvature import ggn
 from marquis.curvature.factors import matmul as products
 from marquis.curvature.factors.matmul import LARGE, by_sample, matmul
+from marquis.curvature.ops import patches as patches_module
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
 
 CONVOLUTIONS = {
@@ -72,14 +73,18 @@ def test_a_sketch_in_single_precision_is_the_sum_of_squared_gradients(case: str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("pads", [[(2, 2), (1, 1)], [(0, 0), (0, 0)], [(1, 2), (4, 0)]])
 @pytest.mark.parametrize("dilation", [[1, 1], [2, 1]])
+@pytest.mark.parametrize("few", [0, 5_000, 2**20])
 def test_products_of_patches_are_those_of_the_unfolded_image(
-    dtype: torch.dtype, pads: list[tuple[int, int]], dilation: list[int]
+    dtype: torch.dtype, pads: list[tuple[int, int]], dilation: list[int], few: int, monkeypatch: pytest.MonkeyPatch
 ):
+    """By a correlation with strips as convolutions, with strips as patches, and by patches alone."""
+    monkeypatch.setattr(patches_module, "FEW_PATCHES", few)
     image = torch.randn(3, 8, 9, 8, dtype=dtype, generator=torch.Generator().manual_seed(0))
     geometry = ConvolutionGeometry(torch.zeros(1, 8, 3, 4), (3, 4), [1, 1], dilation, pads, [0, 0], 1, False)
     sizes = zip(image.shape[2:], pads, dilation, geometry.kernel, strict=True)
     boxes = tuple((0, size + sum(pad) - d * (k - 1)) for size, pad, d, k in sizes)
     patches = unfold(image.double(), geometry, boxes)[:, 0].flatten(0, 1)
+    assert 5_000 < patches.numel() < 2**20
     result, count = patch_products(image, geometry, boxes, "expand")
     assert count == len(patches)
     assert relative(result[0], patches.t() @ patches) < (1e-12 if dtype is torch.float64 else 5e-6)

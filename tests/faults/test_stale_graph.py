@@ -57,6 +57,51 @@ def test_state_that_is_not_described_is_noticed(place, scale, monkeypatch):
     torch.testing.assert_close(ggn(model, x, "gaussian").diagonal(), before, rtol=1e-6, atol=0)
 
 
+def test_a_fit_compares_once_per_batch_and_notices_what_its_loader_changes(monkeypatch):
+    torch.manual_seed(0)
+    model, x, sizes = Scaled("object").eval(), torch.randn(4, 7, 3), []
+    difference = cache._difference
+
+    def counted(network, model, params, x):
+        sizes.append(len(x))
+        return difference(network, model, params, x)
+
+    def loader(scales):
+        for part, scale in zip(x, scales, strict=True):
+            model.config.scale = scale
+            yield part, torch.zeros(7, 2)
+
+    def fitted(scales):
+        laplace = mq.Laplace(model, "gaussian", "diagonal", prior=1.0)
+        return laplace.fit(list(loader([1.0] * 4)) if scales is None else loader(scales), progress=False)
+
+    before = fitted(None).curvature.diagonal()
+    monkeypatch.setattr(cache, "_difference", counted)
+    torch.testing.assert_close(fitted(None).curvature.diagonal(), before)
+    assert len(sizes) == 4
+    parts = [ggn(model, part, "gaussian").diagonal() for part in x]
+    changed = fitted([1.0, 1.0, 2.0, 3.0]).curvature.diagonal()
+    torch.testing.assert_close(changed, parts[0] + parts[1] + 4 * parts[2] + 9 * parts[3], rtol=1e-5, atol=0)
+
+
+def test_inputs_written_to_in_place_are_other_inputs():
+    torch.manual_seed(0)
+    model, x = Scaled("object").eval(), torch.randn(7, 3)
+    ggn(model, x, "gaussian")
+    network = cache._CAPTURES[model][-1]
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with cache.comparing_once():
+        assert cache._agrees(network, model, parameters, x)
+        model.config.scale = 2.0
+        assert cache._agrees(network, model, parameters, x[:3])
+        x.mul_(1.0)
+        assert not cache._agrees(network, model, parameters, x)
+    model.config.scale = 1.0
+    assert cache._agrees(network, model, parameters, x)
+    model.config.scale = 2.0
+    assert not cache._agrees(network, model, parameters, x)
+
+
 def test_variances_follow_the_model(monkeypatch):
     torch.manual_seed(0)
     model, x, y = Scaled("object").eval(), torch.randn(40, 3), torch.randn(40, 2)

@@ -18,6 +18,7 @@ from marquis.curvature.correct import Bases
 from marquis.curvature.correct import corrected as second_pass
 from marquis.curvature.data_pass import DataPass
 from marquis.curvature.ggn import check_choices, curvature_along, empirical_fisher, fisher, ggn
+from marquis.curvature.graph.cache import comparing_once
 from marquis.curvature.hessian import hessian
 from marquis.curvature.in_groups import SPREADABLE, refuse_other_groups, sum_in_groups
 from marquis.curvature.linop.products import KINDS
@@ -41,6 +42,7 @@ Observer = Callable[[Tensor, Batch], None]
 
 @fails_together
 @checked
+@comparing_once()
 def accumulate(
     model: Model,
     loader: Iterable[Any],

@@ -13,6 +13,7 @@ from torch import Tensor
 from marquis.arguments import checked_methods
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
+from marquis.curvature.graph.cache import comparing_once
 from marquis.curvature.planning.plan import plan
 from marquis.distributed import group_is_up
 from marquis.errors import DataError, MarquisError, ModelMismatchError, NumericalError, UnsupportedOperationError
@@ -84,6 +85,7 @@ class Fitted:
         )
 
 
+@comparing_once()
 def fit(
     model: Model,
     loader: Iterable[Any],

@@ -4,7 +4,8 @@ Capturing costs a fraction of a second, a curvature call on a small network a mi
 model object and checked at every call: by everything that can change what `forward` does (`fingerprint.py`), by names,
 shapes and types of the parameters, and by the shapes of the inputs. What no description sees (an environment variable,
 a file, a foreign object's state) may change the network too. So a model with code of the user's own also runs on two
-samples, and a graph that gives other outputs than at its capture, beyond rounding, is captured anew.
+samples, and a graph that gives other outputs than at its capture, beyond rounding, is captured anew. A fit looks its
+network up several times for the same batch (to plan, to find the last layer, to differentiate): that runs once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,30 @@ _KEPT = 8
 """Captures kept per model: different input shapes, or batch sizes where the capture is tied to one."""
 
 
+class _Comparison(threading.local):
+    """Remember what was compared last, within `comparing_once`; owners stay alive, so that their memory is theirs."""
+
+    depth = 0
+    capture: _Capture | None = None
+    place: tuple[Any, ...] = ()
+    owners: Sequence[Tensor] = ()
+
+
+_LAST = _Comparison()
+
+
+@contextmanager
+def comparing_once() -> Iterator[None]:
+    """Compare graph and model once for every batch, however often the network is looked up within."""
+    _LAST.depth += 1
+    try:
+        yield
+    finally:
+        _LAST.depth -= 1
+        if not _LAST.depth:
+            _LAST.capture, _LAST.place, _LAST.owners = None, (), ()
+
+
 def network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     """Return the captured network, from memory if nothing has changed."""
     model = unwrap(model)
@@ -70,7 +96,7 @@ def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
         for known in captures:
             same = known.inputs == inputs and known.network.fixed_batch in (None, size)
             if same and known.parameters == parameters and known.fingerprint.matches(description):
-                if description.complete or _difference(known.network, model, params, x) <= 4 * known.difference:
+                if description.complete or _agrees(known, model, params, x):
                     return known.network
                 known.fingerprint.expired = True
         return None
@@ -90,6 +116,28 @@ def _network_of(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     if size > 1 and "separated" not in network.memo:  # captured on one sample, where nothing can mix
         check_separation(network, model, params, x)
     return network
+
+
+def _agrees(known: _Capture, model: Model, params: Mapping[str, Tensor], x: Any) -> bool:
+    """Return whether the graph still computes what the model does, on the first samples."""
+    owners, place = _first_samples_of(x) if _LAST.depth and known.network.fixed_batch is None else ([], ())
+    if owners and known is _LAST.capture and place == _LAST.place:
+        return True
+    agrees = _difference(known.network, model, params, x) <= 4 * known.difference
+    _LAST.capture, _LAST.place, _LAST.owners = known if agrees and owners else None, place, owners
+    return agrees
+
+
+def _first_samples_of(x: Any) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Return the tensors that own the inputs, and place and version of the first samples; nothing if unknown."""
+    owners: list[Tensor] = []
+    place: list[Any] = [min(batch_size(x), _COMPARED)]
+    for leaf in pytree.tree_leaves(x):
+        if type(leaf) is not Tensor or leaf.is_inference():
+            return [], ()
+        owners.append(leaf if leaf._base is None else leaf._base)
+        place += [id(owners[-1]), leaf.data_ptr(), leaf._version, leaf.stride()]
+    return owners, tuple(place)
 
 
 def _difference(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> float:

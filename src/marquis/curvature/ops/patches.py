@@ -11,7 +11,8 @@ the image with itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -20,12 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from marquis.curvature.factors.matmul import matmul
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import per_dimension
 from marquis.curvature.ops.registry import operation_of
 
 Pads = list[tuple[int, int]]
 """Zeros before and after, per spatial dimension."""
+
+FEW_PATCHES = 2**20
+"""Entries of patches up to which they are written out: a convolution of a strip costs more than its arithmetic."""
 
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
@@ -130,8 +135,9 @@ def patch_products(
     positions = prod(stop - start for start, stop in boxes)
     n, channels = image.shape[:2]
     size = prod(kernel) * channels // groups
-    if sharing == "expand" and groups == 1 and set(geometry.stride) == {1} and prod(kernel) > 1 and size > SMALL_PATCH:
-        return _by_correlation(image, kernel, geometry.dilation, geometry.padding)[None], float(n * positions)
+    worth = groups == 1 and prod(kernel) > 1 and size > SMALL_PATCH and n * positions * size > FEW_PATCHES
+    if sharing == "expand" and worth and set(geometry.stride) == {1}:
+        return _by_correlation(image, geometry)[None], float(n * positions)
     total = image.new_zeros(groups, size, size)
     step = max(1, limit // max(1, groups * positions * size * image.element_size()))
     for start in range(0, n, step):
@@ -142,12 +148,14 @@ def patch_products(
     return total, float(n if sharing == "reduce" else n * positions)
 
 
-def _by_correlation(image: Tensor, kernel: tuple[int, ...], dilation: list[int], padding: Pads) -> Tensor:
+def _by_correlation(image: Tensor, geometry: ConvolutionGeometry) -> Tensor:
     """Compute the products of patches at stride 1: A(u, v) = sum over the box at u of x(s) x(s + v - u)ᵀ.
 
     The sum over the whole image is one weight gradient of a convolution of the image with itself, for all differences
-    v - u at once; what the box at u leaves out are thin strips, which are taken off in the same way.
+    v - u at once; what the box at u leaves out are thin strips, which are taken off in the same way, or by patches
+    where they have few positions.
     """
+    kernel, dilation, padding = geometry.kernel, geometry.dilation, geometry.padding
     sizes, channels = image.shape[2:], image.shape[1]
     reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     before = [0, *reach[1:]]  # differences along the first dimension are not negative: the others follow by symmetry
@@ -161,14 +169,32 @@ def _by_correlation(image: Tensor, kernel: tuple[int, ...], dilation: list[int],
         strips = ((0, min(low, sizes[axis])), (max(high, 0), sizes[axis]))
         return [strip for strip in strips if strip[0] < strip[1]]
 
+    @cache
+    def with_first(axis: int) -> tuple[Tensor, Tensor]:
+        """Return image and padded image with one dimension moved to the front of the space."""
+        return image.movedim(2 + axis, 2).contiguous(), padded.movedim(2 + axis, 2).contiguous()
+
     def correlation(ranges: tuple[tuple[int, int], ...]) -> Tensor:
-        inside = tuple(slice(*r) for r in ranges)
-        around = tuple(slice(a, b + r + p) for (a, b), r, p in zip(ranges, reach, before, strict=True))
+        thin = min(range(len(ranges)), key=lambda axis: ranges[axis][1] - ranges[axis][0])
+        order = [thin, *(axis for axis in range(len(ranges)) if axis != thin)]
+        inside = [slice(*ranges[axis]) for axis in order]
+        around = [slice(part.start, part.stop + reach[a] + before[a]) for part, a in zip(inside, order, strict=True)]
         every = (slice(None), slice(None))
-        here, there = image[every + inside].contiguous(), padded[every + around].contiguous()
-        none, weight = [0] * len(kernel), image.new_empty(1).expand(shape)
-        options = ([1] * len(kernel), none, dilation, False, none, 1, [False, True, False])
-        return torch.ops.aten.convolution_backward(here, there, weight, None, *options)[1]
+        here, there = (part[(*every, *box)] for part, box in zip(with_first(thin), (inside, around), strict=True))
+        sides, spread = [shape[2 + axis] for axis in order], [dilation[axis] for axis in order]
+        none = [0] * len(kernel)
+        if here.numel() * prod(shape[1:]) <= FEW_PATCHES * channels:
+            each = replace(geometry, kernel=tuple(sides), dilation=spread, padding=[(0, 0)] * len(kernel))
+            patches = unfold(there, each, tuple((0, size) for size in here.shape[2:])).flatten(0, 2)
+            found = matmul(here.movedim(1, -1).flatten(0, -2).t(), patches)  # [channels, k * channels]
+            found = found.view(channels, *sides, channels).movedim(-1, 1)
+        else:
+            weight = image.new_empty(1).expand(channels, channels, *sides)
+            options = ([1] * len(kernel), none, spread, False, none, 1, [False, True, False])
+            found = torch.ops.aten.convolution_backward(here.contiguous(), there.contiguous(), weight, None, *options)[
+                1
+            ]
+        return found.movedim(2, 2 + thin)
 
     def within(u: tuple[int, ...], ranges: tuple[tuple[int, int], ...]) -> Tensor:
         key = (u[len(ranges) :], ranges)
