@@ -157,7 +157,7 @@ def fit_network(X: Tensor, Y: Tensor, restarts: int = 3, rounds: int = 4) -> Lap
     """Train networks on a few dozen evaluations, and return the model of the one with the largest evidence.
 
     Each network starts from new weights. L-BFGS finds the mode at the present prior and noise, and the evidence then
-    chooses both, `rounds` times. Targets are standardised, and `posterior` undoes it. Cost: two to three seconds
+    chooses both, `rounds` times. Targets are standardised, and `posterior` undoes it. Cost: some four seconds
     for 50 points on one core.
 
     Args:
