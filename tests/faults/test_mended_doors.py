@@ -161,6 +161,13 @@ def test_choices_that_are_nan():
             call()
 
 
+def test_codes_that_the_model_cannot_hold():
+    decoders = tasks.geometry.SampledDecoders(autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)), 1)
+    assert decoders.like_codes(torch.ones(1, 2).double()).dtype == torch.float32
+    with pytest.raises(DataError, match=r"codes up to 1e\+200 are too large"):
+        decoders.like_codes(torch.full((1, 2), 1e200, dtype=torch.float64))
+
+
 def test_results_that_are_none():
     for wrong in (b"abc", [[1.0]]):
         with pytest.raises(DataError, match="results is"):

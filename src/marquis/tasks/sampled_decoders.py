@@ -59,7 +59,10 @@ class SampledDecoders:
 
     def like_codes(self, z: Tensor) -> Tensor:
         """Return codes in the precision and on the device of the model."""
-        return z.to(device_of(self._model), dtype_of(self._model) if device_of(self._model) else z.dtype)
+        codes = z.to(device_of(self._model), dtype_of(self._model) if device_of(self._model) else z.dtype)
+        if bool((codes.isinf() & z.isfinite().to(codes.device)).any()):
+            raise DataError(f"codes up to {float(z.abs().max()):.3g} are too large for the model's {codes.dtype}.")
+        return codes
 
     @torch.no_grad()
     def outputs(self, z: Tensor) -> Iterator[Tensor]:
