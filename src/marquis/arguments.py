@@ -37,12 +37,18 @@ def checked_arrays(function: Function) -> Function:
     return checked(function, arrays=True)
 
 
-def checked(function: Function, *, arrays: bool = False, nan: bool = False) -> Function:
+def checked_on_any_device(function: Function) -> Function:
+    """Check arguments as `checked` does, where all tensors may be on the device meta: only shapes are computed."""
+    return checked(function, meta=True)
+
+
+def checked(function: Function, *, arrays: bool = False, nan: bool = False, meta: bool = False) -> Function:
     """Refuse arguments that are not what the annotations say, before the function runs.
 
     Only what can be seen at a glance: the kind of a value and of the entries of a list, and how many arguments a
     callable takes; not the entries of a tensor. Names from a fixed set (`Literal`) are left to the function, which has
-    a better message. A number may be NaN only with `nan`. Costs a few microseconds a call.
+    a better message. A number may be NaN only with `nan`, a tensor have no entries only with `meta`. Costs a few
+    microseconds a call.
 
     Raises:
         DataError: An argument is of another kind; names it, what it is, and what was expected.
@@ -63,7 +69,7 @@ def checked(function: Function, *, arrays: bool = False, nan: bool = False) -> F
                 continue
             if arrays and parameter.annotation == "Data":
                 continue
-            check = _check_of(_resolved(parameter.annotation, function), arrays)
+            check = _check_of(_resolved(parameter.annotation, function), arrays, meta)
             if check is not None and (name in COUNTS or (name == "n" and not nan)):  # a result may count more data
                 by_name[name] = (_bounded(check), f"{parameter.annotation}, at most {LARGEST_COUNT}")
             elif check is not None:
@@ -166,10 +172,10 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
         return Any
 
 
-def _is_array(value: Any) -> bool:
-    """Return whether this is a tensor with all its entries, or something else that may hold numbers."""
+def _is_array(value: Any, meta: bool = False) -> bool:
+    """Return whether this is a dense tensor (with `meta` also one without entries), or may hold numbers otherwise."""
     if _device(value) is not None:
-        return _device(value) != "meta" and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+        return (meta or _device(value) != "meta") and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
     return hasattr(value, "__array__") or isinstance(value, (numbers.Number, *_LISTS))
 
 
@@ -210,13 +216,13 @@ def _never_nan(check: Check) -> Check:
     return lambda value: check(value) and not (isinstance(value, float) and value != value)
 
 
-def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
+def _check_of(annotation: Any, arrays: bool = False, meta: bool = False) -> Check | None:
     """Return a check of the kind, or None where anything goes."""
     origin = typing.get_origin(annotation)
     if annotation is Any or annotation is object:
         return None
     if origin in (typing.Union, types.UnionType):
-        parts = [_check_of(part, arrays) for part in typing.get_args(annotation)]
+        parts = [_check_of(part, arrays, meta) for part in typing.get_args(annotation)]
         known = [part for part in parts if part is not None]
         return None if len(known) < len(parts) else lambda value: any(part(value) for part in known)
     if annotation is None or annotation is type(None):
@@ -240,7 +246,7 @@ def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
     if getattr(concrete, "__name__", "") == "Tensor" and arrays:
         return _is_array  # of numbers or not is named by `as_tensor`
     if getattr(concrete, "__name__", "") == "Tensor":
-        return lambda value: isinstance(value, concrete) and _is_array(value)
+        return lambda value: isinstance(value, concrete) and _is_array(value, meta)
     ordinary = isinstance(concrete, type) and (
         not getattr(concrete, "_is_protocol", False) or concrete.__name__ == "Measurement"
     )
@@ -248,5 +254,5 @@ def _check_of(annotation: Any, arrays: bool = False) -> Check | None:
         return None
     if concrete in _CONTAINERS and concrete is not collections.abc.Mapping:
         entries = typing.get_args(annotation)
-        return _container_check(concrete, _check_of(entries[0], arrays) if entries else None, arrays)
+        return _container_check(concrete, _check_of(entries[0], arrays, meta) if entries else None, arrays)
     return lambda value: isinstance(value, concrete) and not isinstance(value, type)

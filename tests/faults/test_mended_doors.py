@@ -22,8 +22,9 @@ from marquis import (
     tomography,
     variational,
 )
-from marquis.errors import DataError, MarquisError, StorageError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, ModelMismatchError, StorageError, UnsupportedOperationError
 from marquis.integrations import hub
+from marquis.subnetwork.swag import swag_variance
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
@@ -264,6 +265,37 @@ def test_a_module_is_named_by_what_it_takes():
     versions = torch.randn(2, 4, 3)
     with pytest.raises(DataError, match="classifier is a Bilinear"):
         tasks.imputation.class_probabilities(nn.Bilinear(3, 3, 2), versions)
+
+
+def test_moments_of_a_prediction_are_floating_point():
+    with pytest.raises(DataError, match=r"mean are torch\.bool"):
+        mq.Bernoulli().predictive(torch.tensor([[True]]), torch.tensor([[1.0]]))
+
+
+def test_functions_that_return_no_prior_scale():
+    with pytest.raises(DataError, match="has to be a number or a tensor, not None"):
+        variational.MeanFieldVI(MODEL, "gaussian", num_data=6, prior_scale=lambda name, value: None)
+
+
+def test_sizes_of_networks_and_processes():
+    with pytest.raises(DataError, match="outputs=-1"):
+        variational.PreactResNet18(outputs=-1)
+    with pytest.raises(DataError, match="layer of more than"):
+        variational.mlp(3, 1, (10**6, 10**6))
+    with pytest.raises(DataError, match="num_workers must be at least 0"):
+        mq.data.DataModule("digits", num_workers=-1)
+
+
+def test_scores_that_overflow():
+    model = autoencoders.Autoencoder(nn.Linear(3, 2).double(), nn.Linear(2, 3).double()).eval()
+    x = torch.full((2, 3), 1e200, dtype=torch.float64)
+    with pytest.raises(DataError, match="of_reconstruction: 2 of 2 values of 'error' are not finite"):
+        tasks.ood.of_reconstruction(model.reconstruct(x), x)
+
+
+def test_names_of_another_network():
+    with pytest.raises(ModelMismatchError, match="no parameters other"):
+        swag_variance(MODEL, [(X, Y)], mq.Gaussian(), ["other"])
 
 
 def test_temporary_files_are_gone(tmp_path):

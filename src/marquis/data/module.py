@@ -88,6 +88,8 @@ class DataModule(LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, not {batch_size}")
+        if num_workers < 0:
+            raise DataError(f"num_workers must be at least 0, not {num_workers}")
         if not isinstance(data, Data) and test is not None:
             raise DataError("pass test rows only with training rows; a name has its own")
         if isinstance(data, Data) and (options or data_dir is not None):

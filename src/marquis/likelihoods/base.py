@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
 from marquis.functional.checks import all_finite
 from marquis.likelihoods.tools import any_not_finite, any_true, as_mask, describe, flatten_outputs, sum_outputs
@@ -70,7 +70,7 @@ class Likelihood:
 
     # What a likelihood has to say
 
-    @checked
+    @checked_on_any_device
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the normalised log p(y|f), summed over outputs.
 
@@ -90,7 +90,7 @@ class Likelihood:
         """Sample labels from p(.|f); no gradient flows to `f`."""
         raise self._missing("sample")
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the prediction for Gaussian outputs with this mean and marginal variance, both shaped like `f`."""
         raise self._missing("predictive")
@@ -99,7 +99,7 @@ class Likelihood:
         """Return the prediction for outputs without uncertainty, `predictive` at variance 0."""
         return self.predictive(f, f.new_zeros(()).expand_as(f))
 
-    @checked
+    @checked_on_any_device
     def hessian_sqrt(self, f: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the square root of the output Hessian, column axis first: `L_n = sum_c S[c, n] S[c, n]^T`.
 
@@ -266,6 +266,8 @@ class Likelihood:
                 f"mean; got {list(variance.shape)}. Of a covariance matrix pass the diagonal."
             )
         for name, moment in (("mean", mean), ("variance", variance)):
+            if not moment.dtype.is_floating_point:
+                raise DataError(f"{self}: values of the {name} are {moment.dtype}; pass floating-point numbers.")
             if any_not_finite(moment):
                 raise DataError(f"{self}: the {name} of the outputs holds NaN or infinity.")
 

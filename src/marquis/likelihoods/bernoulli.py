@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError
 from marquis.likelihoods.averages import sigmoid_average
 from marquis.likelihoods.base import Predictive
@@ -32,7 +32,7 @@ class Bernoulli(PointwiseLikelihood):
         chance = uniform(f.shape, f, generator)
         return (chance < f.detach().sigmoid()).to(f.dtype)
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the logits' moments and the sigmoid averaged over them (see `averages.sigmoid_average`)."""
         self._check_moments(mean, variance)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.averages import softmax_average
 from marquis.likelihoods.base import Likelihood, Predictive
@@ -72,7 +72,7 @@ class Categorical(PointwiseLikelihood):
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.reshape(probs.shape[:-1])
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor, covariance: Tensor | None = None) -> Predictive:
         """Return the logits' moments and the softmax averaged over them (see `averages.softmax_average`).
 

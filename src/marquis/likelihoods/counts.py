@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -21,7 +21,7 @@ class _Counts(PointwiseLikelihood):
 
     coupling = None
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the moments of the log rates; `count_moments` has those of the counts."""
         self._check_moments(mean, variance)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.choices import choose
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.likelihoods.base import Predictive
@@ -39,7 +40,7 @@ class Gaussian(PointwiseLikelihood):
     constant_hessian = True
     label_independent = True
 
-    @checked
+    @partial(checked, nan=True)  # refused below, with what is needed instead
     def __init__(
         self,
         noise_precision: float | Tensor | str = 1.0,
@@ -111,7 +112,7 @@ class Gaussian(PointwiseLikelihood):
         self._check_outputs(f)
         return -self._masked(self._noise.root(normal(f.shape, f, generator)), f, mask)
 
-    @checked
+    @checked_on_any_device
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         precision = self.noise_precision
         if mask is not None or precision is None or precision.ndim:
@@ -123,7 +124,7 @@ class Gaussian(PointwiseLikelihood):
         constant = 0.5 * error.shape[1] * (precision.log() - math.log(2 * math.pi))
         return self._require_number(constant - 0.5 * precision * torch.linalg.vecdot(error, error))
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return mean and variance unchanged, and the noise variance (exact)."""
         self._check_moments(mean, variance)

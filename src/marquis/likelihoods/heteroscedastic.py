@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -66,7 +66,7 @@ class Heteroscedastic(PointwiseLikelihood):
         column = self._join(f, -noise * (-0.5 * log_variance).exp(), 0.5 * (1 - noise.square()))
         return self._masked(column, f, mask)
 
-    @checked
+    @checked_on_any_device
     def predictive(self, mean: Tensor, variance: Tensor) -> Predictive:
         """Return the mean half's moments; noise `E[e^s] = exp(E s + Var s / 2)`, exact for Gaussian `s`."""
         self._check_moments(mean, variance)

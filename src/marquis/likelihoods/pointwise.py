@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import checked, checked_on_any_device
 from marquis.likelihoods.base import Likelihood
 from marquis.likelihoods.tools import as_mask, sum_outputs
 
@@ -15,7 +15,7 @@ class PointwiseLikelihood(Likelihood):
     Subclasses write the four methods with a leading underscore for complete data; masks are dealt with here, once.
     """
 
-    @checked
+    @checked_on_any_device
     def log_prob(self, f: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: D102
         return self._require_number(sum_outputs(self._entry_log_prob(f, y, mask)))
 

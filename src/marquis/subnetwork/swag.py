@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.arguments import checked
-from marquis.errors import DataError, NumericalError, UnsupportedOperationError
+from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size
 from marquis.functional.unwrap import independent_copy
@@ -63,6 +63,8 @@ def swag_moments(
     if epochs < 2:
         raise DataError(f"epochs={epochs}: a variance needs at least two snapshots.")
     trained = independent_copy(model).train()
+    if unknown := sorted(set(names) - {name for name, _ in trained.named_parameters()}):
+        raise ModelMismatchError(f"names: the model has no parameters {', '.join(unknown)}.")
     device = next(trained.parameters()).device
     optimiser = torch.optim.SGD(
         [p for p in trained.parameters() if p.requires_grad], lr=lr, momentum=momentum, weight_decay=weight_decay

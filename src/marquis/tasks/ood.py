@@ -304,20 +304,30 @@ def _scores(
             result = model.reconstruct(x, samples, generator=same.generator())
         if result.mean.shape != x.shape:
             raise DataError(f"{what}: the model reconstructs {list(x.shape)} as {list(result.mean.shape)}.")
-        parts.append({name: score.detach().cpu() for name, score in of_reconstruction(result, x).items()})
+        parts.append({name: score.detach().cpu() for name, score in _of_batch(result, x).items()})
         shape, networks = x.shape[1:], result.draws
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    for name, score in joined.items():
+    return _finite(joined, what), shape, networks
+
+
+def _finite(scores: Scores, what: str) -> Scores:
+    """Return the scores, if all are finite: large values may overflow when they are squared."""
+    for name, score in scores.items():
         if not bool(score.isfinite().all()):
             raise DataError(
                 f"{what}: {int((~score.isfinite()).sum())} of {len(score)} values of {name!r} are not finite."
             )
-    return joined, shape, networks
+    return scores
 
 
 @checked_arrays
 def of_reconstruction(result: Reconstruction, x: Tensor) -> Scores:
     """Return the scores `[B]` of a batch from its reconstruction, as `scores` does."""
+    return _finite(_of_batch(result, x), "of_reconstruction")
+
+
+def _of_batch(result: Reconstruction, x: Tensor) -> Scores:
+    """Return the scores of a batch, finite or not."""
     x, latent = as_tensor(x, "x"), getattr(result, "latent", None)
     if latent is None or result.mean.shape != x.shape:
         raise DataError(f"result is {describe_value(result)}; the reconstruction of x {list(x.shape)} is needed.")

@@ -25,6 +25,8 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
     """
     if min(inputs, outputs, *hidden) < 1:
         raise DataError(f"inputs={inputs}, outputs={outputs}, hidden={hidden}: at least one each.")
+    if max(a * b for a, b in pairwise((inputs, *hidden, outputs))) > LARGEST:
+        raise DataError(f"hidden={hidden} makes a layer of more than {LARGEST} weights; take fewer units.")
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((inputs, *hidden)):
         layers += [nn.Linear(before, after), nn.Softplus()]
@@ -91,6 +93,8 @@ class PreactResNet18(nn.Module):
     @checked
     def __init__(self, channels: int = 3, outputs: int = 10, width: float = 1.0) -> None:
         super().__init__()
+        if min(channels, outputs) < 1:
+            raise DataError(f"channels={channels}, outputs={outputs}: at least one each.")
         planes = [round(64 * width) * 2**stage for stage in range(4)]
         if planes[0] < 1:
             raise DataError(f"width={width} leaves no channels; the narrowest is 1/64")

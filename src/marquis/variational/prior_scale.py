@@ -35,7 +35,10 @@ def prior_scales(network: nn.Module, parameters: Mapping[str, Tensor], scale: Pr
             value = scale[name]
         else:
             value = scale(name, parameter) if callable(scale) else scale
-        tensor = torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device).detach().clone()
+        try:
+            tensor = torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device).detach().clone()
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(f"prior_scale of {name!r} has to be a number or a tensor, not {value!r}") from None
         try:
             tensor.expand_as(parameter)
         except RuntimeError:
