@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import checked
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.randomness import uniform
 from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-@checked_arrays
+@partial(checked, arrays=True, nan=True)  # NaN is refused below, by its own words
 def impute_weighted(
     model: UncertainAutoencoder,
     x: Tensor,
