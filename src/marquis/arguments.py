@@ -42,13 +42,15 @@ def checked_on_any_device(function: Function) -> Function:
     return checked(function, meta=True)
 
 
-def checked(function: Function, *, arrays: bool = False, nan: bool = False, meta: bool = False) -> Function:
+def checked(
+    function: Function, *, arrays: bool = False, nan: bool = False, meta: bool = False, kind_of_counts: bool = True
+) -> Function:
     """Refuse arguments that are not what the annotations say, before the function runs.
 
     Only what can be seen at a glance: the kind of a value and of the entries of a list, and how many arguments a
     callable takes; not the entries of a tensor. Names from a fixed set (`Literal`) are left to the function, which has
-    a better message. A number may be NaN only with `nan`, a tensor have no entries only with `meta`. Costs a few
-    microseconds a call.
+    a better message, and so is the kind of `COUNTS` without `kind_of_counts`. A number may be NaN only with `nan`,
+    a tensor have no entries only with `meta`. Costs a few microseconds a call.
 
     Raises:
         DataError: An argument is of another kind; names it, what it is, and what was expected.
@@ -70,6 +72,8 @@ def checked(function: Function, *, arrays: bool = False, nan: bool = False, meta
             if arrays and parameter.annotation == "Data":
                 continue
             check = _check_of(_resolved(parameter.annotation, function), arrays, meta)
+            if check is not None and name in COUNTS and not kind_of_counts:
+                check = _anything
             if check is not None and (name in COUNTS or (name == "n" and not nan)):  # a result may count more data
                 by_name[name] = (_bounded(check), f"{parameter.annotation}, at most {LARGEST_COUNT}")
             elif check is not None:
@@ -116,6 +120,7 @@ def checked_methods(cls: type[Class]) -> type[Class]:
     """Check the arguments of a class's constructor and of its own public methods, as `checked` does for a function.
 
     Constructors of scikit-learn's estimators are left alone: by its rules they store what they get, and `fit` checks.
+    So is the kind of the counts that their methods take, which say more about what is needed.
     Those of data classes, which hold results, take NaN: a measure may be undefined.
     """
     for name, value in list(vars(cls).items()):
@@ -124,7 +129,7 @@ def checked_methods(cls: type[Class]) -> type[Class]:
         public = (name == "__init__" and not hasattr(cls, "get_params")) or not name.startswith("_")
         if public and inspect.isfunction(function) and not hasattr(function, "is_checked"):
             nan = name == "__init__" and hasattr(cls, "__dataclass_fields__")
-            wrapped = checked(function, nan=nan)
+            wrapped = checked(function, nan=nan, kind_of_counts=not hasattr(cls, "get_params"))
             setattr(cls, name, kind(wrapped) if kind else wrapped)
     return cls
 
@@ -204,6 +209,11 @@ def _container_check(concrete: Any, entry: Check | None, arrays: bool) -> Check:
         return all(entry(item) or (arrays and getattr(item, "shape", None) == ()) for item in value)
 
     return check
+
+
+def _anything(value: Any) -> bool:
+    """Return True."""
+    return True
 
 
 def _bounded(check: Check) -> Check:

@@ -161,7 +161,7 @@ def rewritten(path, change, kind="autoencoder"):
     [
         (lambda h, t: h["spec"].update(kind="xyz"), "xyz"),
         (lambda h, t: h["spec"].update(latent=3), "weights"),
-        (lambda h, t: h["spec"].update(latent=10**12), "weights"),
+        (lambda h, t: h["spec"].update(latent=10**12), "latent is 1000000000000"),
         (lambda h, t: h["spec"].update(width=1e9), "corrupt"),
         (lambda h, t: h["spec"].update(latent=1), "does not fit"),
         (lambda h, t: h["spec"].update(latent="two"), "corrupt"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import checked, checked_arrays
 from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
@@ -48,7 +49,7 @@ __all__ = [
 
 
 @torch.no_grad()
-@checked_arrays
+@partial(checked, arrays=True, nan=True)  # a fill of NaN is refused below, by its own words
 def impute(
     model: UncertainAutoencoder,
     x: Tensor,
