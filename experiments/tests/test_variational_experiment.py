@@ -80,6 +80,27 @@ def test_quick_run_writes_everything(quick):
         assert (row["train"], row["epochs"]) == (64, 4)
 
 
+def test_an_unfinished_run_has_its_rows_and_a_page_that_says_what_is_missing(quick, tmp_path):
+    page, _, _ = quick
+    complete = json.loads((page.parent / "results.json").read_text())
+    assert "not run yet" not in STUDY.text(complete)
+    part = {name: complete[name] for name in ("size", "settings")} | {"grid": complete["grid"][:2]}
+    text = STUDY.text(part)
+    assert "Cells not run yet: 4 of the grid and its further seeds, 6 of the network that overfits, 3 of" in text
+    assert "### The narrow PreactResNet-18" not in text and "| VI (mean) |" in text
+    assert STUDY.draw is not None
+    STUDY.draw(tmp_path, part)
+    assert [path.name for path in tmp_path.iterdir()] == ["vl-tempering.png"]
+
+
+def test_a_row_is_in_the_results_on_disk_as_soon_as_it_is_computed(tmp_path):
+    run = STUDY.start("quick", tmp_path, say=lambda text: None)
+    for seed in range(2):
+        run.cell(f"s{seed}", {"seed": seed}, lambda: {"value": 1}, "grid")
+        on_disk = json.loads((tmp_path / "quick" / "results.json").read_text())
+        assert [row["seed"] for row in on_disk["grid"]] == list(range(seed + 1)) and on_disk["size"] == "quick"
+
+
 def test_unweighted_square_is_the_empirical_fisher_with_one_fixed_variance():
     """The same loss and gradient in the mean, up to the KL's constant."""
     torch.manual_seed(0)
@@ -135,12 +156,25 @@ def test_tempering_is_chosen_on_validation_not_on_test():
 
 
 def test_vl_wins_only_by_more_than_the_seeds_differ():
-    grid = [row("vl", 0.1, 0.40), row("vl", 0.1, 0.50), row("vi", 0.1, 0.46), row("map", 0.1, 0.9)]
+    grid = [row("vl", 0.1, 0.40), {**row("vl", 0.1, 0.50), "seed": 1}, row("vi", 0.1, 0.46), row("map", 0.1, 0.9)]
     gaps = {(c.score, c.other): c for c in comparisons(grid)}
     assert gaps["NLL", "VI (mean)"].gap == pytest.approx(0.01) and gaps["NLL", "VI (mean)"].spread == pytest.approx(0.1)
     assert gaps["NLL", "VI (mean)"].shown()["outcome"] == "within the range of the seeds"
     assert gaps["NLL", "MAP"].won and gaps["ECE", "MAP"].shown()["outcome"] == "no"
     assert comparisons([row("map", 0.1, 0.9)]) == []
+
+
+def test_one_seed_wins_nothing():
+    """A difference between single runs is not set against a range of zero."""
+    grid = [row("vl", 0.1, 0.1), row("vi", 0.1, 0.5), row("map", 0.1, 0.05)]
+    outcomes = {c.other: (c.won, c.shown()["outcome"]) for c in comparisons(grid) if c.score == "NLL"}
+    assert outcomes["VI (mean)"] == (False, "one seed") and outcomes["MAP"] == (False, "no")
+
+
+def test_seeds_added_at_a_chosen_tempering_do_not_change_the_choice():
+    grid = [row("vl", 0.1, 0.5, validation=0.2), row("vl", 1.0, 0.3, validation=0.4)]
+    grid.append({**row("vl", 0.1, 0.5, validation=0.9), "seed": 1})
+    assert best_tempering(grid, "vl") == 0.1
 
 
 def test_runs_that_diverged_are_left_out():

@@ -56,6 +56,7 @@ class Run:
         say: Function that prints a line of progress, with the seconds since the start in front.
         cells: Folder of the cells.
         committed: Results whose rows count as computed; empty if everything is computed here.
+        rows: Rows of this run so far, by the names of their list and of their cell.
     """
 
     size: str
@@ -65,6 +66,7 @@ class Run:
     say: Callable[[str], None]
     cells: Path
     committed: Mapping[str, Any] = field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -90,9 +92,14 @@ class Run:
             settings: All that the result depends on.
             compute: Function that returns JSON values.
             among: Name of the list of the results in which this cell and only cells of its kind are rows: a run that
-                continues committed results takes the row from there.
+                continues committed results takes the row from there, and the results on disk have it at once.
         """
-        return self.stored(name, settings, among) or cell(self.cells, name, settings, compute)
+        row = self.stored(name, settings, among) or cell(self.cells, name, settings, compute)
+        if among is not None:
+            self.rows.setdefault(among, {})[name] = row
+            so_far = {part: [*rows.values()] for part, rows in self.rows.items()}
+            self.keep({"settings": self.settings.plain(), **so_far})
+        return row
 
     def stored(self, name: str, settings: Mapping[str, Any], among: str | None = None) -> dict[str, Any] | None:
         """Return a cell that was computed with these settings, here or in the committed results, else None."""

@@ -72,7 +72,6 @@ def measure(run: Run) -> dict[str, Any]:
             among="baselines",
         )
         compared.append(row)
-        run.keep({"settings": settings.plain(), "rows": rows, "baselines": compared})
         run.say(
             f"{name} {kind} {fold}: " + ", ".join(f"{one} {row[one]:.2f}" for one in BASELINES if row[one] is not None)
         )

@@ -25,6 +25,14 @@ PAPER = {
     "MAP": "0.29 / 93.6 / 0.096",
 }
 """VL Table 1, Fashion-MNIST: test NLL, accuracy in percent, ECE."""
+PARTS = {
+    "grid": "the grid and its further seeds",
+    "overfitting": "the network that overfits",
+    "resnet": "the ResNet",
+    "regularisers": "the other regularisers",
+    "multiplier": "the multipliers of Figure 2",
+}
+"""Parts of the results, in the order in which they are run."""
 OTHERS = {"empirical": "VL with the empirical Fisher", "gradient": "MAP with the unweighted squared gradient"}
 
 
@@ -47,10 +55,17 @@ def temperings(rows: list[Row]) -> list[float]:
 
 
 def chosen_tempering(rows: list[Row], variant: str) -> float | None:
-    """Return the tempering with the smallest validation NLL of the mean network; None if every run diverged."""
+    """Return the tempering with the smallest validation NLL of the mean network; None if every run diverged.
+
+    Only seeds that all temperings have count: those added at a chosen one do not change the choice.
+    """
+    usable = of_variant(rows, variant)
+    seeds = [{row["seed"] for row in usable if row["tempering"] == t} for t in temperings(usable)]
+    common = set.intersection(*seeds) if seeds else set()
     by_tempering: dict[float, list[float]] = {}
-    for row in of_variant(rows, variant):
-        by_tempering.setdefault(row["tempering"], []).append(row["validation"]["nll"])
+    for row in usable:
+        if row["seed"] in common or not common:
+            by_tempering.setdefault(row["tempering"], []).append(row["validation"]["nll"])
     return min(by_tempering, key=lambda t: mean(by_tempering[t])) if by_tempering else None
 
 
@@ -79,7 +94,8 @@ def line(rows: list[Row], variant: str, tempering: float | None = None) -> dict[
 class Comparison(NamedTuple):
     """VL against another method in one score; smaller is better.
 
-    `gap` is the other's mean over the seeds minus VL's, `spread` the larger of the two ranges over the seeds.
+    `gap` is the other's mean over the seeds minus VL's, `spread` the larger of the two ranges over the seeds; with one
+    seed it is infinite, as nothing is known of it.
     """
 
     score: str
@@ -94,8 +110,8 @@ class Comparison(NamedTuple):
 
     def shown(self, **more: Any) -> Row:
         """Return the comparison and what it shows, for the template."""
-        outcome = "yes" if self.won else "no" if self.gap <= 0 else "within the range of the seeds"
-        return {**self._asdict(), "outcome": outcome, **more}
+        close = "one seed" if self.spread == float("inf") else "within the range of the seeds"
+        return {**self._asdict(), "outcome": "yes" if self.won else "no" if self.gap <= 0 else close, **more}
 
 
 def comparisons(rows: list[Row], tempering: float | None = None) -> list[Comparison]:
@@ -108,6 +124,7 @@ def comparisons(rows: list[Row], tempering: float | None = None) -> list[Compari
             if other != "VL" and "VL" in usable:
                 ours, theirs = (scores(usable[variant], variant, score.lower()) for variant in ("VL", other))
                 spread = max(max(each) - min(each) for each in (ours, theirs))
+                spread = spread if len(ours) > 1 else float("inf")
                 result.append(Comparison(score, other, mean(theirs) - mean(ours), spread))
     return result
 
@@ -123,13 +140,21 @@ def vi_calibrated(rows: list[Row]) -> dict[str, int]:
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables; the paper's order must come out by more than the range over seeds."""
+    results = {**{part: [] for part in PARTS}, **results}  # of an unfinished run some are missing
     grid, few, resnet = results["grid"], results["overfitting"], results["resnet"]
     compared, overfitted = comparisons(grid), comparisons(few)
-    curve = average_curve(few, "MAP", min(temperings(few))) or [(0, float("nan"))]
+    weakest = min(temperings(few), default=float("nan"))
+    curve = average_curve(few, "MAP", weakest) or [(0, float("nan"))]
     epoch, least = min(curve, key=lambda point: point[1])
+    seeds = {row["seed"] for row in of_variant(grid, "VL", chosen_tempering(grid, "VL"))}
+    lower_ece = vi_calibrated(grid)
     return {
+        **{part: results[part] for part in PARTS},
+        "missing": missing(results),
+        "full": results["size"] == "full",
+        "picture": picture(results),
         "chosen": [line(grid, name, chosen_tempering(grid, name)) for name in VARIANTS],
-        "grid_lines": [line(grid, name, t) for t in temperings(grid) for name in VARIANTS],
+        "grid_lines": [line(grid, name, t) for t in temperings(grid) for name in VARIANTS if ran(grid, name, t)],
         "few_chosen": [line(few, name, chosen_tempering(few, name)) for name in VARIANTS],
         "few_lines": [line(few, name, t) for t in temperings(few) for name in VARIANTS],
         "resnet_lines": [line(resnet, name, chosen_tempering(resnet, name)) for name in VARIANTS],
@@ -149,14 +174,41 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             if not row["diverged"]
         ],
         "seconds": [*seconds("CNN", grid), *seconds("narrow ResNet", resnet)],
-        "lower_ece": vi_calibrated(grid),
+        "lower_ece": lower_ece,
+        "ahead": lower_ece["vi"] == 0,
         "image_error": 100 * (0.86 * 0.14 / results["settings"]["test"]) ** 0.5,
         "won": {"all": len(compared), "grid": sum(c.won for c in compared), "few": sum(c.won for c in overfitted)},
-        "least": {"epoch": epoch, "nll": least, "last": curve[-1][1], "tempering": min(temperings(few))},
-        "seeds": {"grid": len(results["settings"]["seeds"]), "few": len(results["settings"]["overfitting"]["seeds"])},
+        "least": {"epoch": epoch, "nll": least, "last": curve[-1][1], "tempering": weakest},
+        "seeds": {"grid": len(seeds), "few": len(results["settings"]["overfitting"]["seeds"])},
         "digits": results["settings"]["data"] == "digits",
-        "verdict": verdict(*(c.won for c in [*compared, *overfitted])) if compared and overfitted else "not",
+        "verdict": verdict(*(c.won for c in [*compared, *overfitted])) if compared else "not",
     }
+
+
+def ran(rows: list[Row], variant: str, tempering: float) -> bool:
+    """Return whether a variant was run at a tempering, even if it diverged."""
+    return any(row["method"] == VARIANTS[variant][0] and row["tempering"] == tempering for row in rows)
+
+
+def picture(results: dict[str, Any]) -> str:
+    """Return the beginning of the pictures' names: pages of several sizes stand in one folder."""
+    return "vl-full" if results["size"] == "full" else "vl"
+
+
+def missing(results: dict[str, Any]) -> str:
+    """Return how many cells of every part have not been run; empty if all have."""
+    s, count = results["settings"], len
+    few = s["overfitting"]
+    more = {t for t in (chosen_tempering(results["grid"], variant) for variant in VARIANTS) if t is not None}
+    planned = {
+        "grid": 3 * (count(s["seeds"]) * count(s["temperings"]) + count(s.get("chosen_seeds", ())) * count(more)),
+        "overfitting": 3 * count(few["seeds"]) * count(few["temperings"]),
+        "resnet": 3,
+        "regularisers": count(s["regulariser_seeds"]) * count(s["temperings"]) * (1 + count(s["weights"])),
+        "multiplier": 2 * count(s["multipliers"]) * count(s["study_temperings"]),
+    }
+    parts = [(label, planned[part] - count(results[part])) for part, label in PARTS.items()]
+    return ", ".join(f"{left} of {label}" for label, left in parts if left > 0)
 
 
 def chosen_regularisers(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -207,17 +259,22 @@ def average_curve(rows: list[Row], variant: str, tempering: float) -> list[tuple
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
-    """Draw the four figures, each with one legend above its panels."""
-    few = results["overfitting"]
-    figures = {name: Figure(n, n, 4.6, 3.8) for name, n in (("tempering", 2), ("overfitting", 3), ("multiplier", 3))}
-    draw_scores(figures["tempering"].axes, results["grid"])
-    draw_scores(figures["overfitting"].axes[:2], few)
-    draw_watched(figures["overfitting"].axes[2], few)
-    draw_multiplier(figures["multiplier"].axes, results["multiplier"])
-    figures["epochs"] = draw_epochs(results["multiplier"])
+    """Draw the four figures, each with one legend above its panels; without those of parts that have no rows."""
+    few, multiplier, figures = results.get("overfitting"), results.get("multiplier"), {}
+    if results.get("grid"):
+        figures["tempering"] = Figure(2, 2, 4.6, 3.8)
+        draw_scores(figures["tempering"].axes, results["grid"])
+    if few:
+        figures["overfitting"] = Figure(3, 3, 4.6, 3.8)
+        draw_scores(figures["overfitting"].axes[:2], few)
+        draw_watched(figures["overfitting"].axes[2], few)
+    if multiplier:
+        figures["multiplier"] = Figure(3, 3, 4.6, 3.8)
+        draw_multiplier(figures["multiplier"].axes, multiplier)
+        figures["epochs"] = draw_epochs(multiplier)
     for name, figure in figures.items():
         figure.legend("outside upper center")
-        figure.save(folder / f"vl-{name}.png", dpi=110)
+        figure.save(folder / f"{picture(results)}-{name}.png", dpi=110)
 
 
 def draw_scores(axes: Any, rows: list[Row]) -> None:
