@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from marquis.arguments import checked, checked_arrays, checked_methods, describe_value
+from marquis.arguments import (
+    AtLeastOne,
+    FromZero,
+    NotNegative,
+    Positive,
+    Share,
+    checked,
+    checked_arrays,
+    checked_methods,
+    describe_value,
+)
 from marquis.errors import DataError
 
 
@@ -172,6 +183,28 @@ def test_counts_are_bounded():
     assert draw(10**6, rows=10**9) == 10**6
     with pytest.raises(DataError, match=r"samples is 1000001 .*at most 1000000"):
         draw(10**6 + 1)
+
+
+def test_ranges_are_declared_in_annotations():
+    @checked
+    def draw(
+        samples: AtLeastOne | None = None,
+        skipped: FromZero = 0,
+        width: Positive = 1.0,
+        noise: NotNegative = 0,
+        level: Share = 0.5,
+    ) -> None:
+        return None
+
+    draw(1, 0, 1e-9, 0.0, 0.999)
+    draw(None)
+    with pytest.raises(DataError, match=r"samples is 0 \(int\), but has to be a whole number from 1 \| None, at most"):
+        draw(0)
+    wrong = {"samples": [-1, 1.5, True], "skipped": [-1], "width": [0, -1.0, math.inf], "noise": [-0.1, math.inf]}
+    for name, values in (wrong | {"level": [0, 1, 2.0, math.nan]}).items():
+        for value in values:
+            with pytest.raises(DataError, match=f"{name} is {value}"):
+                draw(**{name: value})
 
 
 def test_own_public_methods_are_checked_and_private_ones_left():

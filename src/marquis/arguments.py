@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
+import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from marquis.errors import DataError
 
@@ -27,6 +30,28 @@ COUNTS = frozenset(("samples", "n_samples", "networks", "members", "averaged", "
 COUNTS |= {"epochs", "steps", "sweeps", "iterations", "latent", "channels", "detectors", "probes", "restarts"}
 COUNTS |= {"copies", "points", "max_epochs", "hyper_steps", "inputs", "outputs", "hidden", "map_samples"}
 """Arguments that say how often something is done or how many there are: at most `LARGEST_COUNT`."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Say in an annotation, `Annotated[int, Range(...)]`, which numbers an argument may be; `checked` refuses others.
+
+    Attributes:
+        holds: Whether a number is one of them.
+        text: What they are, for the message.
+    """
+
+    holds: Check
+    text: str
+
+
+AtLeastOne = Annotated[int, Range(lambda value: value >= 1, "a whole number from 1")]
+FromZero = Annotated[int, Range(lambda value: value >= 0, "a whole number from 0")]
+Positive = Annotated[float, Range(lambda value: 0 < value < math.inf, "a positive, finite number")]
+NotNegative = Annotated[float, Range(lambda value: 0 <= value < math.inf, "a finite number from 0")]
+Share = Annotated[float, Range(lambda value: 0 < value < 1, "a number between 0 and 1")]
+_RANGES = dict(AtLeastOne=AtLeastOne, FromZero=FromZero, Positive=Positive, NotNegative=NotNegative, Share=Share)
+
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LISTS = (list, tuple, range)
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
@@ -74,10 +99,11 @@ def checked(
             check = _check_of(_resolved(parameter.annotation, function), arrays, meta)
             if check is not None and name in COUNTS and not kind_of_counts:
                 check = _anything
+            expected = re.sub(r"\w+", _in_words, str(parameter.annotation))
             if check is not None and (name in COUNTS or (name == "n" and not nan)):  # a result may count more data
-                by_name[name] = (_bounded(check), f"{parameter.annotation}, at most {LARGEST_COUNT}")
+                by_name[name] = (_bounded(check), f"{expected}, at most {LARGEST_COUNT}")
             elif check is not None:
-                by_name[name] = (check if nan else _never_nan(check), str(parameter.annotation))
+                by_name[name] = (check if nan else _never_nan(check), expected)
         return by_name
 
     @functools.wraps(function)
@@ -109,6 +135,11 @@ def checked(
 
     wrapper.is_checked = True  # type: ignore[attr-defined]
     return typing.cast(Function, wrapper)
+
+
+def _in_words(name: re.Match[str]) -> str:
+    """Return what a part of an annotation stands for: a range of numbers in words, anything else as it is."""
+    return typing.get_args(_RANGES[name[0]])[1].text if name[0] in _RANGES else name[0]
 
 
 def _device(value: Any) -> str | None:
@@ -235,6 +266,10 @@ def _check_of(annotation: Any, arrays: bool = False, meta: bool = False) -> Chec
         parts = [_check_of(part, arrays, meta) for part in typing.get_args(annotation)]
         known = [part for part in parts if part is not None]
         return None if len(known) < len(parts) else lambda value: any(part(value) for part in known)
+    if origin is Annotated:
+        kind, *extras = typing.get_args(annotation)
+        check, ranges = _check_of(kind, arrays, meta), [extra for extra in extras if isinstance(extra, Range)]
+        return None if check is None else lambda value: check(value) and all(known.holds(value) for known in ranges)
     if annotation is None or annotation is type(None):
         return lambda value: value is None
     if annotation is bool:

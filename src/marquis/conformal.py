@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from marquis.arguments import as_numbers, checked, checked_methods
+from marquis.arguments import Share, as_numbers, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive import Prediction
 
 
 @checked
-def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
+def quantile(scores: ArrayLike, alpha: Share) -> np.ndarray:
     """Return the `ceil((n + 1)(1 - alpha))`-th smallest score of every column, `[*rest]` for scores `[n, *rest]`.
 
     NaN scores (labels that were not observed) are left out, column by column.
@@ -30,8 +30,6 @@ def quantile(scores: ArrayLike, alpha: float) -> np.ndarray:
     Warns:
         UserWarning: the scores are too few for this alpha (fewer than `1/alpha - 1`): the quantile is infinite.
     """
-    if not 0 < alpha < 1:
-        raise DataError(f"alpha={alpha}: a share between 0 and 1, for instance 0.1 for 90 % coverage.")
     values = as_numbers("scores", scores)
     if values.ndim == 0:
         raise DataError("scores need one row per calibration example.")

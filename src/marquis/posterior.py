@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marquis.arguments import LARGEST_COUNT, checked, checked_methods
+from marquis.arguments import FromZero, checked, checked_methods
 from marquis.errors import DataError, ModelMismatchError
 from marquis.io.tensors import save_tensors, split_prefix
 from marquis.randomness import device_for
@@ -91,10 +91,8 @@ class Posterior:
         flat = self.embed(self.precision.sample_from(z))
         return {name: part.to(self.mean[name]) for name, part in self.layout.unflatten(flat).items()}
 
-    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, n: FromZero, generator: torch.Generator | None = None) -> Tensor:
         """Return `[n, noise_dim]` standard normal numbers, in the precision's dtype and on its device."""
-        if not 0 <= n <= LARGEST_COUNT:
-            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         device = device_for(generator, self.precision.device)
         # One call per sample: torch would deal out other numbers to the same sample in larger calls, and then weights
         # would depend on how many are drawn at once, that is, on the size of a chunk.

@@ -138,9 +138,9 @@ def test_curvature_reaches_every_weight_of_an_odd_image_network(estimator):
 def test_refusals():
     with pytest.raises(UnsupportedOperationError, match=r"mnist-dens'.*Did you mean 'mnist-dense'.*celeba-conv"):
         build("mnist-dens", 2)
-    with pytest.raises(DataError, match="latent=0"):
+    with pytest.raises(DataError, match="latent is 0"):
         build("mnist-dense", 0)
-    with pytest.raises(DataError, match="width=0"):
+    with pytest.raises(DataError, match="width is 0"):
         for_data((3,), 2, 0)
     with pytest.raises(DataError, match="positive sizes"):
         for_data((3, 0, 2), 2)

@@ -169,7 +169,7 @@ class TestVariational:
         assert set(bits.unique().tolist()) <= {0.0, 1.0}
 
     def test_refusals(self):
-        with pytest.raises(DataError, match="kl_weight=-1"):
+        with pytest.raises(DataError, match="kl_weight is -1"):
             VariationalAutoencoder(*networks(), kl_weight=-1)
         encoder, decoder = networks()
         with pytest.raises(UnsupportedOperationError, match="no variance to learn"):
@@ -342,7 +342,7 @@ class TestEnsemble:
         assert len(list(ensemble.parameters())) == len(ensemble.state_dict()) == 3 * 12
 
     def test_refusals(self):
-        with pytest.raises(DataError, match="members=0"):
+        with pytest.raises(DataError, match="members is 0"):
             EnsembleAutoencoder(*networks(), members=0)
         with pytest.raises(DataError, match="at least one member"):
             EnsembleAutoencoder.of([])

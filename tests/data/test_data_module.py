@@ -141,7 +141,7 @@ def test_downloads_happen_before_training(tiny, server):
 
 
 def test_settings_that_cannot_apply():
-    with pytest.raises(DataError, match="batch_size must be at least 1, not 0"):
+    with pytest.raises(DataError, match="batch_size is 0"):
         DataModule("digits", batch_size=0)
     with pytest.raises(DataError, match="a name has its own"):
         DataModule("digits", test=numbered(3))

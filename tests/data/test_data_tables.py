@@ -230,7 +230,7 @@ def test_paths_that_lead_nowhere(tmp_path):
         ("t.csv", {"fold": 1}, "fold does not apply.*takes categories, header, target"),
         ("t.npy", {"target": "a"}, "target does not apply"),
         (".", {"target": "a"}, "target does not apply.*takes size"),
-        ("digits", {"limit": 0}, "limit must be at least 1"),
+        ("digits", {"limit": 0}, "limit is 0"),
         ("digits", {"dtype": torch.int64}, "dtype must be a floating type"),
     ],
 )

@@ -179,9 +179,9 @@ def test_negative_numbers_of_networks():
     method = variational.VariationalLaplace(MODEL, "gaussian", num_data=6)
     wrapped = variational.LightningMethod(method)
     for call in (method.predict, wrapped.predict):
-        with pytest.raises(DataError, match="samples=-1"):
+        with pytest.raises(DataError, match="samples is -1"):
             call(X, samples=-1)
-    with pytest.raises(DataError, match="samples=-1"):
+    with pytest.raises(DataError, match="samples is -1"):
         method.log_likelihood([(X, Y)], samples=-1)
 
 
@@ -190,12 +190,12 @@ def test_sizes_that_no_machine_holds():
         autoencoders.build((3,), 10**9)
     with pytest.raises(DataError, match="size=1000000000 and width=16 make a layer"):
         variational.small_cnn(size=10**9)
-    with pytest.raises(DataError, match="outputs=-1"):
+    with pytest.raises(DataError, match="outputs is -1"):
         variational.mlp(3, -1)
     vae = autoencoders.VariationalAutoencoder(nn.Linear(3, 2), nn.Linear(2, 3))
     with pytest.raises(DataError, match="n is 1000000000"):
         vae.sample(10**9)
-    with pytest.raises(DataError, match="latent=0"):
+    with pytest.raises(DataError, match="latent is 0"):
         vae.sample(1, latent=0)
 
 
@@ -278,11 +278,11 @@ def test_functions_that_return_no_prior_scale():
 
 
 def test_sizes_of_networks_and_processes():
-    with pytest.raises(DataError, match="outputs=-1"):
+    with pytest.raises(DataError, match="outputs is -1"):
         variational.PreactResNet18(outputs=-1)
     with pytest.raises(DataError, match="layer of more than"):
         variational.mlp(3, 1, (10**6, 10**6))
-    with pytest.raises(DataError, match="num_workers must be at least 0"):
+    with pytest.raises(DataError, match="num_workers is -1"):
         mq.data.DataModule("digits", num_workers=-1)
 
 

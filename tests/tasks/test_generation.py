@@ -109,7 +109,7 @@ class TestSample:
         model = Autoencoder(identity(), identity())
         with pytest.raises(UnsupportedOperationError, match="Bernoulli"):
             sample(Autoencoder(identity(), identity(), "bernoulli"), numbers(4, 3).sigmoid(), 2, noise=True)
-        with pytest.raises(DataError, match="n=0"):
+        with pytest.raises(DataError, match="n is 0"):
             sample(model, numbers(4, 3), 0)
         with pytest.raises(DataError, match=r"\[5\] each"):
             sample(model, np.zeros((4, 5)), 2, progress=False)

@@ -210,7 +210,7 @@ def test_generation_is_imputation_of_everything():
     assert torch.equal(result.samples, result.reconstructions)
     assert torch.equal(result.samples, same.samples)
     assert result.missing.all()
-    with pytest.raises(DataError, match="n=0"):
+    with pytest.raises(DataError, match="n is 0"):
         imputation.generate(model, 0, (8,))
 
 
@@ -298,10 +298,10 @@ def test_classifier_must_be_in_evaluation_mode():
         ({"fill": "zeros"}, "fill='zeros'"),
         ({"fill": torch.zeros(3)}, r"fill has shape \[3\]"),
         ({"fill": float("nan"), "missing": torch.ones(5, 8, dtype=torch.bool)}, "fill itself"),
-        ({"samples": 0}, "samples=0"),
-        ({"averaged": 0}, "averaged=0"),
+        ({"samples": 0}, "samples is 0"),
+        ({"averaged": 0}, "averaged is 0"),
         ({"samples": 2.0}, r"samples is 2.0"),
-        ({"rounds": -1}, "rounds=-1"),
+        ({"rounds": -1}, "rounds is -1"),
         ({"rounds": 0.5}, r"rounds is 0.5"),
     ],
 )

@@ -174,10 +174,10 @@ def test_systematic_resampling_rounds_the_expected_count():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"exponent": -0.1}, "exponent=-0.1"),
-        ({"exponent": math.nan}, "exponent=nan"),
-        ({"networks": 0}, "networks=0"),
-        ({"samples": 0}, "samples=0"),
+        ({"exponent": -0.1}, "exponent is -0.1"),
+        ({"exponent": math.nan}, "exponent is nan"),
+        ({"networks": 0}, "networks is 0"),
+        ({"samples": 0}, "samples is 0"),
         ({"donors": torch.rand(7, 6, dtype=F64)}, r"reference set must be complete data .* got \[7, 6\]"),
         ({"donors": torch.rand(0, 8, dtype=F64)}, "reference set must be complete data"),
         ({"donors": torch.full((2, 8), torch.nan, dtype=F64)}, "leave out samples with NaN"),

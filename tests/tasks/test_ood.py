@@ -162,7 +162,7 @@ def test_histogram_shares_its_edges():
     assert outside[0] == first
     with pytest.raises(DataError, match="no score 'entropy'; there are error"):
         result.histogram("entropy")
-    with pytest.raises(DataError, match="bins=0"):
+    with pytest.raises(DataError, match="bins is 0"):
         result.histogram("nll", 0)
 
 
@@ -250,7 +250,7 @@ def test_bad_data_are_refused():
         ood.scores(model, [x, x.view(4, 2, 4)])
     with pytest.raises(DataError, match="at least one entry per sample"):
         ood.scores(model, x[0])
-    with pytest.raises(DataError, match="batch_size=0"):
+    with pytest.raises(DataError, match="batch_size is 0"):
         ood.scores(model, x, batch_size=0)
     with pytest.raises(DataError, match="got str"):
         ood.scores(model, ["x"])

@@ -342,8 +342,8 @@ def test_digits_with_few_labels(digits):
         (torch.arange(10) % 2, {"per_class": [5]}, "left for evaluation"),
         (torch.arange(10) % 2, {"per_class": [0]}, "at least 1"),
         (torch.arange(10) % 2, {"per_class": []}, "per_class"),
-        (torch.arange(10) % 2, {"repetitions": 0}, "repetitions=0"),
-        (torch.arange(10) % 2, {"copies": 0}, "copies=0"),
+        (torch.arange(10) % 2, {"repetitions": 0}, "repetitions is 0"),
+        (torch.arange(10) % 2, {"copies": 0}, "copies is 0"),
     ],
 )
 def test_bad_labels_are_refused(labels, options, message):

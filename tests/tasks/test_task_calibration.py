@@ -102,7 +102,7 @@ def test_bad_probabilities_are_refused(probs, labels, message):
 
 
 def test_no_bins_are_refused():
-    with pytest.raises(DataError, match="bins=0"):
+    with pytest.raises(DataError, match="bins is 0"):
         calibration.reliability(*random_answers(0), 0)
 
 
@@ -166,7 +166,7 @@ def test_sharpness_is_the_width_of_the_interval():
     assert calibration.sharpness(variance) == pytest.approx(2 * (high - low), rel=1e-12)
     with pytest.raises(DataError, match="negative"):
         calibration.sharpness(-variance)
-    with pytest.raises(DataError, match="level=1"):
+    with pytest.raises(DataError, match="level is 1"):
         calibration.sharpness(variance, 1)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.autoencoders.network import seeded
 from marquis.choices import choose
 from marquis.errors import DataError
@@ -28,7 +28,12 @@ CHANNELS = (32, 32, 64, 64, 64)
 
 @checked
 def build(
-    name_or_shape: str | Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
+    name_or_shape: str | Sequence[int],
+    latent: AtLeastOne,
+    width: Positive = 1.0,
+    *,
+    kind: Kind = "auto",
+    seed: int | None = None,
 ) -> Pair:
     """Build an encoder and a decoder, by name or for data of a shape.
 
@@ -51,14 +56,13 @@ def build(
         return for_data(name_or_shape, latent, width, kind=kind, seed=seed)
     hint = "Or pass the shape of one sample, for instance (1, 28, 28)."
     name = choose("architecture", name_or_shape, NAMES, hint=hint)
-    _check(latent, width)
     with seeded(seed):
         return NAMES[name](latent, width)
 
 
 @checked
 def for_data(
-    shape: Sequence[int], latent: int, width: float = 1.0, *, kind: Kind = "auto", seed: int | None = None
+    shape: Sequence[int], latent: AtLeastOne, width: Positive = 1.0, *, kind: Kind = "auto", seed: int | None = None
 ) -> Pair:
     """Build a sensible pair for data of this shape, with outputs of exactly this shape (odd edges included).
 
@@ -79,7 +83,6 @@ def for_data(
     kind = choose("kind", kind, ("auto", "dense", "convolutional"))
     if kind == "convolutional" and len(shape) != 3:
         raise DataError(f"convolutions need data of shape (channels, height, width), got {list(shape)}.")
-    _check(latent, width)
     if kind == "auto":
         kind = "convolutional" if len(shape) == 3 and min(shape[1:]) >= SMALLEST_CONVOLUTIONAL else "dense"
     with seeded(seed):
@@ -173,11 +176,3 @@ def _perceptron(sizes: Sequence[int]) -> list[nn.Module]:
 def _scaled(sizes: Sequence[int], width: float) -> tuple[int, ...]:
     """Return layer sizes multiplied by the width factor, at least 1 each."""
     return tuple(max(1, round(size * width)) for size in sizes)
-
-
-def _check(latent: int, width: float) -> None:
-    """Refuse an empty code and a factor that is not positive."""
-    if latent < 1:
-        raise DataError(f"latent={latent}: a code has at least one number.")
-    if not 0 < width < math.inf:
-        raise DataError(f"width={width}: the factor on hidden units and channels is positive.")

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from marquis.arguments import LARGEST_COUNT, checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.inputs import DataInputs, Missing, inputs_of
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.predictions import Average, Draw, Estimate, Output, Reconstruction, SampleMoments
@@ -143,7 +143,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
     @_naming_shape
     @torch.no_grad()
     def encode(
-        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+        self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
         """Return the code of `x [B, ...]`: mean and variance over samples of the model.
 
@@ -157,7 +157,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         """
         inputs = self.inputs(*self._filled(x))
         moments = SampleMoments(keep, self.mean_code(inputs))
-        for draw in self._checked_draws(samples, generator):
+        for draw in self._draws_in_evaluation_mode(samples, generator):
             moments.add(draw.encode(inputs))
         return moments.estimate()
 
@@ -165,14 +165,14 @@ class BaseAutoencoder(DataInputs, LightningModule):
     @_naming_shape
     @torch.no_grad()
     def decode(
-        self, z: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+        self, z: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
         """Return the data decoded from the codes `z [B, K]`: mean and variance over samples, as in `encode`."""
         self._check(z, "codes")
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
         moments = SampleMoments(keep, self.mean_output(z))
-        for draw in self._checked_draws(samples, generator):
+        for draw in self._draws_in_evaluation_mode(samples, generator):
             output = draw.decode(z)
             moments.add(output.mean, output.noise_variance)
         return moments.estimate()
@@ -181,7 +181,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
     @_naming_shape
     @torch.no_grad()
     def reconstruct(
-        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+        self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
         """Return the reconstruction of `x`, as in `encode`, with the code and the log-likelihood of `x`."""
         x, mask = self._data(x)
@@ -190,7 +190,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         output = None if code is None else self.mean_output(code)
         latent, moments = SampleMoments(keep, code), SampleMoments(keep, output)
         log_mean = expected = x.new_zeros(len(x))
-        for number, draw in enumerate(self._checked_draws(samples, generator)):
+        for number, draw in enumerate(self._draws_in_evaluation_mode(samples, generator)):
             z, output = draw.reconstruct(inputs)
             latent.add(z)
             moments.add(output.mean, output.noise_variance)
@@ -207,7 +207,9 @@ class BaseAutoencoder(DataInputs, LightningModule):
     @checked
     @_naming_shape
     @torch.no_grad()
-    def entry_log_probs(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
+    def entry_log_probs(
+        self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Return the log-likelihood of each entry of `x` under each sample, `[S, *x.shape]`; 0 for missing entries.
 
         Summed over entries and averaged over samples as probabilities, it is `log_prob` of `reconstruct`.
@@ -219,13 +221,11 @@ class BaseAutoencoder(DataInputs, LightningModule):
             raise UnsupportedOperationError(f"{self.likelihood} has no likelihood of single entries.")
         x, mask = self._data(x)
         inputs, likelihood = self.inputs(x, mask), self.likelihood
-        outputs = (draw.reconstruct(inputs)[1] for draw in self._checked_draws(samples, generator))
+        outputs = (draw.reconstruct(inputs)[1] for draw in self._draws_in_evaluation_mode(samples, generator))
         return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
-    def _checked_draws(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
-        """Yield samples of the model in evaluation mode, after a check of their number."""
-        if not 1 <= samples <= LARGEST_COUNT:
-            raise DataError(f"samples={samples}: at least one sample, at most {LARGEST_COUNT}.")
+    def _draws_in_evaluation_mode(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+        """Yield samples of the model in evaluation mode."""
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
             yield from self.draws(samples, generator)
 
@@ -288,7 +288,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
         generator = torch.Generator(device=x.device).manual_seed(VALIDATION_SEED)
         inputs = self._visible(x, mask, seen)
         log_prob, mean = x.new_zeros(len(x)), Average()
-        for draw in self._checked_draws(VALIDATION_SAMPLES, generator):
+        for draw in self._draws_in_evaluation_mode(VALIDATION_SAMPLES, generator):
             output = draw.reconstruct(inputs)[1]
             log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
             mean.add(output.mean)

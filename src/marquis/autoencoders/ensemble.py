@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
@@ -49,14 +49,12 @@ class EnsembleAutoencoder(BaseAutoencoder):
         decoder: nn.Module,
         likelihood: str | Likelihood = "gaussian",
         *,
-        members: int = 5,
+        members: AtLeastOne = 5,
         seed: int | None = None,
         lr: float = 1e-3,
         missing: Missing = False,
     ) -> None:
         super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
-        if members < 1:
-            raise DataError(f"members={members}: an ensemble has at least one.")
         start = EncoderDecoder(encoder, decoder)
         seeds = [None if seed is None else seed + number for number in range(members - 1)]
         self.others = nn.ModuleList([reinitialised(start, member_seed) for member_seed in seeds])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from marquis.arguments import checked_methods
+from marquis.arguments import Positive, checked_methods
 from marquis.autoencoders import architectures
 from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.dropout import DropoutAutoencoder
@@ -111,7 +111,7 @@ class ModelSpec:
     width: float = 1.0
     likelihood: str | Likelihood = "gaussian"
     missing: Missing = False
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,8 +130,6 @@ class ModelSpec:
             raise DataError(
                 f"{self.kind} has no likelihood 'heteroscedastic': lae has; ae-variance predicts its noise."
             )
-        if not 0 < self.lr < float("inf"):
-            raise DataError(f"lr={self.lr}: a learning rate is positive.")
         known = (*BUILT, *architectures.NAMES, OWN)
         if self.architecture not in known:
             raise DataError(f"no architecture is called {self.architecture!r}; known: {', '.join(known)}.")

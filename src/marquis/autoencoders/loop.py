@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.base import PLATEAU, BaseAutoencoder
 from marquis.autoencoders.checkpoints import restore_state, state_of
 from marquis.autoencoders.epoch_table import Row
 from marquis.autoencoders.stopping import StoppingRule
-from marquis.errors import DataError
 
 VALIDATION_BATCH = 4096
 """Number of validation rows that are evaluated at once."""
@@ -47,9 +46,9 @@ def fit_in_memory(
     x: Tensor,
     validation: Tensor | None = None,
     *,
-    max_epochs: int = 100,
-    batch_size: int = 128,
-    patience: int = 8,
+    max_epochs: AtLeastOne = 100,
+    batch_size: AtLeastOne = 128,
+    patience: AtLeastOne = 8,
     tolerance: float = 0.0,
     plateau: int = PLATEAU,
     mask_fraction: float = 0.0,
@@ -80,8 +79,6 @@ def fit_in_memory(
         DataError: The rows are not what the model takes.
         NumericalError: Training diverged.
     """
-    if max_epochs < 1 or batch_size < 1:
-        raise DataError(f"max_epochs={max_epochs}, batch_size={batch_size}: at least 1.")
     model.begin(len(x))
     optimiser, schedule = model.optimiser_and_schedule(plateau)
     rule, rows = StoppingRule(patience, tolerance), []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marquis.errors import DataError
-
 
 @dataclass
 class StoppingRule:
@@ -30,11 +28,6 @@ class StoppingRule:
     best_loss: float = math.inf
     waited: int = 0
     diverged: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a patience below 1."""
-        if self.patience < 1:
-            raise DataError(f"patience={self.patience}: at least 1.")
 
     def update(self, epoch: int, loss: float | None) -> bool:
         """Take an epoch's validation loss (None without validation data); return whether it is an improvement."""

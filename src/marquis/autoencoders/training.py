@@ -17,7 +17,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, FromZero, checked
 from marquis.autoencoders.checkpoints import (
     MONITOR,
     EpochCheckpoints,
@@ -47,9 +47,9 @@ def fit(
     data_module: LightningDataModule,
     out: str | os.PathLike[str],
     *,
-    max_epochs: int = 100,
-    patience: int = 8,
-    seed: int = 0,
+    max_epochs: AtLeastOne = 100,
+    patience: AtLeastOne = 8,
+    seed: FromZero = 0,
     resume: bool = False,
     progress: bool = True,
     precision: Any = "32-true",
@@ -94,7 +94,11 @@ def fit(
     out, checkpoints = Path(out), Path(out) / CHECKPOINTS
     rule = StoppingRule(patience)
     epoch_checkpoints = EpochCheckpoints(checkpoints, rule)
-    _check(max_epochs, seed, epoch_checkpoints, resume)
+    if any_generation(epoch_checkpoints.last) and not resume:
+        raise DataError(
+            f"{checkpoints} holds checkpoints of a training already: pass resume=True to go on with it, or choose "
+            "another folder."
+        )
     make_folder(checkpoints)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
@@ -155,18 +159,6 @@ def _only_writer(out: Path) -> Iterator[None]:
         for folder in (out, out / CHECKPOINTS):
             remove_leftovers(folder)
         yield
-
-
-def _check(max_epochs: int, seed: int, epoch_checkpoints: EpochCheckpoints, resume: bool) -> None:
-    """Refuse wrong numbers, and a folder that holds a training which is not to be resumed."""
-    for name, value, least in (("max_epochs", max_epochs, 1), ("seed", seed, 0)):
-        if value < least:
-            raise DataError(f"{name}={value}: at least {least}.")
-    if any_generation(epoch_checkpoints.last) and not resume:
-        raise DataError(
-            f"{epoch_checkpoints.last.parent} holds checkpoints of a training already: pass resume=True to go on "
-            "with it, or choose another folder."
-        )
 
 
 def _tensorboard(out: Path, wanted: bool | None, start: Path | None) -> Any:

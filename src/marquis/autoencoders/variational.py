@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, NotNegative, checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
 from marquis.autoencoders.training_noise import TrainingNoise
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
 from marquis.randomness import new_seeds, normal
 from marquis.variational.base import evaluation_mode
@@ -59,15 +59,13 @@ class VariationalAutoencoder(BaseAutoencoder):
         variance_decoder: nn.Module | None = None,
         likelihood: str | Likelihood = "gaussian",
         *,
-        kl_weight: float = 1.0,
+        kl_weight: NotNegative = 1.0,
         min_log_sigma: float = MIN_LOG_SIGMA,
         lr: float = 1e-3,
         missing: Missing = False,
     ) -> None:
         learnt = likelihood == "gaussian"
         super().__init__(encoder, decoder, Heteroscedastic() if learnt else likelihood, lr=lr, missing=missing)
-        if not 0 <= kl_weight < math.inf:
-            raise DataError(f"kl_weight={kl_weight}: the weight of the KL is finite and not negative.")
         if variance_decoder is not None and not learnt:
             raise UnsupportedOperationError(
                 f"variance_decoder= belongs to likelihood='gaussian'; {self.likelihood} has no variance to learn."
@@ -97,7 +95,7 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     @torch.no_grad()
     @checked
-    def elbo(self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None) -> Tensor:
+    def elbo(self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None) -> Tensor:
         """Estimate the evidence bound `E_q log p(x|z) - KL <= log p(x)` per example, `[B]`, whatever `kl_weight`.
 
         The KL is exact; the expectation is an average over `samples` codes of each example. Unbiased.
@@ -108,7 +106,9 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     @torch.no_grad()
     @checked
-    def log_marginal(self, x: Tensor, samples: int = 1000, *, generator: torch.Generator | None = None) -> Tensor:
+    def log_marginal(
+        self, x: Tensor, samples: AtLeastOne = 1000, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Estimate `log p(x)` per example, `[B]`, by importance sampling from `q(z|x)` (Burda et al. 2016).
 
         `log (1/S) Σ_s p(x|z_s) p(z_s) / q(z_s|x)` with `z_s ~ q(z|x)`: below `log p(x)` on average, closer with more
@@ -122,8 +122,6 @@ class VariationalAutoencoder(BaseAutoencoder):
         self, x: Tensor, mask: Tensor | None, samples: int, generator: torch.Generator | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield `log p(x|z)`, `log p(z)`, `log q(z|x)` for codes sampled from q, with independent noise per row."""
-        if samples < 1:
-            raise DataError(f"samples={samples}: at least one sample.")
         mu, log_sigma = self.code(x, mask)
         for _ in range(samples):
             yield self.log_terms(x, mask, mu, log_sigma, normal(mu.shape, mu, generator))
@@ -149,7 +147,7 @@ class VariationalAutoencoder(BaseAutoencoder):
     @torch.no_grad()
     @checked
     def encode(
-        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+        self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
         """Return the code of `x`: exactly μ and σ²; sampled only where the samples are to be kept."""
         estimate = super().encode(x, samples if keep else 1, generator=generator, keep=keep)
@@ -157,15 +155,15 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     @checked
     def decode(
-        self, z: Tensor, samples: int = 1, *, generator: torch.Generator | None = None, keep: bool = False
+        self, z: Tensor, samples: AtLeastOne = 1, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Estimate:
         """Return the data decoded from the codes `z`: one pass, because nothing else varies."""
-        return super().decode(z, min(samples, 1), generator=generator, keep=keep)
+        return super().decode(z, 1, generator=generator, keep=keep)
 
     @torch.no_grad()
     @checked
     def reconstruct(
-        self, x: Tensor, samples: int = 100, *, generator: torch.Generator | None = None, keep: bool = False
+        self, x: Tensor, samples: AtLeastOne = 100, *, generator: torch.Generator | None = None, keep: bool = False
     ) -> Reconstruction:
         """Return the reconstruction of `x`, with the exact moments of the code."""
         estimate = super().reconstruct(x, samples, generator=generator, keep=keep)
@@ -180,7 +178,12 @@ class VariationalAutoencoder(BaseAutoencoder):
     @torch.no_grad()
     @checked
     def sample(
-        self, n: int, generator: torch.Generator | None = None, *, latent: int | None = None, noise: bool = True
+        self,
+        n: AtLeastOne,
+        generator: torch.Generator | None = None,
+        *,
+        latent: AtLeastOne | None = None,
+        noise: bool = True,
     ) -> Tensor:
         """Sample `n` new rows: codes from the prior N(0, I), then data from `p(x|z)`.
 
@@ -190,8 +193,6 @@ class VariationalAutoencoder(BaseAutoencoder):
             latent: K, where the encoder's last dense layer does not tell.
             noise: Whether to sample from `p(x|z)`; False gives its mean, which is what is usually shown.
         """
-        if n < 1 or (latent is not None and latent < 1):
-            raise DataError(f"n={n}, latent={latent}: at least one.")
         like = next(self.decoder.parameters())
         z = normal((n, code_size(self.encoder) if latent is None else latent), like, generator)
         with evaluation_mode(self):

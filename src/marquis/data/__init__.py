@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.data.limits import allowing
 from marquis.data.registry import SETS, find_set, set_name
@@ -39,14 +39,14 @@ def load(
     data_dir: str | os.PathLike[str] | None = None,
     *,
     download: bool = True,
-    limit: int | None = None,
-    some: int | None = None,
+    limit: AtLeastOne | None = None,
+    some: AtLeastOne | None = None,
     seed: int = 0,
     fold: int | None = None,
     kind: str | None = None,
     target: str | Sequence[str] | None = None,
     header: bool | None = None,
-    size: int | None = None,
+    size: AtLeastOne | None = None,
     dtype: torch.dtype = torch.float32,
     categories: bool | Mapping[str, Sequence[str]] | None = None,
     max_bytes: int | None = None,
@@ -91,9 +91,6 @@ def load(
     """
     passed = {"fold": fold, "kind": kind, "target": target, "header": header, "size": size, "categories": categories}
     options = {key: value for key, value in passed.items() if value is not None}
-    for option, value in (("limit", limit), ("some", some)):
-        if value is not None and value < 1:
-            raise DataError(f"{option} must be at least 1, not {value}")
     if not dtype.is_floating_point:
         raise DataError(f"dtype must be a floating type, not {dtype}")
     name = set_name(name) or name

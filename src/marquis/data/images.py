@@ -45,8 +45,6 @@ def load_image_folder(
     square is cropped and resized; without it all images must have the same size. Of the first `limit` images of the
     split, `some` random ones are decoded.
     """
-    if size is not None and size < 1:
-        raise DataError(f"{folder}: size must be at least 1 pixel, not {size}")
     name = str(folder)
     has_splits = (folder / "train").is_dir() and (folder / "test").is_dir()
     if has_splits and split == "all":

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, FromZero, checked
 from marquis.data import load
 from marquis.data.registry import SETS, set_name
 from marquis.data.value import Data, held_out_rows
@@ -76,20 +76,16 @@ class DataModule(LightningDataModule):
         self,
         data: str | os.PathLike[str] | Data,
         *,
-        batch_size: int = 128,
+        batch_size: AtLeastOne = 128,
         validation: int | float | Data | None = None,
         seed: int = 42,
         test: Data | None = None,
         data_dir: str | os.PathLike[str] | None = None,
-        num_workers: int = 0,
+        num_workers: FromZero = 0,
         **options: Any,
     ) -> None:
         """Store the arguments, which the class describes."""
         super().__init__()
-        if batch_size < 1:
-            raise DataError(f"batch_size must be at least 1, not {batch_size}")
-        if num_workers < 0:
-            raise DataError(f"num_workers must be at least 0, not {num_workers}")
         if not isinstance(data, Data) and test is not None:
             raise DataError("pass test rows only with training rows; a name has its own")
         if isinstance(data, Data) and (options or data_dir is not None):

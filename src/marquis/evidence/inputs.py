@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_methods
+from marquis.arguments import Positive, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.statistics import Statistics
 from marquis.functional.call import Model
@@ -46,7 +45,7 @@ class EvidenceProblem:
     prior: BoundPrior | StructuredPrior
     likelihood: Likelihood
     statistics: Statistics
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     model: Model | None = None
     loader: Iterable[Any] | None = None
     params: Mapping[str, Tensor] | None = None
@@ -55,8 +54,6 @@ class EvidenceProblem:
 
     def __post_init__(self) -> None:
         """Check that the pieces belong together."""
-        if not 0 < self.temperature < math.inf:
-            raise DataError(f"temperature is {self.temperature}; it has to be positive and finite.")
         if self.curvature is not None:
             self.curvature.layout.require_same(self.prior.layout)
         self.layout.check_length(self.mean, "mean")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_methods
+from marquis.arguments import Positive, checked, checked_methods
 from marquis.choices import choose
 from marquis.curvature.accumulate import accumulate
 from marquis.curvature.linop.products import KINDS
@@ -69,17 +69,14 @@ class Laplace(Hyperparameters):
         *,
         parameters: Any = "all",
         prior: Prior | Posterior | Laplace | float | None = None,
-        temperature: float = 1.0,
-        posterior_temperature: float = 1.0,
+        temperature: Positive = 1.0,
+        posterior_temperature: Positive = 1.0,
         params: Mapping[str, Tensor] | None = None,
         kind: str = "ggn",
     ) -> None:
         self.kind = choose("kind", kind, KINDS)
         structure = choose("structure", structure, STRUCTURES)
         estimator = None if estimator is None else choose("estimator", estimator, ESTIMATORS)
-        for name, value in (("temperature", temperature), ("posterior_temperature", posterior_temperature)):
-            if not 0 < value < float("inf"):
-                raise DataError(f"{name}={value}: it has to be positive and finite.")
         self.model = model
         self.likelihood = as_likelihood(likelihood)
         self.structure = parameters.structure if isinstance(parameters, Subnetwork) else structure
@@ -335,8 +332,8 @@ class Laplace(Hyperparameters):
         likelihood: Likelihood,
         fitted: Fitted,
         *,
-        temperature: float = 1.0,
-        posterior_temperature: float = 1.0,
+        temperature: Positive = 1.0,
+        posterior_temperature: Positive = 1.0,
         noise_tuned: bool = False,
         params: Mapping[str, Tensor] | None = None,
         kind: str = "ggn",

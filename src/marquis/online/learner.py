@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.curvature.backward.accumulators import Running
 from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
@@ -77,15 +77,13 @@ class OnlineLaplace:
         structure: str | None = None,
         estimator: str | None = None,
         *,
-        num_data: int,
+        num_data: AtLeastOne,
         preset: str | OnlineSettings | None = None,
         parameters: Any = None,
         params: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        if num_data < 1:
-            raise DataError(f"num_data is the number of training samples, at least 1; got {num_data}.")
         self.model, self.num_data, self._params = model, num_data, params
         self.likelihood, noise = likelihood_and_noise(likelihood, options.pop("noise_precision", None))
         options |= {"structure": structure, "estimator": estimator, "noise_precision": noise}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.curvature.resume import digest_of
 from marquis.distributed import (
@@ -48,7 +48,7 @@ def predict(
     x: Any,
     likelihood: str | Likelihood | Any = None,
     method: str = "linearised",
-    samples: int = 100,
+    samples: AtLeastOne = 100,
     link: str | None = None,
     at: str | None = None,
     joint: bool = False,
@@ -90,8 +90,6 @@ def predict(
         MemoryBudgetError: a demanded covariance would not fit.
     """
     method = choose("method", method, METHODS)
-    if samples < 1:
-        raise DataError(f"samples={samples}: at least one is needed.")
     x = plain_inputs(x)
     check_inputs(x)
     if isinstance(posterior.precision, Spread):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marquis import notebook
-from marquis.arguments import LARGEST_COUNT, checked, checked_methods
+from marquis.arguments import AtLeastOne, Share, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood, PointwiseLikelihood
@@ -74,7 +74,7 @@ class Prediction:
         return self.total_variance.sqrt()
 
     @checked
-    def sample(self, n: int, generator: torch.Generator | None = None, *, labels: bool = False) -> Tensor:
+    def sample(self, n: AtLeastOne, generator: torch.Generator | None = None, *, labels: bool = False) -> Tensor:
         """Return `n` samples of the outputs `[n, B, *rest]`: functions, the same weights at every input.
 
         Args:
@@ -84,8 +84,6 @@ class Prediction:
 
         Cost: one forward-mode pass per draw, or one forward pass for method="sampled".
         """
-        if not 1 <= n <= LARGEST_COUNT:
-            raise DataError(f"n={n}: from 1 to {LARGEST_COUNT} samples can be drawn at a time.")
         if self._draw is None:
             raise UnsupportedOperationError(
                 "this prediction has kept nothing to draw from, as it comes from a loader or from function space; call "
@@ -100,7 +98,7 @@ class Prediction:
         return flat.unflatten(0, outputs.shape[:2])
 
     @checked
-    def interval(self, level: float = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
+    def interval(self, level: Share = 0.95, *, noise: bool = True) -> tuple[Tensor, Tensor]:
         """Return the central interval that holds a share `level` of the probability, per entry: (lower, upper).
 
         For regression of a new observation (with `noise`) or of the function (without), from mean and variance; for
@@ -109,8 +107,6 @@ class Prediction:
         Raises:
             UnsupportedOperationError: several classes: the quantiles of one logit say nothing about its probability.
         """
-        if not 0 < level < 1:
-            raise DataError(f"level={level}: a share between 0 and 1, for instance 0.95.")
         width = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
         if self.probs is None:
             spread = width * (self.total_variance if noise else self.variance).sqrt()

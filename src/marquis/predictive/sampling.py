@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.planning.memory import AllocationMeter
-from marquis.errors import DataError, NumericalError
+from marquis.errors import NumericalError
 from marquis.functional.checks import batch_size, samples_of
 from marquis.functional.jacobian import BUDGET
 from marquis.functional.linearise import jacobian_vector_product
@@ -38,8 +38,6 @@ class WeightSamples:
 
     def chunks(self, count: int, generator: torch.Generator | None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield samples, inputs, and their outputs `[s, b, *rest]`, every sample with every input."""
-        if count < 1:
-            raise DataError(f"samples={count}: at least one weight sample is needed.")
         posterior = self.function.posterior
         samples, inputs = self.sizes()
         size = batch_size(self.x)

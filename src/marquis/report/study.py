@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_methods
+from marquis.arguments import AtLeastOne, checked_methods
 from marquis.autoencoders.predictions import Reconstruction
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli
@@ -39,11 +39,11 @@ class Effort:
         batch: Rows per batch.
     """
 
-    rows: int = 2000
-    samples: int = 50
-    edge: int = 48
-    map_samples: int = 30
-    batch: int = 256
+    rows: AtLeastOne = 2000
+    samples: AtLeastOne = 50
+    edge: AtLeastOne = 48
+    map_samples: AtLeastOne = 30
+    batch: AtLeastOne = 256
 
     @classmethod
     def sensible(cls, shape: Sequence[int]) -> Effort:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from marquis.arguments import LARGEST_COUNT, checked
+from marquis.arguments import FromZero, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.randomness import device_for
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
@@ -170,10 +170,8 @@ class Structure(ABC):
         return self._assemble(lambda operator: operator.sample_from(next(pieces)), z.shape[:-1])
 
     @checked
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, n: FromZero, generator: torch.Generator | None = None) -> Tensor:
         """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
-        if not 0 <= n <= LARGEST_COUNT:
-            raise DataError(f"n is {n}; the number of samples is from 0 to {LARGEST_COUNT}.")
         device = device_for(generator, self.device)
         z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
         return self.sample_from(z.to(self.device))

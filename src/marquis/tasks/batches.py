@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import LARGEST_COUNT
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import naming_shape as naming_shape
 from marquis.progress import ProgressBar
@@ -41,7 +39,6 @@ def batches(model: Any, data: Data, batch_size: int, what: str, progress: bool) 
     """Yield the inputs of `data` in batches on the model's device; raise if there are none or shapes differ."""
     from marquis.autoencoders.inputs import inputs_of  # here, because it loads Lightning
 
-    at_least_one(batch_size=batch_size)
     if hasattr(data, "__array__"):
         data = data_tensor(model, data, what)
     elif not isinstance(data, Iterable):
@@ -107,18 +104,6 @@ def require(model: Any, method: str) -> None:
             f"{type(model).__name__} has no method `{method}(x, samples, generator=, keep=)`. Models of "
             "marquis.autoencoders have it; Autoencoder(encoder, decoder) makes one out of two networks."
         )
-
-
-def at_least_one(**counts: int) -> None:
-    """Refuse counts below one, and what is no count at all, by their name."""
-    for name, count in counts.items():
-        at_least(1, name, count)
-
-
-def at_least(least: int, name: str, count: int) -> None:
-    """Refuse a count below `least`, and what is no whole number."""
-    if not isinstance(count, Integral) or not least <= count <= LARGEST_COUNT:
-        raise DataError(f"{name}={count!r} must be a whole number, at least {least} and at most {LARGEST_COUNT}.")
 
 
 def device_of(model: Any) -> torch.device | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import AtLeastOne, Share, checked_arrays
 from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.notebook import ShownAsText
-from marquis.tasks.batches import as_tensor, at_least_one
+from marquis.tasks.batches import as_tensor
 
 BINS = 15
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -70,7 +70,7 @@ class Reliability(ShownAsText):
 
 
 @checked_arrays
-def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+def reliability(probs: Tensor, labels: Tensor, bins: AtLeastOne = BINS) -> Reliability:
     """Compute confidence `max_k p_k` against accuracy in bins of equal width (docs/method/tasks.md#calibration).
 
     Args:
@@ -81,7 +81,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     probs, labels = as_tensor(probs, "probs"), as_tensor(labels, "labels")
     if labels.is_complex() or (labels.is_floating_point() and not bool((labels == labels.round()).all())):
         raise DataError(f"labels are {labels.dtype} with values between classes; pass whole numbers from 0.")
-    _check_probabilities(probs, labels, bins)
+    _check_probabilities(probs, labels)
     confidence, chosen = probs.detach().max(1)
     # Borders in the type of the probabilities: a float32 0.6 is larger than the float64 0.6 and would change bins.
     edges = (torch.arange(bins + 1, dtype=torch.float64, device=probs.device) / bins).to(probs.dtype)
@@ -94,19 +94,19 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
 
 
 @checked_arrays
-def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+def expected_calibration_error(probs: Tensor, labels: Tensor, bins: AtLeastOne = BINS) -> float:
     """Return the ECE `Σ_m w_m |accuracy_m - confidence_m|`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).ece
 
 
 @checked_arrays
-def root_mean_square_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+def root_mean_square_calibration_error(probs: Tensor, labels: Tensor, bins: AtLeastOne = BINS) -> float:
     """Return the RMSCE `sqrt(Σ_m w_m |accuracy_m - confidence_m|²)`; arguments as for `reliability`."""
     return reliability(probs, labels, bins).rmsce
 
 
 @checked_arrays
-def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+def maximum_calibration_error(probs: Tensor, labels: Tensor, bins: AtLeastOne = BINS) -> float:
     """Return the MCE, the largest `|accuracy_m - confidence_m|` of a bin with data; arguments as for `reliability`."""
     return reliability(probs, labels, bins).mce
 
@@ -173,11 +173,9 @@ def sample_coverage(samples: Tensor, target: Tensor, levels: Sequence[float] = L
 
 
 @checked_arrays
-def sharpness(variance: Tensor, level: float = 0.9) -> float:
+def sharpness(variance: Tensor, level: Share = 0.9) -> float:
     """Return the mean width of central Gaussian intervals: of two models with right coverage, prefer the sharper."""
     variance = as_tensor(variance, "variance")
-    if not 0 < level < 1:
-        raise DataError(f"level={level} must lie between 0 and 1.")
     if not variance.numel() or not bool(((variance >= 0) & variance.isfinite()).all()):
         raise DataError("variances must be there and none of them negative, infinite or NaN.")
     return 2 * _half_width(level) * float(variance.detach().double().sqrt().mean())
@@ -241,9 +239,8 @@ def _check_levels(levels: Sequence[float]) -> None:
         raise DataError(f"levels are probabilities between 0 and 1, at least one; got {list(levels)}.")
 
 
-def _check_probabilities(probs: Tensor, labels: Tensor, bins: int) -> None:
+def _check_probabilities(probs: Tensor, labels: Tensor) -> None:
     """Refuse what are no class probabilities, and labels that are no classes."""
-    at_least_one(bins=bins)
     if probs.dim() != 2 or probs.numel() == 0 or labels.shape != probs.shape[:1]:
         shapes = f"{list(probs.shape)} and {list(labels.shape)}"
         raise DataError(f"calibration needs probabilities [n, C] and labels [n], n at least 1; got {shapes}.")

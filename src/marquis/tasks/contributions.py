@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import AtLeastOne, checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tasks.batches import Data, SameSeed, batches, naming_shape, require
@@ -29,7 +29,7 @@ def contributions(
     *,
     score: str = "nll",
     generator: torch.Generator | None = None,
-    batch_size: int = 64,
+    batch_size: AtLeastOne = 64,
     progress: bool = True,
 ) -> Tensor:
     """Compute what each entry adds to an outlier score; the sum over a sample's entries is its score of `ood.scores`.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays
+from marquis.arguments import AtLeastOne, checked, checked_arrays
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
 from marquis.likelihoods import Bernoulli
 from marquis.randomness import device_for, normal, permutation
-from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def sample(
     model: UncertainAutoencoder,
     known: Tensor,
-    n: int,
+    n: AtLeastOne,
     *,
-    networks: int = 10,
+    networks: AtLeastOne = 10,
     noise: bool = False,
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> Tensor:
     """Generate `n` new samples `[n, ...]` like the known data.
@@ -53,7 +53,6 @@ def sample(
     """
     for method in ("encode", "decode"):
         require(model, method)
-    at_least_one(n=n, networks=networks)
     if noise and isinstance(getattr(model, "likelihood", None), Bernoulli):
         raise UnsupportedOperationError(
             "noise=True adds a Gaussian's noise, and this model has a Bernoulli likelihood: leave it out. The "
@@ -79,7 +78,7 @@ def sample(
 
 
 @checked
-def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
+def near(codes: Tensor, n: AtLeastOne, generator: torch.Generator | None = None) -> Tensor:
     """Return `n` new codes by the smoothed bootstrap: `m + (z_i - m + h e) / sqrt(1 + h²)`, `e ~ N(0, C)`.
 
     m and C are mean and covariance of the codes, i is random, and `h = (4 / ((K + 2) N))^(1 / (K + 4))` is
@@ -90,7 +89,6 @@ def near(codes: Tensor, n: int, generator: torch.Generator | None = None) -> Ten
         n: Number of new codes.
         generator: Source of the choice and the steps.
     """
-    at_least_one(n=n)
     if codes.dim() != 2 or not codes.is_floating_point() or not len(codes):
         raise DataError(f"codes of shape {list(codes.shape)} ({codes.dtype}): floating-point [N, K] are needed.")
     check_finite(codes, "codes")

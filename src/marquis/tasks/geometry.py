@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import AtLeastOne, checked_arrays
 from marquis.errors import DataError, NumericalError
-from marquis.tasks.batches import as_tensor, at_least, at_least_one
+from marquis.tasks.batches import as_tensor
 from marquis.tasks.sampled_decoders import SampledDecoders
 
 NEIGHBOURS, CODES_AT_MOST = 10, 500
@@ -110,7 +110,7 @@ def geodesic(
     *,
     points: int = 33,
     through: Tensor | None = None,
-    steps: int = 100,
+    steps: AtLeastOne = 100,
     tolerance: float = 1e-7,
     generator: torch.Generator | None = None,
 ) -> Geodesic:
@@ -135,8 +135,8 @@ def geodesic(
     Raises:
         DataError: Ends of different shapes, or codes that are not finite.
     """
-    at_least(3, "points", points)
-    at_least_one(steps=steps)
+    if points < 3:
+        raise DataError(f"points={points}: a curve has two ends and at least one point between them.")
     decoders = _decoders(model, samples, generator)
     start, end = _codes(decoders, start, "start"), _codes(decoders, end, "end")
     if start.shape != end.shape:

@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked, checked_arrays
+from marquis.arguments import AtLeastOne, FromZero, checked, checked_arrays
 from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
 from marquis.options import warn_renamed
-from marquis.tasks.batches import (
-    as_tensor,
-    at_least,
-    at_least_one,
-    batches,
-    data_tensor,
-    device_of,
-    dtype_of,
-    naming_shape,
-    require,
-)
+from marquis.tasks.batches import as_tensor, batches, data_tensor, device_of, dtype_of, naming_shape, require
 from marquis.tasks.imputation_results import Imputation, ImputationErrors, WeightedImputation, errors
 from marquis.tasks.imputation_weighted import impute_weighted
 from marquis.tasks.masks import FILLS, as_mask, initial_fill, minmax_noise, top_half
@@ -55,12 +45,12 @@ def impute(
     x: Tensor,
     missing: Tensor | None = None,
     *,
-    samples: int = 5,
-    averaged: int = 5,
-    rounds: int = 1,
+    samples: AtLeastOne = 5,
+    averaged: AtLeastOne = 5,
+    rounds: FromZero = 1,
     fill: str | float | Tensor = "noise",
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> Imputation:
     """Fill the missing entries in two stages (LAE A.3; docs/method/tasks.md#imputation-and-generation).
@@ -89,8 +79,6 @@ def impute(
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
-    at_least_one(samples=samples, averaged=averaged)
-    at_least(0, "rounds", rounds)
     x = data_tensor(model, x, "imputation")
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)
@@ -120,7 +108,7 @@ def condition(
 
 @checked_arrays
 def generate(
-    model: UncertainAutoencoder, n: int, shape: Sequence[int], *, rounds: int = 1, **options: Any
+    model: UncertainAutoencoder, n: AtLeastOne, shape: Sequence[int], *, rounds: AtLeastOne = 1, **options: Any
 ) -> Imputation:
     """Generate data as an imputation of which everything is missing: `samples` versions from each of `n` noises.
 
@@ -131,7 +119,6 @@ def generate(
         rounds: How often the versions are passed through the second stage, at least once.
         **options: Options of `impute`: `samples`, `averaged`, `fill`, `generator`, `batch_size`, `progress`.
     """
-    at_least_one(n=n, rounds=rounds)
     nothing = torch.zeros(n, *shape, dtype=dtype_of(model), device=device_of(model))
     return impute(model, nothing, torch.ones_like(nothing, dtype=torch.bool), rounds=rounds, **options)
 

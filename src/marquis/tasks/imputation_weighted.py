@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, NotNegative, checked_arrays
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.randomness import uniform
-from marquis.tasks.batches import SameSeed, at_least_one, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require
 from marquis.tasks.imputation_results import WeightedImputation
 from marquis.tasks.masks import as_mask
 
@@ -21,18 +19,18 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-@partial(checked, arrays=True, nan=True)  # NaN is refused below, by its own words
+@checked_arrays
 def impute_weighted(
     model: UncertainAutoencoder,
     x: Tensor,
     reference: Tensor,
     missing: Tensor | None = None,
     *,
-    exponent: float = 1.0,
-    networks: int = 10,
-    samples: int = 10,
+    exponent: NotNegative = 1.0,
+    networks: AtLeastOne = 10,
+    samples: AtLeastOne = 10,
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> WeightedImputation:
     """Fill the missing entries by importance-weighted imputation (docs/method/tasks.md#imputation-and-generation).
@@ -63,9 +61,6 @@ def impute_weighted(
         progress: Show a bar on a terminal.
     """
     require(model, "reconstruct")
-    at_least_one(networks=networks, samples=samples)
-    if not (math.isfinite(exponent) and exponent >= 0):
-        raise DataError(f"exponent={exponent} must be a number from 0 on.")
     x, reference = data_tensor(model, x, "imputation"), data_tensor(model, reference, "reference set")
     missing = as_mask(x, missing)
     _check_reference(reference, x)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays, checked_methods, describe_value
+from marquis.arguments import AtLeastOne, checked, checked_arrays, checked_methods, describe_value
 from marquis.errors import DataError
 from marquis.notebook import ShownAsText
 from marquis.options import renamed_arguments, renamed_attributes, warn_renamed
-from marquis.tasks.batches import Data, SameSeed, as_tensor, at_least_one, batches, naming_shape, require
+from marquis.tasks.batches import Data, SameSeed, as_tensor, batches, naming_shape, require
 from marquis.tasks.contributions import contributions as contributions
 from marquis.tasks.contributions import entries_of
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
@@ -59,10 +59,9 @@ class OodResult(ShownAsText):
         self._check_name(score)
         return roc_curve(self.in_distribution[score], self.out_of_distribution[score])
 
-    def histogram(self, score: str, bins: int = 50) -> tuple[Tensor, Tensor, Tensor]:
+    def histogram(self, score: str, bins: AtLeastOne = 50) -> tuple[Tensor, Tensor, Tensor]:
         """Return common edges `[bins + 1]`, and the counts of in-distribution and OOD data between them."""
         self._check_name(score)
-        at_least_one(bins=bins)
         both = torch.cat([self.in_distribution[score], self.out_of_distribution[score]]).double()
         low, high = float(both.min()), float(both.max())
         high = high if high > low else low + 1
@@ -101,7 +100,7 @@ def scores(
     samples: int = 100,
     *,
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> Scores:
     """Compute outlier scores of each sample (docs/method/tasks.md). Cost: `samples` passes of the network.
@@ -196,7 +195,7 @@ def evaluate(
     samples: int = 100,
     *,
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> OodResult:
     """Compare all scores, typicality and their combination on in-distribution and OOD data (LAE Figures 9 and 10).

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_methods
+from marquis.arguments import AtLeastOne, checked_methods
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, at_least_one, device_of, dtype_of, naming_shape, require
+from marquis.tasks.batches import SameSeed, device_of, dtype_of, naming_shape, require
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -35,10 +35,9 @@ class SampledDecoders:
     """
 
     def __init__(
-        self, model: UncertainAutoencoder, samples: int = 20, *, generator: torch.Generator | None = None
+        self, model: UncertainAutoencoder, samples: AtLeastOne = 20, *, generator: torch.Generator | None = None
     ) -> None:
         require(model, "decode")
-        at_least_one(samples=samples)
         self._model, self._samples = model, samples
         self._same = SameSeed(model, generator)
         self._draws = self._kept_draws()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import AtLeastOne, checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.randomness import permutation
-from marquis.tasks.batches import SameSeed, as_tensor, at_least_one, data_tensor
+from marquis.tasks.batches import SameSeed, as_tensor, data_tensor
 from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others
 from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
@@ -45,7 +45,7 @@ def embed(
     *,
     copies: bool = False,
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> Tensor:
     """Return mean codes `[n, K]`, or with `copies` the code of every sampled network `[S, n, K]`.
@@ -74,12 +74,12 @@ def evaluate(
     labels: Tensor,
     per_class: Sequence[int] = PER_CLASS,
     *,
-    repetitions: int = 5,
-    copies: int = 100,
+    repetitions: AtLeastOne = 5,
+    copies: AtLeastOne = 100,
     candidates: Sequence[int] = CANDIDATES,
     count: Count = "codes",
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> FewLabelsResult:
     """Measure the accuracy of nearest neighbours with few labels (LAE Figure 12; docs/method/tasks.md).
@@ -107,7 +107,7 @@ def evaluate(
         progress: Show bars on a terminal.
     """
     x = data_tensor(model, x, "data")
-    labels = _checked_labels(x, labels, 1, repetitions, copies)
+    labels = _checked_labels(x, labels, 1)
     same = SameSeed(model, generator)
     sets = label_sets(labels, per_class, repetitions, generator)
     codes = codes_of(model, x, [rows for row in sets for rows in row], copies, same, batch_size, progress)
@@ -121,7 +121,7 @@ def evaluate_codes(
     per_class: Sequence[int] = PER_CLASS,
     *,
     means: Tensor | None = None,
-    repetitions: int = 5,
+    repetitions: AtLeastOne = 5,
     candidates: Sequence[int] = CANDIDATES,
     count: Count = "codes",
     generator: torch.Generator | None = None,
@@ -139,7 +139,7 @@ def evaluate_codes(
         generator: As in `evaluate`; the same seed gives the same labelled data whatever the codes.
     """
     existing = _existing_codes(codes, means)
-    labels = _checked_labels(existing.means, labels, 1, repetitions, len(existing.copies))
+    labels = _checked_labels(existing.means, labels, 1)
     sets = label_sets(labels, per_class, repetitions, generator)
     return _few_labels_result(existing, labels, per_class, sets, candidates, count, generator)
 
@@ -152,12 +152,12 @@ def evaluate_multilabel(
     labelled: int = 10,
     *,
     names: Sequence[str] | None = None,
-    repetitions: int = 5,
-    copies: int = 100,
+    repetitions: AtLeastOne = 5,
+    copies: AtLeastOne = 100,
     candidates: Sequence[int] = CANDIDATES,
     count: Count = "codes",
     generator: torch.Generator | None = None,
-    batch_size: int = 256,
+    batch_size: AtLeastOne = 256,
     progress: bool = True,
 ) -> MultiLabelResult:
     """Measure the accuracy with few labels for many binary attributes (LAE Table 4, CelebA's 40 attributes).
@@ -166,7 +166,7 @@ def evaluate_multilabel(
     are `[n, A]`, boolean or 0 and 1, with `names`; the other arguments are those of `evaluate`.
     """
     x = data_tensor(model, x, "data")
-    attributes, names = _checked_attributes(x, attributes, names, labelled, repetitions, copies)
+    attributes, names = _checked_attributes(x, attributes, names, labelled)
     same = SameSeed(model, generator)
     sets = [permutation(len(x), generator)[:labelled] for _ in range(repetitions)]
     codes = codes_of(model, x, sets, copies, same, batch_size, progress)
@@ -181,7 +181,7 @@ def evaluate_multilabel_codes(
     *,
     means: Tensor | None = None,
     names: Sequence[str] | None = None,
-    repetitions: int = 5,
+    repetitions: AtLeastOne = 5,
     candidates: Sequence[int] = CANDIDATES,
     count: Count = "codes",
     generator: torch.Generator | None = None,
@@ -189,7 +189,7 @@ def evaluate_multilabel_codes(
     """Run `evaluate_multilabel` on codes that exist already; arguments as there and in `evaluate_codes`."""
     existing = _existing_codes(codes, means)
     rows = existing.means
-    attributes, names = _checked_attributes(rows, attributes, names, labelled, repetitions, len(existing.copies))
+    attributes, names = _checked_attributes(rows, attributes, names, labelled)
     sets = [permutation(len(rows), generator)[:labelled] for _ in range(repetitions)]
     return _multilabel_result(existing, attributes, names, sets, candidates, count, generator)
 
@@ -258,7 +258,7 @@ def _multilabel_result(
     )
 
 
-def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copies: int) -> Tensor:
+def _checked_labels(x: Tensor, labels: Tensor, dim: int) -> Tensor:
     """Return the labels, if they are integers, one or several per row."""
     labels = as_tensor(labels, "labels")
     if labels.dim() != dim or len(labels) != len(x) or len(x) == 0:
@@ -266,7 +266,6 @@ def _checked_labels(x: Tensor, labels: Tensor, dim: int, repetitions: int, copie
         raise DataError(f"labels must be {shape} for data [n, ...]; got {list(labels.shape)} for {list(x.shape)}.")
     if labels.is_floating_point() or labels.dtype == torch.bool or bool((labels < 0).any()):
         raise DataError(f"labels must be integers from 0, got {labels.dtype}.")
-    at_least_one(repetitions=repetitions, copies=copies)
     return labels
 
 
@@ -286,12 +285,12 @@ def _existing_codes(codes: Tensor, means: Tensor | None) -> Codes:
 
 
 def _checked_attributes(
-    x: Tensor, attributes: Tensor, names: Sequence[str] | None, labelled: int, repetitions: int, copies: int
+    x: Tensor, attributes: Tensor, names: Sequence[str] | None, labelled: int
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return binary attributes and their names, checked."""
     attributes = as_tensor(attributes, "attributes")
     attributes = attributes.long() if attributes.dtype == torch.bool else attributes
-    _checked_labels(x, attributes, 2, repetitions, copies)
+    _checked_labels(x, attributes, 2)
     names = tuple(names) if names is not None else tuple(f"attribute {i}" for i in range(attributes.shape[1]))
     if bool((attributes > 1).any()) or len(names) != attributes.shape[1]:
         raise DataError(

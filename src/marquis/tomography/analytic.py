@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import Positive, checked
 from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.tomography.operators import Measurement, check_data, readings
@@ -65,7 +65,7 @@ def total_variation(images: Tensor) -> Tensor:
 def tv(
     data: Tensor,
     measurement: Measurement,
-    weight: float,
+    weight: Positive,
     *,
     range: tuple[float, float] | None = None,
     iterations: int = ITERATIONS,
@@ -83,8 +83,6 @@ def tv(
         iterations: number of iterations.
     """
     data = check_data(data, measurement)
-    if not 0 < weight < math.inf:
-        raise DataError(f"weight is {weight}; the weight of the total variation has to be positive.")
     low, high = (0.0, math.inf) if range is None else range
     scale = math.sqrt(2 / (weight * readings(measurement)))
     row_sums, column_sums = _absolute_sums(measurement)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays
+from marquis.arguments import Share, checked, checked_arrays
 from marquis.errors import DataError
 from marquis.tomography.operators import Measurement, check_data
 from marquis.tomography.result import UncertainImage, noise_floor
@@ -22,7 +22,7 @@ def dropout(
     data: Tensor,
     measurement: Measurement,
     *,
-    rate: float = DROPOUT,
+    rate: Share = DROPOUT,
     samples: int = 100,
     noise_variance: float | None = None,
     generator: torch.Generator | None = None,
@@ -39,8 +39,6 @@ def dropout(
         generator: source of initial weights and dropped channels.
         training: further arguments of `deep_image_prior`, of which `tv` is required.
     """
-    if not 0 < rate < 1:
-        raise DataError(f"rate is {rate}; a probability of dropping channels is between 0 and 1.")
     if samples < 2:
         raise DataError(f"samples is {samples}; a variance needs at least two.")
     trained = deep_image_prior(data, measurement, dropout=rate, generator=generator, **training)

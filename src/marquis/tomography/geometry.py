@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.arguments import as_numbers, checked, checked_arrays, checked_methods
+from marquis.arguments import AtLeastOne, NotNegative, Positive, as_numbers, checked, checked_arrays, checked_methods
 from marquis.errors import DataError
 from marquis.tomography.footprint import Matrix, pixel_centres, project_points, projection_matrix
 from marquis.tomography.operators import image_edges
@@ -31,22 +31,17 @@ class _Beam:
         self,
         size: int | tuple[int, int],
         angles: int | Sequence[float] | Tensor,
-        detectors: int | None = None,
-        spacing: float = 1.0,
+        detectors: AtLeastOne | None = None,
+        spacing: Positive = 1.0,
         *,
-        pixel_size: float = 1.0,
+        pixel_size: Positive = 1.0,
     ) -> None:
         self.image_shape = image_edges(size)
-        for name, value in (("spacing", spacing), ("pixel_size", pixel_size)):
-            if not 0 < value < math.inf:
-                raise DataError(f"{name} is {value}; it has to be positive.")
         self.angles = _as_angles(angles, self._full_circle)
         self.spacing, self.pixel_size = float(spacing), float(pixel_size)
         count = math.ceil(self._shadow() / self.spacing) if detectors is None else int(detectors)
         if detectors is None and count % 2 == 0:
             count += 1  # an odd number has a bin in the middle
-        if count < 1:
-            raise DataError(f"detectors is {detectors}; at least one bin is needed.")
         self.detectors = count
         self.data_shape = len(self.angles), self.detectors
         self._matrices: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
@@ -182,12 +177,12 @@ class FanBeam(_Beam):
         self,
         size: int | tuple[int, int],
         angles: int | Sequence[float] | Tensor,
-        detectors: int | None = None,
-        spacing: float = 1.0,
+        detectors: AtLeastOne | None = None,
+        spacing: Positive = 1.0,
         *,
         source: float,
-        detector: float,
-        pixel_size: float = 1.0,
+        detector: NotNegative,
+        pixel_size: Positive = 1.0,
     ) -> None:
         radius = math.hypot(*image_edges(size)) / 2
         if not source > radius:
@@ -195,8 +190,6 @@ class FanBeam(_Beam):
                 f"source is {source}: the source would turn inside the image, whose corners are "
                 f"{radius:.4g} pixels from the centre; distances are in pixels."
             )
-        if not 0 <= detector < math.inf:
-            raise DataError(f"detector is {detector}; the distance from centre to detector cannot be negative.")
         self.source, self.detector = float(source), float(detector)
         super().__init__(size, angles, detectors, spacing, pixel_size=pixel_size)
 

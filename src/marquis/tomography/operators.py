@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from marquis.arguments import as_numbers, checked
+from marquis.arguments import NotNegative, as_numbers, checked
 from marquis.errors import DataError
 from marquis.functional.linear_map import LinearMap
 
@@ -176,10 +176,8 @@ def noise_std(data: Tensor, noise: float) -> float:
     """Return the noise's standard deviation: `noise` times the mean absolute reading.
 
     Raises:
-        DataError: the level is negative or NaN, or all data are zero.
+        DataError: all data are zero.
     """
-    if not noise >= 0 or math.isinf(noise):
-        raise DataError(f"noise is {noise}; it is a standard deviation, as a share of the mean |reading|: 0 or more.")
     level = float(data.abs().mean())
     if level == 0.0:
         raise DataError("all readings are zero: there is nothing to reconstruct, and noise relative to them is zero.")
@@ -188,7 +186,7 @@ def noise_std(data: Tensor, noise: float) -> float:
 
 @checked
 def simulate(
-    image: Tensor, measurement: Measurement, *, noise: float = 0.0, generator: torch.Generator | None = None
+    image: Tensor, measurement: Measurement, *, noise: NotNegative = 0.0, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return simulated data `A x + e`, `e` Gaussian with standard deviation `noise` times the mean of `|A x|`.
 

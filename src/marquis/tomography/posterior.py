@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays, checked_methods
+from marquis.arguments import AtLeastOne, checked, checked_arrays, checked_methods
 from marquis.choices import choose
 from marquis.curvature.linop.nystrom import Nystrom
 from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
@@ -191,7 +191,7 @@ class IterativePrior:
         self,
         tuned: TunedPrior,
         *,
-        samples: int = SAMPLES,
+        samples: AtLeastOne = SAMPLES,
         tol: float = TOLERANCE,
         floor: float | None = None,
         checkpoint: Path | None = None,
@@ -205,8 +205,6 @@ class IterativePrior:
             floor: variance that every pixel has; by default from noise and operator.
             checkpoint: a file to which finished samples go, and from which they are taken.
         """
-        if samples < 1:
-            raise DataError(f"samples is {samples}; at least one.")
         operator = self.operator(tuned.variance, tuned.noise_variance)
         approximation = self.approximation_for(tuned)
 

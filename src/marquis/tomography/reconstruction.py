@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked_arrays
+from marquis.arguments import AtLeastOne, NotNegative, Positive, checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.io.atomic import make_folder
@@ -39,16 +39,16 @@ def reconstruct(
     data: Tensor,
     measurement: Measurement,
     *,
-    noise: float | None = None,
-    tv: float | None = None,
+    noise: NotNegative | None = None,
+    tv: Positive | None = None,
     range: tuple[float, float] | None = None,
     posterior: Mode = "auto",
     preset: Preset | None = None,
     evidence: Evidence = "network",
     groups: Groups | None = None,
     predcp: bool = False,
-    samples: int = SAMPLES,
-    steps: int | None = None,
+    samples: AtLeastOne = SAMPLES,
+    steps: AtLeastOne | None = None,
     stop_at: float | None = STOP_AT,
     network: nn.Module | None = None,
     memory: int = BUDGET,
@@ -98,9 +98,6 @@ def reconstruct(
     if range is not None and not range[0] < range[1]:
         raise DataError(f"range is {range}; its first value has to be the smaller one.")
     steps = default_steps(measurement) if steps is None else steps
-    for name, count in (("samples", samples), ("steps", steps)):
-        if count < 1:
-            raise DataError(f"{name} is {count}; at least one is needed.")
     values = check_data(data, measurement)
     level = None if noise is None else noise_std(values, noise) ** 2  # refuses negative noise even where tv is set
     variance = level or None

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked, checked_arrays
+from marquis.arguments import AtLeastOne, Share, checked, checked_arrays
 from marquis.curvature.linop.nystrom import nystrom
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tomography.evidence import TunedPrior
@@ -88,10 +88,8 @@ class UncertainImage:
         return self.posterior_covariance + self.floor * torch.eye(self.image.numel(), dtype=torch.float64)
 
     @checked
-    def sample(self, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, count: AtLeastOne = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Return images `[count, H, W]` from the posterior; in iterative mode each costs one linear solve."""
-        if count < 1:
-            raise DataError(f"count is {count}; at least one sample.")
         noise = torch.randn(count, self.image.numel(), generator=generator, dtype=torch.float64)
         if self.posterior_covariance is not None:
             rows = noise @ self._root
@@ -108,10 +106,8 @@ class UncertainImage:
         return values.clamp_min(0.0).sqrt()[:, None] * vectors.T
 
     @checked
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: Share = 0.95) -> tuple[Tensor, Tensor]:
         """Return lower and upper ends `[H, W]` of each pixel's central interval."""
-        if not 0 < level < 1:
-            raise DataError(f"level is {level}; it is a probability between 0 and 1.")
         width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * self.std
         return self.image - width, self.image + width
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.errors import DataError, ModelMismatchError, NumericalError
 from marquis.io.lock import exclusive
 from marquis.io.previous import any_generation, read_newest
@@ -67,11 +67,9 @@ def resolve_tv_weight(data: Tensor, noise: float | None, tv: float | None) -> fl
     """Return the weight of the total variation, from `tv` itself or from the noise level.
 
     Raises:
-        DataError: neither is there (noise cannot be estimated from a sinogram), or one is out of range.
+        DataError: neither is there (noise cannot be estimated from a sinogram), or noise is 0.
     """
     if tv is not None:
-        if not 0 < tv < math.inf:
-            raise DataError(f"tv is {tv}; the weight of the total variation has to be positive.")
         return tv
     if noise is None:
         raise DataError(
@@ -93,11 +91,11 @@ def deep_image_prior(
     data: Tensor,
     measurement: Measurement,
     *,
-    tv: float,
+    tv: Positive,
     range: tuple[float, float] | None = None,
     noise_variance: float | None = None,
-    stop_at: float | None = None,
-    steps: int | None = None,
+    stop_at: Positive | None = None,
+    steps: AtLeastOne | None = None,
     learning_rate: float = LEARNING_RATE,
     network: nn.Module | None = None,
     start: Tensor | None = None,
@@ -135,10 +133,8 @@ def deep_image_prior(
     """
     data = check_data(data, measurement)
     steps = default_steps(measurement) if steps is None else steps
-    if steps < 1:
-        raise DataError(f"steps is {steps}; at least one is needed.")
-    if stop_at is not None and (noise_variance is None or not stop_at > 0):
-        raise DataError(f"stop_at is {stop_at}; it needs to be positive, and noise_variance has to be there.")
+    if stop_at is not None and noise_variance is None:
+        raise DataError(f"stop_at is {stop_at}; it needs noise_variance.")
     start = fbp(data, measurement) if start is None else check_image(start, measurement, "start")
     size = float(start.abs().quantile(0.99)) or 1.0
     near = SATURATED * (size if range is None else range[1] - range[0])

@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.errors import DataError
 
 LARGEST = 2**31
@@ -15,7 +15,7 @@ LARGEST = 2**31
 
 
 @checked
-def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Sequential:
+def mlp(inputs: AtLeastOne, outputs: AtLeastOne, hidden: tuple[int, ...] = (64, 64)) -> nn.Sequential:
     """Build a perceptron with softplus; inputs are flattened.
 
     Args:
@@ -23,8 +23,8 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
         outputs: Outputs per sample.
         hidden: Widths of the hidden layers.
     """
-    if min(inputs, outputs, *hidden) < 1:
-        raise DataError(f"inputs={inputs}, outputs={outputs}, hidden={hidden}: at least one each.")
+    if min(hidden, default=1) < 1:
+        raise DataError(f"hidden={hidden}: every layer has at least one unit.")
     if max(a * b for a, b in pairwise((inputs, *hidden, outputs))) > LARGEST:
         raise DataError(f"hidden={hidden} makes a layer of more than {LARGEST} weights; take fewer units.")
     layers: list[nn.Module] = [nn.Flatten()]
@@ -34,7 +34,9 @@ def mlp(inputs: int, outputs: int, hidden: tuple[int, ...] = (64, 64)) -> nn.Seq
 
 
 @checked
-def small_cnn(channels: int = 1, outputs: int = 10, width: int = 16, size: int = 28) -> nn.Sequential:
+def small_cnn(
+    channels: AtLeastOne = 1, outputs: AtLeastOne = 10, width: AtLeastOne = 16, size: AtLeastOne = 28
+) -> nn.Sequential:
     """Build two strided convolutions and two dense layers with softplus; 106,000 weights at the defaults.
 
     Strides take the place of max pooling, which is not smooth.
@@ -91,10 +93,8 @@ class PreactResNet18(nn.Module):
     """
 
     @checked
-    def __init__(self, channels: int = 3, outputs: int = 10, width: float = 1.0) -> None:
+    def __init__(self, channels: AtLeastOne = 3, outputs: AtLeastOne = 10, width: float = 1.0) -> None:
         super().__init__()
-        if min(channels, outputs) < 1:
-            raise DataError(f"channels={channels}, outputs={outputs}: at least one each.")
         planes = [round(64 * width) * 2**stage for stage in range(4)]
         if planes[0] < 1:
             raise DataError(f"width={width} leaves no channels; the narrowest is 1/64")

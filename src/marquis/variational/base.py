@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, FromZero, NotNegative, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.checks import check_inputs, naming_inputs
@@ -80,17 +80,13 @@ class Method(nn.Module):
         model: Model,
         likelihood: str | Likelihood | Any,
         *,
-        num_data: int,
-        tempering: float = 1.0,
+        num_data: AtLeastOne,
+        tempering: NotNegative = 1.0,
         prior_scale: PriorScale = None,
         params: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if num_data < 1:
-            raise DataError(f"num_data is the number of training data, at least 1; got {num_data}")
-        if not 0 <= tempering < float("inf"):
-            raise DataError(f"tempering is the weight of the KL, finite and not negative; got {tempering}")
         start = parameters_of(model, params)
         self.network = _independent_copy(model, start, params)
         parameters = dict(self.network.named_parameters())
@@ -163,7 +159,7 @@ class Method(nn.Module):
     @checked
     @names_inputs
     @torch.no_grad()
-    def predict(self, x: Any, samples: int = 0) -> Predictive:
+    def predict(self, x: Any, samples: FromZero = 0) -> Predictive:
         """Predict in evaluation mode: by the mean network, or averaged over sampled weights.
 
         Args:
@@ -174,7 +170,6 @@ class Method(nn.Module):
             Mean and variance of the outputs over the samples (variance 0 for the mean network), class probabilities and
             noise variance averaged over the samples where the likelihood has them.
         """
-        _require_count(samples)
         with evaluation_mode(self.network):
             if samples == 0:
                 outputs = run(self.network, x)
@@ -191,12 +186,11 @@ class Method(nn.Module):
 
     @checked
     @torch.no_grad()
-    def log_likelihood(self, loader: Iterable[Any], samples: int = 0) -> float:
+    def log_likelihood(self, loader: Iterable[Any], samples: FromZero = 0) -> float:
         """Return the log-likelihood of a loader's data in evaluation mode: at the mean, or averaged over samples.
 
         The average of log-likelihoods (as in the ELBO), not the log of the average likelihood (as in a test score).
         """
-        _require_count(samples)
         total = 0.0
         with evaluation_mode(self.network):
             for x, y in batches(loader):
@@ -216,12 +210,6 @@ class Method(nn.Module):
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
         return [normal(t.shape, t, self.generator) for t in like]
-
-
-def _require_count(samples: int) -> None:
-    """Refuse a negative number of sampled networks."""
-    if samples < 0:
-        raise DataError(f"samples={samples}: 0 for the mean network, or a number of sampled networks.")
 
 
 _EVALUATING = threading.RLock()  # re-entrant: a generator that is collected leaves its context wherever that happens

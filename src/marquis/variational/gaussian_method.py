@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
-from marquis.errors import DataError
+from marquis.arguments import Positive, checked
 from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
@@ -42,13 +40,11 @@ class GaussianMethod(Method):
         model: Model,
         likelihood: str | Likelihood | Any,
         *,
-        multiplier: float = LEARNING_RATE_MULTIPLIER,
+        multiplier: Positive = LEARNING_RATE_MULTIPLIER,
         initial_offset: float = INITIAL_OFFSET,
         **options: Any,
     ) -> None:
         super().__init__(model, likelihood, **options)
-        if not 0 < multiplier < math.inf:
-            raise DataError(f"multiplier is a ratio of learning rates, positive; got {multiplier}")
         self.multiplier = float(multiplier)
         start = [
             s.log().add(initial_offset).expand_as(m).clone() for m, s in zip(self.means, self.prior_scales, strict=True)

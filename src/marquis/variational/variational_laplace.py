@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, Share, checked
 from marquis.choices import choose
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size, naming_inputs
 from marquis.likelihoods import Likelihood
@@ -67,9 +67,9 @@ class VariationalLaplace(GaussianMethod):
         *,
         gradient: GradientMethod = "one-sided",
         score_correction: bool = False,
-        regulariser_batch: int | None = None,
+        regulariser_batch: AtLeastOne | None = None,
         curvature: str = "fisher",
-        epsilon: float | None = None,
+        epsilon: Share | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, likelihood, **options)
@@ -79,10 +79,6 @@ class VariationalLaplace(GaussianMethod):
             raise UnsupportedOperationError(
                 "VL(H) samples no labels: it has no score_correction and no regulariser_batch"
             )
-        if regulariser_batch is not None and regulariser_batch < 1:
-            raise DataError(f"regulariser_batch is a number of data, at least 1; got {regulariser_batch}")
-        if epsilon is not None and not 0 < epsilon < 1:
-            raise DataError(f"epsilon is a relative step length between 0 and 1; got {epsilon}")
         self.gradient, self.score_correction, self.curvature = gradient, score_correction, curvature
         self.regulariser_batch, self.epsilon = regulariser_batch, epsilon
         self._examined: set[tuple[bool, ...]] = set()
