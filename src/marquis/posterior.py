@@ -98,9 +98,7 @@ class Posterior:
         # would depend on how many are drawn at once, that is, on the size of a chunk.
         options = {"generator": generator, "dtype": self.precision.dtype, "device": device}
         rows = [torch.randn(self.noise_dim, **options) for _ in range(n)]
-        return (
-            torch.stack(rows).to(self.precision.device) if rows else self.precision._like.new_zeros(0, self.noise_dim)
-        )
+        return torch.stack(rows).to(self.precision.device) if rows else self.precision.like.new_zeros(0, self.noise_dim)
 
     def sample_from(self, z: Tensor) -> dict[str, Tensor]:
         """Return the weights for standard normal noise `z [..., noise_dim]`, by name `[..., *shape]`."""

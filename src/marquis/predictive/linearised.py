@@ -121,7 +121,7 @@ def closed_form(
             compute = lambda: output_covariance(function.model, params, x, forms, whole=whole, limit=limit)[1]  # noqa: E731
             return _moments(mean, function.posterior.precision.over_processes(compute), whole)
     posterior = function.posterior
-    like = posterior.precision._like
+    like = posterior.precision.like
     moments = torch.zeros(len(mean), outputs, *((outputs,) if whole else ()), dtype=like.dtype, device=like.device)
     for inputs, rows, jacobian in jacobian_chunks(function, x, outputs, whole, limit):
         if whole:

@@ -100,7 +100,7 @@ class Prior:
 
     def _members(
         self, layout: Layout, model: Model | None, x: Any, params: Mapping[str, Tensor] | None
-    ) -> dict[str, list[str]] | None:
+    ) -> Mapping[str, Sequence[str]] | None:
         """Return parameter names by group name; None where every weight is a group."""
         if not isinstance(self.groups, str):
             return _by_pattern(self.groups, layout)

@@ -64,14 +64,6 @@ class Structure(ABC):
         """Return the part of the matrix that belongs to each parameter."""
 
     @abstractmethod
-    def _plus(self, other: Any) -> Self:
-        """Return the sum with a value of the same kind and layout, which `+` has checked."""
-
-    @abstractmethod
-    def _times(self, factor: Scalar) -> Self:
-        """Return the product with a scalar that `*` has checked."""
-
-    @abstractmethod
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a description that JSON can hold, and tensors."""
 
@@ -80,6 +72,14 @@ class Structure(ABC):
     def _from_state(cls, layout: Layout, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build the value that `_state` described."""
 
+    def _plus(self, other: Any) -> Self:
+        """Return the sum with a value of the same kind and layout, which `+` has checked."""
+        return self.with_tensors([a + b for a, b in zip(self.tensors(), other.tensors(), strict=True)])
+
+    def _times(self, factor: Scalar) -> Self:
+        """Return the product with a scalar that `*` has checked."""
+        return self.with_tensors([tensor * factor for tensor in self.tensors()])
+
     def over_processes(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return the sum of what all processes compute from their parts of the matrix; here there is one part."""
         return compute()
@@ -87,12 +87,12 @@ class Structure(ABC):
     # --- where and how big -------------------------------------------------------------------------
 
     @cached_property
-    def _parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Part]:
         """Return the parts of the matrix, made once."""
         return self._make_parts()
 
     @cached_property
-    def _like(self) -> Tensor:
+    def like(self) -> Tensor:
         """Return a tensor of this value's dtype and device."""
         tensors = self.tensors()
         return tensors[0] if tensors else torch.zeros(0)
@@ -100,12 +100,12 @@ class Structure(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the accumulators, float32 or float64."""
-        return self._like.dtype
+        return self.like.dtype
 
     @property
     def device(self) -> torch.device:
         """Return the device of the accumulators."""
-        return self._like.device
+        return self.like.device
 
     @property
     def nbytes(self) -> int:
@@ -124,15 +124,15 @@ class Structure(ABC):
 
     def to_dense(self) -> Tensor:
         """Return the matrix `[P, P]`, written out."""
-        dense = self._like.new_zeros(self.layout.total, self.layout.total)
-        for names, operator in self._parts:
+        dense = self.like.new_zeros(self.layout.total, self.layout.total)
+        for names, operator in self.parts:
             index = self._index(names)
             dense[index.unsqueeze(1), index] = operator.to_dense()
         return dense
 
     def diagonal(self) -> Tensor:
         """Return the diagonal `[P]` of A."""
-        return self._assemble(lambda operator: operator.diagonal())
+        return self._assemble(lambda _, operator: operator.diagonal())
 
     def trace(self) -> Tensor:
         """Return the sum of the diagonal."""
@@ -147,8 +147,8 @@ class Structure(ABC):
 
     def logdet(self) -> Tensor:
         """Return the logarithm of det A."""
-        terms = [operator.logdet() for _, operator in self._parts]
-        return torch.stack(terms).sum() if terms else self._like.new_zeros(())
+        terms = [operator.logdet() for _, operator in self.parts]
+        return torch.stack(terms).sum() if terms else self.like.new_zeros(())
 
     @checked
     def solve(self, v: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Structure(ABC):
     @property
     def noise_dim(self) -> int:
         """Return K, the number of standard normal numbers per sample."""
-        return sum(operator.noise_dim for _, operator in self._parts)
+        return sum(operator.noise_dim for _, operator in self.parts)
 
     @checked
     def sample_from(self, z: Tensor) -> Tensor:
@@ -166,8 +166,8 @@ class Structure(ABC):
         z = self._cast(z, "noise")
         if z.dim() == 0 or z.shape[-1] != self.noise_dim:
             raise DataError(f"noise has shape {tuple(z.shape)}; its last axis has to have noise_dim = {self.noise_dim}")
-        pieces = iter(torch.split(z, [operator.noise_dim for _, operator in self._parts], dim=-1))
-        return self._assemble(lambda operator: operator.sample_from(next(pieces)), z.shape[:-1])
+        pieces = iter(torch.split(z, [operator.noise_dim for _, operator in self.parts], dim=-1))
+        return self._assemble(lambda _, operator: operator.sample_from(next(pieces)), z.shape[:-1])
 
     @checked
     def sample(self, n: FromZero, generator: torch.Generator | None = None) -> Tensor:
@@ -187,13 +187,13 @@ class Structure(ABC):
         jacobian = self._prepared(jacobian, "jacobian")
         outputs = jacobian.shape[-2]
         total = jacobian.new_zeros(*jacobian.shape[:-1], *(() if diagonal_only else (outputs,)))
-        for names, operator in self._parts:
+        for names, operator in self.parts:
             total = total + operator.quadratic(self._gather(jacobian, names), diagonal_only)
         return total
 
     def inverse_diagonal(self) -> Tensor:
         """Return diag(A^-1) `[P]`: the marginal variances."""
-        return self._assemble(lambda operator: operator.inverse_diagonal())
+        return self._assemble(lambda _, operator: operator.inverse_diagonal())
 
     def effective_dimension(self, diagonal: DiagonalLike) -> Tensor:
         """Return diag(A (A + D)^-1) = 1 - d diag((A + D)^-1), a vector `[P]` to be summed per group.
@@ -204,17 +204,16 @@ class Structure(ABC):
         spread = self._spread(diagonal)
 
         def gamma(names: tuple[str, ...], operator: Operator) -> Tensor:
-            d = spread[names[0]] if len(names) == 1 else self.layout.join(spread, names, self._like)
+            d = spread[names[0]] if len(names) == 1 else self.layout.join(spread, names, self.like)
             return operator.effective_dimension(d)
 
-        values = iter([gamma(names, operator) for names, operator in self._parts])
-        return self._assemble(lambda operator: next(values))
+        return self._assemble(gamma)
 
     # --- arithmetic --------------------------------------------------------------------------------
 
     def decay(self, factor: Scalar) -> Self:
         """Return the same matrix, weighted by `factor` against what is added later (forgetting)."""
-        return self._times(check_factor(factor, "decay factor", self._like))
+        return self._times(check_factor(factor, "decay factor", self.like))
 
     def __add__(self, other: object) -> Self:
         """Return the sum of two values of one kind; 0 is neutral, so that `sum()` works."""
@@ -236,13 +235,13 @@ class Structure(ABC):
         """Return the product with a non-negative scalar."""
         if isinstance(factor, Structure):
             return NotImplemented
-        return self._times(check_factor(factor, "scalar factor", self._like))
+        return self._times(check_factor(factor, "scalar factor", self.like))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: object) -> Self:
         """Divide by a positive scalar, such as a temperature."""
-        scalar = check_factor(divisor, "divisor", self._like)
+        scalar = check_factor(divisor, "divisor", self.like)
         if as_number(scalar) == 0:
             raise DataError("cannot divide a structure by 0")
         return self._times(1 / scalar)
@@ -273,12 +272,12 @@ class Structure(ABC):
 
     def _spread(self, diagonal: DiagonalLike) -> dict[str, Tensor]:
         """Return a diagonal as one tensor per parameter."""
-        return self.layout.spread(diagonal, self._like)
+        return self.layout.spread(diagonal, self.like)
 
     @cached_property
     def _contiguous(self) -> bool:
         """Return whether the parts, one after the other, already are the flat vector."""
-        return tuple(name for names, _ in self._parts for name in names) == self.layout.names
+        return tuple(name for names, _ in self.parts for name in names) == self.layout.names
 
     def _index(self, names: Sequence[str]) -> Tensor:
         """Return the positions of some parameters in the flat vector."""
@@ -292,23 +291,22 @@ class Structure(ABC):
         pieces = [v[..., self.layout.slice(name)] for name in names]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
-    def _assemble(self, make: Callable[[Operator], Tensor], batch: Sequence[int] = ()) -> Tensor:
+    def _assemble(self, make: Callable[[tuple[str, ...], Operator], Tensor], batch: Sequence[int] = ()) -> Tensor:
         """Concatenate the results `[..., n]` of all parts in the order of the layout."""
-        made = [make(operator) for _, operator in self._parts]
+        made = [make(names, operator) for names, operator in self.parts]
         if not made:
-            return self._like.new_zeros(*batch, 0)
+            return self.like.new_zeros(*batch, 0)
         if self._contiguous:
             return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
         pieces: dict[str, Tensor] = {}
-        for (names, _), whole in zip(self._parts, made, strict=True):
+        for (names, _), whole in zip(self.parts, made, strict=True):
             split = torch.split(whole, [self.layout.sizes[name] for name in names], dim=-1)
             pieces.update(zip(names, split, strict=True))
         return torch.cat([pieces[name] for name in self.layout.names], dim=-1)
 
     def _map(self, function: Callable[[Operator, Tensor], Tensor], v: Tensor) -> Tensor:
         """Apply a function of operator and vector part by part."""
-        inputs = iter([self._gather(v, names) for names, _ in self._parts])
-        return self._assemble(lambda operator: function(operator, next(inputs)), v.shape[:-1])
+        return self._assemble(lambda names, operator: function(operator, self._gather(v, names)), v.shape[:-1])
 
     def _cast(self, tensor: Tensor, what: str) -> Tensor:
         """Return a tensor in the structure's type; refuse one that would lose digits."""

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from marquis.errors import DataError, ModelMismatchError
 from marquis.structures.base import Part, Structure
-from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.layout import DiagonalLike, Layout
 from marquis.structures.linalg import require_consistent, require_symmetric
 from marquis.structures.operators import DenseOperator
 
@@ -90,10 +90,7 @@ class Block(Structure):
         members, others = ({block: names for block, (names, _) in s.blocks.items()} for s in (self, other))
         if members != others:
             raise ModelMismatchError(f"the blocks differ: {members} and {others}")
-        return self._replace(lambda block, names, matrix: matrix + other.blocks[block][1])
-
-    def _times(self, factor: Scalar) -> Self:
-        return self._replace(lambda block, names, matrix: matrix * factor)
+        return super()._plus(other)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         members = [[block, list(names)] for block, (names, _) in self.blocks.items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from typing_extensions import Self
 
 from marquis.errors import DataError, NumericalError
 from marquis.structures.base import Part, Structure
-from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.layout import DiagonalLike, Layout
 from marquis.structures.linalg import require_consistent
 from marquis.structures.operators import DiagonalOperator, require_positive
 
@@ -69,12 +68,6 @@ class Diagonal(Structure):
         """Return for each name the diagonal in the shape of the parameter."""
         return self.layout.unflatten(self.values)
 
-    def _plus(self, other: Any) -> Self:
-        return type(self)(self.layout, self.values + other.values)
-
-    def _times(self, factor: Scalar) -> Self:
-        return type(self)(self.layout, self.values * factor)
-
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {}, {"values": self.values}
 
@@ -89,17 +82,9 @@ class _NamedDiagonal(DiagonalOperator):
 
     layout: Layout
 
-    @cached_property
-    def _positive(self) -> Tensor:
-        return self._checked(self.values)
-
     def _checked(self, values: Tensor) -> Tensor:
         try:
-            return require_positive(values, self.name)
+            return super()._checked(values)
         except NumericalError:
             worst = self.layout.locate(int(values.detach().argmin()))
             return require_positive(values, f"{self.name} at parameter {worst!r}")
-
-    def effective_dimension(self, d: Tensor) -> Tensor:
-        """Return the ratio values / (values + d)."""
-        return self.values / self._checked(self.values + d)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from marquis.errors import DataError
 from marquis.structures.base import Part, Structure
-from marquis.structures.layout import DiagonalLike, Layout, Scalar
+from marquis.structures.layout import DiagonalLike, Layout
 from marquis.structures.linalg import require_consistent, require_symmetric
 from marquis.structures.operators import DenseOperator
 
@@ -58,12 +58,6 @@ class Full(Structure):
         """Return for each name the dense block `[size, size]` on the diagonal."""
         places = {name: self.layout.slice(name) for name in self.layout.names}
         return {name: self.matrix[place, place] for name, place in places.items()}
-
-    def _plus(self, other: Any) -> Self:
-        return type(self)(self.layout, self.matrix + other.matrix)
-
-    def _times(self, factor: Scalar) -> Self:
-        return type(self)(self.layout, self.matrix * factor)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {}, {"matrix": self.matrix}

@@ -16,6 +16,7 @@ from marquis.arguments import checked
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.structures.base import Part, Structure
 from marquis.structures.corrected import CorrectedPiece
+from marquis.structures.kronecker_operator import KroneckerOperator
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
 from marquis.structures.linalg import as_number, check_factor, require_consistent
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerFactors, KroneckerPiece, Piece
@@ -63,7 +64,7 @@ class Kronecker(Structure):
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "pieces", {name: pieces[name] for name in layout.names})
         object.__setattr__(self, "shift", None)
-        object.__setattr__(self, "scale", check_factor(scale, "scale", self._like))
+        object.__setattr__(self, "scale", check_factor(scale, "scale", self.like))
         require_consistent(self._matrices(), "pieces")
         for name, piece in self.pieces.items():
             piece.require_fit(name, layout.sizes[name])
@@ -75,7 +76,7 @@ class Kronecker(Structure):
         return {name: piece.kind for name, piece in self.pieces.items()}
 
     def _make_parts(self) -> Sequence[Part]:
-        none = self._like.new_zeros(())
+        none = self.like.new_zeros(())
         return tuple(
             ((name,), piece.operator(name, self.scale, none if self.shift is None else self.shift[name]))
             for name, piece in self.pieces.items()
@@ -130,13 +131,13 @@ class Kronecker(Structure):
         if self.shift is not None:
             spread = {name: self.shift[name] + spread[name] for name in spread}
         made = copy.copy(self)  # not the constructor, which would look at all pieces again at every step of tuning
-        vars(made).pop("_parts", None)
+        vars(made).pop("parts", None)
         object.__setattr__(made, "shift", spread)
         return made
 
     def _damped(self, spread: Mapping[str, Tensor]) -> Self:
         """Return the structure with the diagonal's root added to both factors."""
-        zero = self._like.new_zeros(())
+        zero = self.like.new_zeros(())
         shift = {name: zero for name in spread} if self.shift is None else dict(self.shift)
         pieces: dict[str, Piece] = {}
         for name, piece in self.pieces.items():
@@ -152,11 +153,10 @@ class Kronecker(Structure):
     def by_parameter(self) -> dict[str, Tensor | KroneckerFactors]:
         """Return for each name `KroneckerFactors`, a dense block or a diagonal, with scale and shift."""
         blocks: dict[str, Tensor | KroneckerFactors] = {}
-        for ((name,), operator), piece in zip(self._parts, self.pieces.values(), strict=True):
-            if isinstance(piece, KroneckerPiece):
-                factor = self.scale / piece.count if piece.count else 0.0
-                shift = self._like.new_zeros(()) if self.shift is None else self.shift[name]
-                blocks[name] = KroneckerFactors(piece.left * factor, piece.right, shift, piece.channels)
+        for ((name,), operator), piece in zip(self.parts, self.pieces.values(), strict=True):
+            if type(operator) is KroneckerOperator:  # not the corrected one
+                left = operator.left * operator.factor
+                blocks[name] = KroneckerFactors(left, operator.right, operator.shift, operator.channels)
             elif isinstance(piece, DiagonalPiece):
                 blocks[name] = operator.diagonal().reshape(self.layout.shapes[name])
             else:
@@ -165,7 +165,7 @@ class Kronecker(Structure):
 
     def decay(self, factor: Scalar) -> Self:
         """Return `factor * self` with left, right and count weighted for later sums (forgetting)."""
-        factor = check_factor(factor, "decay factor", self._like)
+        factor = check_factor(factor, "decay factor", self.like)
         pieces = {name: piece.weighted(factor) for name, piece in self.pieces.items()}
         return type(self)(self.layout, pieces, self.scale, self._scaled_shift(factor))
 

@@ -85,12 +85,12 @@ class Layout:
             self.slice(name)
         return Layout({name: self.shapes[name] for name in chosen})
 
-    def by_module(self) -> dict[str, list[str]]:
-        """Return the names of parameters by the path of their module."""
+    def by_module(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of parameters by the path of the module that owns them: weight and bias together."""
         members: dict[str, list[str]] = {}
         for name in self.names:
             members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
-        return members
+        return {module: tuple(names) for module, names in members.items()}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Join named tensors `[..., *shape]` into one vector `[..., P]`."""

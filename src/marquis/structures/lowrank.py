@@ -234,7 +234,7 @@ class LowRankOperator(Operator):
 
     def effective_dimension(self, d: Tensor) -> Tensor:
         """Return e / (e + d) + d * leverage for its diagonal e, without a difference of nearly equal numbers."""
-        total = LowRankOperator(self.columns, self.values + d, self.factor, self.layout)
         if self.columns.shape[1] >= self.size:
             return DenseOperator(self.to_dense(), "the low-rank matrix").effective_dimension(d)
+        total = LowRankOperator(self.columns, self.values + d, self.factor, self.layout)
         return (self.values / total._diagonal + d * total._leverage()).clamp(0, 1)

@@ -104,7 +104,11 @@ class DiagonalOperator(Operator):
     @cached_property
     def _positive(self) -> Tensor:
         """Return the diagonal, if it is positive everywhere."""
-        return require_positive(self.values, self.name)
+        return self._checked(self.values)
+
+    def _checked(self, values: Tensor) -> Tensor:
+        """Return a diagonal, if it is positive everywhere."""
+        return require_positive(values, self.name)
 
     def to_dense(self) -> Tensor:
         return torch.diag(self.values)
@@ -134,7 +138,7 @@ class DiagonalOperator(Operator):
 
     def effective_dimension(self, d: Tensor) -> Tensor:
         """Return the ratio values / (values + d): no difference of nearly equal numbers."""
-        return self.values / require_positive(self.values + d, self.name)
+        return self.values / self._checked(self.values + d)
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,9 +54,9 @@ class Piece(ABC):
     def tensors(self) -> list[Tensor]:
         """Return the accumulators; their element-wise sum is the sum of two pieces."""
 
-    @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same kind of piece with other accumulators."""
+        """Return the same kind of piece with other accumulators, which are all that it is made of."""
+        return type(self)(*tensors)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
         """Return the piece in another dtype or on another device; counts stay in float64, being no matrix."""
@@ -221,11 +221,6 @@ class DensePiece(Piece):
         """Return the matrix."""
         return [self.matrix]
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same kind of piece with other accumulators."""
-        (matrix,) = tensors
-        return type(self)(matrix)
-
     def check(self, name: str, size: int) -> None:
         """Check shape, symmetry and finiteness."""
         what = f"dense block of parameter {name!r}"
@@ -261,11 +256,6 @@ class DiagonalPiece(Piece):
     def tensors(self) -> list[Tensor]:
         """Return the values."""
         return [self.values]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same kind of piece with other accumulators."""
-        (values,) = tensors
-        return type(self)(values)
 
     def check(self, name: str, size: int) -> None:
         """Check shape, symmetry and finiteness."""

@@ -68,7 +68,7 @@ class Spread(Structure):
     # --- the matrix ----------------------------------------------------------------------------------
 
     def _make_parts(self) -> Sequence[Part]:
-        return self.local._parts
+        return self.local.parts
 
     def tensors(self) -> list[Tensor]:
         """Return the accumulators of this process."""
@@ -85,7 +85,7 @@ class Spread(Structure):
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
         """Return A + diag(d)."""
         # One vector for all parameters: every process takes part in the sum of its gradients, also one without any.
-        local = self._own_entries(self.layout.vector(diagonal, self._like))
+        local = self._own_entries(self.layout.vector(diagonal, self.like))
         if isinstance(self.local, Diagonal):
             return replace(self, local=replace(self.local, values=self.local.values + local))
         return replace(self, local=self.local.add_diagonal(local))
@@ -145,7 +145,7 @@ class Spread(Structure):
 
     def effective_dimension(self, diagonal: DiagonalLike) -> Tensor:
         """Return diag(A (A + D)^-1), a vector `[P]`."""
-        d = self.layout.vector(diagonal, self._like)
+        d = self.layout.vector(diagonal, self.like)
         return self._gathered(lambda: self.local.effective_dimension(self._own_entries(d)))
 
     # --- arithmetic ----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class _Collected:
 
     def __init__(self, chosen: Chosen, structure: str) -> None:
         self._chosen, self._structure = chosen, structure
-        self._blocks = chosen.inside.by_module() if structure == "block" else {"all": list(chosen.inside.names)}
+        self._blocks = chosen.inside.by_module() if structure == "block" else {"all": chosen.inside.names}
         self._sums: dict[str, Tensor] = {}
         self._columns: list[Tensor] = []
         self._bytes_per_sample = 0
@@ -124,4 +124,4 @@ class _Collected:
             return LowRank(inside, torch.cat(self._columns, 1))
         if self._structure == "full":
             return Full(inside, self._sums["all"])
-        return Block(inside, {block: (tuple(names), self._sums[block]) for block, names in self._blocks.items()})
+        return Block(inside, {block: (names, self._sums[block]) for block, names in self._blocks.items()})

@@ -49,7 +49,7 @@ class QuadraticForm(ABC):
 def quadratic_forms(precision: Structure) -> dict[str, QuadraticForm] | None:
     """Return one form per parameter; None where the precision couples parameters (block, full, low rank)."""
     forms: dict[str, QuadraticForm] = {}
-    for names, operator in precision._parts:
+    for names, operator in precision.parts:
         if isinstance(operator, DiagonalOperator):
             inverse, start = operator.inverse_diagonal().detach(), 0
             for name in names:

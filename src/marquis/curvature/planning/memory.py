@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from marquis.curvature.backward.accumulators import modules_of
 from marquis.errors import MemoryBudgetError
 from marquis.structures import Layout
 
@@ -64,7 +63,7 @@ def result_bytes(
     if structure == "lowrank":
         return total * columns * item
     if structure == "block":
-        sizes = [sum(layout.sizes[name] for name in names) for names in modules_of(layout.names).values()]
+        sizes = [sum(layout.sizes[name] for name in names) for names in layout.by_module().values()]
         return sum(size * size for size in sizes) * item
     entries = 0
     for name, shape in layout.shapes.items():

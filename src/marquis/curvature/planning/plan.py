@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from marquis.arguments import checked
-from marquis.curvature.backward.accumulators import Accumulator, make_accumulator, modules_of
+from marquis.curvature.backward.accumulators import Accumulator, make_accumulator
 from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES
 from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients
@@ -310,7 +310,7 @@ class _Planner:
                 ):
                     most = max(most, self._bytes_of_rows(use.columns * self.layout.sizes[name], CHUNK_BYTES))
         if self.structure in ("block", "full", "lowrank"):
-            groups = modules_of(self.layout.names).values() if self.structure == "block" else [self.layout.names]
+            groups = self.layout.by_module().values() if self.structure == "block" else [self.layout.names]
             widest = max(sum(self.layout.sizes[name] for name in names) for names in groups)
             columns = max((use.columns for uses in rehearsed.uses.values() for use in uses), default=1)
             most += 2 * self._bytes_of_rows(columns * widest, GRADIENT_BYTES)

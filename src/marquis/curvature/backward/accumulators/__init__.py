@@ -23,7 +23,6 @@ __all__ = [
     "LowRankAccumulator",
     "Running",
     "make_accumulator",
-    "modules_of",
 ]
 
 
@@ -50,13 +49,5 @@ def make_accumulator(
     if structure == "kronecker":
         return KroneckerAccumulator(like, layout, samples=samples, reduce=reduce)
     if structure == "block":
-        return BlockAccumulator(like, layout, members=modules_of(layout.names))
+        return BlockAccumulator(like, layout, members=layout.by_module())
     return FullAccumulator(like, layout) if structure == "full" else LowRankAccumulator(like, layout)
-
-
-def modules_of(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the parameters grouped by the module that owns them: weight and bias together."""
-    members: dict[str, list[str]] = {}
-    for name in names:
-        members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
-    return {module: tuple(owned) for module, owned in members.items()}
