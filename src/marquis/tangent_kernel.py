@@ -130,11 +130,21 @@ class DualPosterior:
         return torch.block_diag(*columns.flatten(2).permute(1, 2, 0))
 
     @cached_property
+    def _inner(self) -> Tensor:
+        """Return `S^T k S`."""
+        inner = self._root.mT @ self.kernel(self.x) @ self._root
+        return (inner + inner.mT) / 2
+
+    @cached_property
     def _factor(self) -> Tensor:
         """Return the Cholesky factor of `I + S^T k S`."""
-        inner = self._root.mT @ self.kernel(self.x) @ self._root
-        identity = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-        return cholesky(identity + (inner + inner.mT) / 2, "the dual matrix I + S^T k(X, X) S")
+        identity = torch.eye(len(self._inner), dtype=self._inner.dtype, device=self._inner.device)
+        return cholesky(identity + self._inner, "the dual matrix I + S^T k(X, X) S")
+
+    @property
+    def _penalty(self) -> Tensor:
+        """Return `|theta* - mu|^2_Delta`."""
+        return self.kernel.prior.quadratic(self.kernel.function.posterior.vector)
 
     def covariance(self, x: Any, other: Any = None) -> Tensor:
         """Return posterior covariance of the outputs, `[B O, B' O]`."""
@@ -161,16 +171,10 @@ class DualPosterior:
         `log p(y|theta*) - 1/2 |theta* - mu|^2_Delta - 1/2 log det(I + S^T k S)` (docs/method/evidence.md): the
         determinants of P x P matrices become one of the data's size. Cost: that of `condition`, once.
         """
-        prior = self.kernel.prior
-        deviation = self.kernel.function.posterior.vector - prior.mean
-        penalty = (deviation.square() * prior.vector()).sum()
-        return self._log_likelihood(y) - 0.5 * penalty - self._factor.diagonal().log().sum()
-
-    def _log_likelihood(self, y: Tensor) -> Tensor:
-        """Return the log-likelihood of labels at the mean."""
         outputs = self.kernel.function.at_point(self.x)
         self.likelihood.validate(outputs, y)
-        return self.likelihood.log_prob(outputs, y).sum()
+        fit = self.likelihood.log_prob(outputs, y).sum()
+        return fit - 0.5 * self._penalty - self._factor.diagonal().log().sum()
 
     def tune(self, y: Tensor, *, tolerance: float = 1e-6, max_iterations: int = 1000) -> DualPosterior:
         """Return the posterior at the scale of the prior, and the noise of a Gaussian, of the largest evidence.
@@ -184,10 +188,8 @@ class DualPosterior:
         """
         outputs, prior = self.kernel.function.at_point(self.x), self.kernel.prior
         self.likelihood.validate(outputs, y)
-        inner = self._root.mT @ self.kernel(self.x) @ self._root
-        values = torch.linalg.eigvalsh((inner + inner.mT) / 2).clamp(min=0)
-        deviation = self.kernel.function.posterior.vector - prior.mean
-        penalty = float((deviation.square() * prior.vector()).sum())
+        values = torch.linalg.eigvalsh(self._inner).clamp(min=0)
+        penalty = float(self._penalty)
         noise = self.likelihood.scalar_noise_precision
         error = None if noise is None else float((y.to(outputs.dtype) - outputs).square().sum())
         scale, gain, change = 1.0, 1.0, math.inf  # of all prior precisions, and of the noise precision

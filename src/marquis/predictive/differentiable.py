@@ -22,10 +22,9 @@ def differentiable_moments(
     root of a covariance is differentiated. Cost: that of `closed_form`, and O more backward passes per gradient; memory
     `B O P`, as the graph keeps the Jacobian.
     """
-    shape = function.at_point(x).shape
-    size, outputs = shape[0], shape[1:].numel()
-    posterior = function.posterior
-    check_covariance_fits(function.at_point(x), size * outputs, limit, function, True)
+    outputs, posterior = function.at_point(x), function.posterior
+    shape = outputs.shape
+    check_covariance_fits(outputs, outputs.numel(), limit, function, True)
     with torch.enable_grad():
         values, jacobian = values_and_jacobian(function, x, differentiable=True)
         mean = values.reshape(shape)

@@ -22,9 +22,7 @@ from marquis.functional.unwrap import submodule
 from marquis.predictive.function import PosteriorFunction
 from marquis.randomness import normal
 from marquis.structures import Diagonal, Kronecker
-from marquis.structures.corrected import CorrectedPiece
 from marquis.structures.kronecker_operator import KroneckerOperator
-from marquis.structures.pieces import KroneckerPiece
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,17 +144,13 @@ def _make_factors(function: PosteriorFunction, weight: str) -> LastLayerFactors 
         return LastLayerFactors(variances[weight], None, None, variances[others[0]] if others else None, None)
     if not isinstance(precision, Kronecker):
         return None
-    piece = precision.pieces[weight]
-    if not isinstance(piece, (KroneckerPiece, CorrectedPiece)) or piece.left.shape[0] != 1:
+    operators = {name: operator for (name,), operator in precision.parts}
+    operator = operators[weight]
+    if not isinstance(operator, KroneckerOperator) or operator.left.shape[0] != 1:
         return None
-    shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[weight]
-    operator = piece.operator(weight, precision.scale, shift)
-    assert isinstance(operator, KroneckerOperator)
     inverse, (left, right) = 1 / operator.eigenvalues[0], operator.bases
     if not others:
         return LastLayerFactors(inverse, left[0], right[0], None, None)
-    shift = piece.left.new_zeros(()) if precision.shift is None else precision.shift[others[0]]
-    bias = precision.pieces[others[0]].operator(others[0], precision.scale, shift)
-    identity = torch.eye(bias.size, dtype=inverse.dtype, device=inverse.device)
-    root = bias.sample_from(identity).mT
+    identity = torch.eye(len(inverse), dtype=inverse.dtype, device=inverse.device)
+    root = operators[others[0]].sample_from(identity).mT
     return LastLayerFactors(inverse, left[0], right[0], root.square().sum(1), root)

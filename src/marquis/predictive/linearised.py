@@ -156,8 +156,7 @@ def _joint(function: PosteriorFunction, x: Any, mean: Tensor, limit: int | None)
     outputs = mean[0].numel()
     pieces = [jacobian for _, _, jacobian in jacobian_chunks(function, x, outputs, True, limit)]
     stacked = torch.cat(pieces).flatten(0, 1)
-    covariance = function.posterior.precision.quadratic(stacked)
-    return OutputMoments(mean, covariance.diagonal().reshape(mean.shape).to(mean.dtype), covariance)
+    return _moments(mean, function.posterior.precision.quadratic(stacked), True)
 
 
 def _bytes(mean: Tensor, rows: int, function: PosteriorFunction, with_jacobian: bool) -> int:
