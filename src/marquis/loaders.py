@@ -119,8 +119,17 @@ def number_of_batches(loader: Any) -> int | None:
 
 
 def is_one_shot(loader: Any) -> bool:
-    """Return whether a loader can be iterated only once."""
+    """Return whether a loader can be iterated only once (`iter(loader)` would start a DataLoader's workers)."""
     return hasattr(loader, "__next__")
+
+
+def refuse_one_shot(loader: Any, what: str) -> None:
+    """Raise `DataError` if a loader can be iterated only once; `what` says what passes over the data again."""
+    if is_one_shot(loader):
+        raise DataError(
+            f"{what} passes over the data more than once, but the loader is a one-shot iterator "
+            f"({type(loader).__name__}); pass a list of batches or a DataLoader."
+        )
 
 
 class OpenedLoader:

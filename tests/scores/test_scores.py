@@ -143,7 +143,7 @@ def test_losses_never_form_the_jacobian(case, monkeypatch):
 
 def test_what_cannot_be_is_refused(case):
     model, x, y = case
-    with pytest.raises(DataError, match="many times"):
+    with pytest.raises(DataError, match="one-shot"):
         mq.scores.null_space(model, iter([(x, y)]), "categorical")
     with pytest.raises(NumericalError, match="sweeps"):
         mq.scores.null_space(model, [(x[:6], y[:6]), (x[6:], y[6:])], "categorical").sample(1, seeded(), sweeps=1)

@@ -10,7 +10,7 @@ from marquis.curvature.data_pass import DataPass, Position
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.distributed import guarded
 from marquis.errors import DataError
-from marquis.loaders import Batch, is_one_shot
+from marquis.loaders import Batch, refuse_one_shot
 from marquis.progress import ProgressBar
 from marquis.structures import Kronecker, Structure
 from marquis.structures.corrected import CorrectedPiece
@@ -33,8 +33,7 @@ def corrected(
     With the estimator `exact` that is the diagonal of the exact block in the Kronecker eigenbasis, which no other
     eigenvalues come nearer to in Frobenius norm (docs/method/kronecker.md#eigenvalue-correction).
     """
-    if is_one_shot(loader):
-        raise DataError("corrected=True passes over the data twice; pass a list, not a one-shot iterator.")
+    refuse_one_shot(loader, "corrected=True")
     bases: Bases = {n: CorrectedPiece.of(p, n) for n, p in plain.pieces.items() if isinstance(p, KroneckerPiece)}
     if not bases:
         return plain

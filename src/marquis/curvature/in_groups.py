@@ -20,7 +20,7 @@ from marquis.distributed import fails_together
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import submodule
-from marquis.loaders import is_one_shot
+from marquis.loaders import refuse_one_shot
 from marquis.structures import Diagonal, Layout, Spread, Structure
 
 SPREADABLE = ("diagonal", "kronecker")
@@ -50,11 +50,7 @@ def sum_in_groups(
         like: Gives dtype and device of an empty part.
         checkpoint: File of the whole pass; each group has one of its own, kept until the last group is finished.
     """
-    if is_one_shot(loader):
-        raise DataError(
-            "a sharded network's curvature takes one pass over the data per process; pass a list of batches or a "
-            "DataLoader, not a one-shot iterator."
-        )
+    refuse_one_shot(loader, "the curvature of a sharded network")
     if checkpoint is not None:
         fails_together(refuse_other_groups)(Path(checkpoint))
     groups = neighbours(model, layout, structure, dist.get_world_size())

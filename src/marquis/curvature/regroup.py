@@ -16,7 +16,7 @@ from marquis.curvature.resume import Checkpoint, Saved, row_digests
 from marquis.distributed import exchange
 from marquis.errors import DataError
 from marquis.io.previous import remove_both
-from marquis.loaders import MaskOf, is_one_shot, read_batches
+from marquis.loaders import MaskOf, read_batches, refuse_one_shot
 
 
 def take_over(
@@ -40,8 +40,7 @@ def take_over(
     if chosen is None:
         return None
     saved = file.load() if chosen == file.world else _inherited(file, chosen)
-    if is_one_shot(loader):
-        raise DataError("a pass that continues with other processes reads the data twice; pass a list or a DataLoader.")
+    refuse_one_shot(loader, "a checkpointed pass that continues with other processes")
     mine: Counter[int] = Counter()
     for batch in read_batches(loader, home, mask_of):
         mine.update(row_digests((batch.x, batch.mask)).tolist())

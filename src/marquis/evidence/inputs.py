@@ -15,7 +15,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.statistics import Statistics
 from marquis.functional.call import Model
 from marquis.likelihoods import Gaussian, Likelihood
-from marquis.loaders import MaskOf, is_one_shot
+from marquis.loaders import MaskOf, refuse_one_shot
 from marquis.priors import BoundPrior, StructuredPrior
 from marquis.structures import Layout, Structure
 
@@ -128,9 +128,5 @@ class EvidenceProblem:
         """Return the model and the loader, for a method that runs over the data."""
         if self.model is None or self.loader is None:
             raise DataError(f"tune(method={method!r}) runs over the data: it needs the model and a labelled loader.")
-        if is_one_shot(self.loader):
-            raise DataError(
-                f"the loader is a one-shot iterator ({type(self.loader).__name__}), but tune(method={method!r}) passes "
-                "over the data many times; pass a list of batches or a DataLoader."
-            )
+        refuse_one_shot(self.loader, f"tune(method={method!r})")
         return self.model, self.loader

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.curvature import accumulate
 from marquis.distributed import exchange, fails_together, group_is_up, sum_tensor, this_or_first
@@ -28,7 +28,7 @@ from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of, select
 from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.loaders import Batch, MaskOf, read_batches
+from marquis.loaders import Batch, MaskOf, read_batches, refuse_one_shot
 from marquis.priors import BoundPrior, Prior
 from marquis.progress import ProgressBar
 from marquis.structures import Layout
@@ -102,11 +102,11 @@ def train(
     prior: Prior | None = None,
     structure: str = "kronecker",
     estimator: str = "exact",
-    epochs: int = 300,
+    epochs: AtLeastOne = 300,
     burn_in: int = 0,
-    every: int = 1,
+    every: AtLeastOne = 1,
     update: str = "gradient",
-    hyper_steps: int = 10,
+    hyper_steps: AtLeastOne = 10,
     hyper_learning_rate: float = 0.1,
     noise: bool = True,
     temperature: float = 1.0,
@@ -157,14 +157,11 @@ def train(
     Raises:
         NumericalError: the loss is no longer finite.
     """
-    for name, value in (("epochs", epochs), ("every", every), ("hyper_steps", hyper_steps)):
-        if value < 1:
-            raise DataError(f"{name} is {value}; it has to be at least 1.")
     update = choose("update", update, UPDATES)
-    if hasattr(loader, "__next__"):
-        raise DataError("the loader is a one-shot iterator; training passes over the data many times.")
+    refuse_one_shot(loader, "training")
     refuse_torchscript(model)
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if normalised:
         warnings.warn(
             "the network has BatchNorm: the scale of the weights before it is free, so their precision may drift; "
             "Prior(groups='normalised') keeps them apart, and tune(method='adapted') after training is the safer way.",
@@ -172,7 +169,7 @@ def train(
             stacklevel=2,
         )
     network = independent_copy(model)
-    if group_is_up() and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
+    if group_is_up() and normalised:
         raise UnsupportedOperationError(
             "the network has BatchNorm, whose batch statistics would differ between processes; train in one process."
         )

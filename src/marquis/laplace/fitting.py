@@ -16,7 +16,7 @@ from marquis.curvature.accumulate import accumulate
 from marquis.curvature.graph.cache import comparing_once
 from marquis.curvature.planning.plan import plan
 from marquis.distributed import group_is_up
-from marquis.errors import DataError, MarquisError, ModelMismatchError, NumericalError, UnsupportedOperationError
+from marquis.errors import MarquisError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, refuse_training_mode, samples_of
@@ -24,7 +24,7 @@ from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import parameters_of, select
 from marquis.functional.unwrap import is_sharded
 from marquis.likelihoods import Likelihood
-from marquis.loaders import MaskOf, OpenedLoader, is_one_shot, read_batch
+from marquis.loaders import MaskOf, OpenedLoader, read_batch, refuse_one_shot
 from marquis.posterior import Posterior
 from marquis.priors import BoundPrior, Prior, StructuredPrior
 from marquis.structures import Layout, Structure
@@ -125,9 +125,8 @@ def fit(
     refuse_training_mode(model)
     in_group = options.get("distributed", True) and group_is_up()
     sharded = is_sharded(model)
-    if (options.get("corrected") or (sharded and in_group)) and is_one_shot(loader):
-        what = "corrected=True" if options.get("corrected") else "the fit of a sharded network"
-        raise DataError(f"{what} passes over the data more than once; pass a list, not a one-shot iterator.")
+    if options.get("corrected") or (sharded and in_group):
+        refuse_one_shot(loader, "corrected=True" if options.get("corrected") else "the fit of a sharded network")
     everything = parameters_of(model, params)
     select(everything, list(everything))  # refuses a model without any
     params = everything if sharded else params  # gathered once
@@ -156,11 +155,8 @@ def fit(
         if isinstance(prior, Posterior):
             chosen, bound = _as_before(prior)
         else:
-            if parameters.needs_data and is_one_shot(loader):
-                raise DataError(
-                    f"Subnetwork(by={parameters.by!r}) first passes over the data to rank the weights, but the loader "
-                    "is a one-shot iterator; pass a list of batches or a DataLoader."
-                )
+            if parameters.needs_data:
+                refuse_one_shot(loader, f"Subnetwork(by={parameters.by!r}), which first ranks the weights,")
             ranking = {"estimator": estimator, "temperature": temperature, **common}
             chosen, bound = _choose(parameters, model, everything, opened, likelihood, prior, x, ranking)
         curvature = subcurvature(
@@ -168,7 +164,8 @@ def fit(
         )
         layout, index = chosen.layout, chosen.index.to(curvature.device)
     else:
-        names = last_layer(model, everything, x) if _is_last_layer(parameters) else list(select(everything, parameters))
+        of_last_layer = match_choice(parameters, ("last-layer",)) is not None
+        names = last_layer(model, everything, x) if of_last_layer else list(select(everything, parameters))
         layout = Layout.of({name: everything[name] for name in names})
         bound = _as_prior(prior, layout, model, x, params)
         curvature = accumulate(
@@ -230,10 +227,6 @@ def _choose(
     whole = prior.bind(candidates, model, x, params=options["params"])
     chosen = subnetwork.choose(model, candidates, loader=loader, likelihood=likelihood, prior=whole, **options)
     return chosen, whole.select(chosen.inside, chosen.among.to(whole.index.device))
-
-
-def _is_last_layer(parameters: Any) -> bool:
-    return match_choice(parameters, ("last-layer",)) is not None
 
 
 def _as_prior(

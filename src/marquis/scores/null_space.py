@@ -22,7 +22,7 @@ from marquis.functional.function import NetworkFunction
 from marquis.functional.jacobian import jacobian, sample_gradients
 from marquis.functional.selection import Selection
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.loaders import is_one_shot, read_batches
+from marquis.loaders import read_batches, refuse_one_shot
 from marquis.randomness import device_for
 from marquis.structures import Layout
 
@@ -59,8 +59,7 @@ def null_space(
     kept = choose("kept", kept, QUANTITIES)
     if not 0 < prior_precision < float("inf"):
         raise DataError(f"prior_precision={prior_precision}: it has to be positive and finite.")
-    if is_one_shot(loader):
-        raise DataError("null_space passes over the data many times; pass a list of batches or a DataLoader.")
+    refuse_one_shot(loader, "null_space")
     function = NetworkFunction.copy_of(model, params=params, parameters=parameters)
     return NullSpacePosterior(function, loader, as_likelihood(likelihood), kept, prior_precision)
 

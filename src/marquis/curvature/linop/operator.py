@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.curvature.linop.iterative import rademacher
 from marquis.curvature.linop.linear_operator import LinearOperator
@@ -17,11 +18,12 @@ from marquis.curvature.linop.products import KINDS, batch_product
 from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, guarded, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.functional.checks import batch_size, check_finite, is_close, samples_influence_each_other
+from marquis.functional.checks import all_finite, batch_size, check_finite, is_close, samples_influence_each_other
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
-from marquis.loaders import split_batch
+from marquis.loaders import number_of_batches, refuse_one_shot, split_batch
+from marquis.progress import ProgressBar
 from marquis.randomness import new_seed
 from marquis.structures.layout import Layout
 
@@ -45,7 +47,7 @@ def operator(
     parameters: Selection = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
-    vectors_per_pass: int | None = None,
+    vectors_per_pass: AtLeastOne | None = None,
     distributed: bool = True,
     check: bool = True,
     progress: bool = False,
@@ -80,68 +82,57 @@ def operator(
         DataError: the loader is empty, can be iterated only once, changes, or holds NaN.
         UnsupportedOperationError: active batch statistics or dropout, or outputs that vary from call to call.
     """
-    return CurvatureOperator(
-        NetworkFunction.copy_of(model, params=params, parameters=parameters, dtype=dtype),
-        loader,
-        as_likelihood(likelihood),
-        kind,
-        generator=generator,
-        dtype=dtype,
-        vectors_per_pass=vectors_per_pass,
-        distributed=distributed,
-        check=check,
-        progress=progress,
+    kind = choose("kind", kind, KINDS)
+    refuse_one_shot(loader, "a curvature operator")
+    network = NetworkFunction.copy_of(model, params=params, parameters=parameters, dtype=dtype)
+    if vectors_per_pass is None:
+        vectors_per_pass = VECTORS_PER_PASS if all(value.dim() <= 2 for value in network.point.values()) else 1
+    seed = new_seed(generator) if kind == "fisher" else 0
+    shared = distributed and group_is_up()
+    made = CurvatureOperator(
+        network, loader, as_likelihood(likelihood), kind, seed, dtype, vectors_per_pass, shared, progress
     )
+    if check:
+        made.require_fixed()
+    return made
 
 
+@dataclass(eq=False, repr=False)
 class CurvatureOperator(LinearOperator):
     """Represent a fixed symmetric matrix, the sum over a loader, by its products; made by `operator`.
 
     Attributes:
+        network: the network at its parameters.
+        loader: the data, or this process's share of them.
+        likelihood: p(y|f).
         kind: which curvature it is.
+        seed: of the labels of `kind="fisher"`, drawn anew for each product: the matrix is fixed and nothing is stored.
+        data_dtype: type that floating data are converted to; None for that of the parameters.
+        vectors_per_pass: vectors that go through a batch together.
+        shared: whether products are summed over the processes of a group.
+        progress: whether every pass shows a bar.
         num_data: how many data the (own share of the) loader holds; 0 before the first product if unchecked.
     """
 
-    def __init__(
-        self,
-        network: NetworkFunction,
-        loader: Iterable[Any],
-        likelihood: Likelihood,
-        kind: str = "ggn",
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        vectors_per_pass: int | None = None,
-        distributed: bool = True,
-        check: bool = True,
-        progress: bool = False,
-    ) -> None:
-        """Store the arguments, which `operator` describes."""
-        kind = choose("kind", kind, KINDS)
-        if vectors_per_pass is None:
-            vectors_per_pass = VECTORS_PER_PASS if all(value.dim() <= 2 for value in network.point.values()) else 1
-        if vectors_per_pass < 1:
-            raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
-        if hasattr(loader, "__next__"):  # not iter(loader): that starts a DataLoader's workers and draws a seed
-            raise DataError(
-                f"the loader is a one-shot iterator ({type(loader).__name__}), but every product needs a pass of its "
-                "own; pass a list of batches or a DataLoader."
-            )
-        self.kind = kind
-        self.layout = Layout.of(network.point)
-        self.dtype, self.device = network.dtype, network.device
-        self.num_data = 0
-        self._network, self._loader, self._likelihood = network, loader, likelihood
-        self._data_dtype, self._vectors_per_pass, self._progress = dtype, vectors_per_pass, progress
-        self._distributed = distributed and group_is_up()
-        # Labels are drawn anew for each product from seeds that stay: the matrix is fixed, and nothing is stored.
-        self._seed = new_seed(generator) if kind == "fisher" else 0
-        if check:
-            self._check()
+    network: NetworkFunction
+    loader: Iterable[Any]
+    likelihood: Likelihood
+    kind: str
+    seed: int
+    data_dtype: torch.dtype | None
+    vectors_per_pass: int
+    shared: bool
+    progress: bool
+    num_data: int = 0
+
+    def __post_init__(self) -> None:
+        """Read layout, type and device from the network."""
+        self.layout = Layout.of(self.network.point)
+        self.dtype, self.device = self.network.dtype, self.network.device
 
     def __repr__(self) -> str:
         """Show kind, size, model and data in one line."""
-        model = describe(self._network.model)
+        model = describe(self.network.model)
         return f"CurvatureOperator(kind={self.kind!r}, P={self.size}, model={model}, num_data={self.num_data})"
 
     def _product(self, rows: Tensor) -> Tensor:
@@ -151,15 +142,14 @@ class CurvatureOperator(LinearOperator):
     def _pass(self, rows: Tensor, *, inspect: bool = False) -> Tensor:
         """Pass over the data once and return the sum over processes, which is taken even if this one failed."""
         total = torch.zeros_like(rows)
-        if self._distributed:
+        if self.shared:
             fails_together(self._add_up, confirm=False)(rows, total, inspect)
             if not any(exchange(self.num_data)):
                 raise DataError("no process's loader yields a batch; there is no curvature without data.")
             total = sum_tensor(total)
         else:
             self._add_up(rows, total, inspect)
-        # A finite sum proves finite entries without a temporary.
-        if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
+        if not all_finite(total):
             raise NumericalError(
                 f"a product with the {self.kind} is NaN or infinite though data and outputs are finite; compute in "
                 "float64, or look for an operation with an infinite derivative (sqrt or norm at 0)."
@@ -175,17 +165,17 @@ class CurvatureOperator(LinearOperator):
             if inspect:
                 check_finite(x, "x")
                 check_finite(y, "y")
-            x, y = (self._network.prepare(part, self._data_dtype) for part in (x, y))
+            x, y = (self.network.prepare(part, self.data_dtype) for part in (x, y))
             if inspect and samples == 0:
                 self._refuse_coupled_samples(x)
             samples += count
-            product = batch_product(self._network, self._likelihood, self.kind, x, y, self._label_generator(index))
-            for start in range(0, rows.shape[0], self._vectors_per_pass):
-                part = slice(start, start + self._vectors_per_pass)
+            product = batch_product(self.network, self.likelihood, self.kind, x, y, self._label_generator(index))
+            for start in range(0, rows.shape[0], self.vectors_per_pass):
+                part = slice(start, start + self.vectors_per_pass)
                 pieces = product(list(self.layout.unflatten(rows[part]).values()))
                 for name, piece in zip(self.layout.names, pieces, strict=True):
                     total[part, self.layout.slice(name)] += piece.flatten(start_dim=1)
-        if samples == 0 and not self._distributed:  # a share may be empty; whether all are, the exchange tells
+        if samples == 0 and not self.shared:  # a share may be empty; whether all are, the exchange tells
             raise DataError("the loader yields no batches; there is no curvature without data.")
         if self.num_data not in (0, samples):
             raise DataError(
@@ -196,7 +186,7 @@ class CurvatureOperator(LinearOperator):
 
     def _refuse_coupled_samples(self, x: Any) -> None:
         """Refuse a network whose outputs for a sample depend on the rest of its batch."""
-        network = self._network
+        network = self.network
         outputs = network.at_point(x)
         if not is_close(network.at_point(x), outputs):
             return  # random: then two products will differ
@@ -208,26 +198,23 @@ class CurvatureOperator(LinearOperator):
 
     def _batches(self) -> Iterator[Any]:
         """Yield the batches of one pass, with a progress bar if there is to be one."""
-        if not self._progress:
-            yield from guarded(self._loader) if self._distributed else self._loader
-            return
-        from rich.progress import track
-
-        length = len(self._loader) if hasattr(self._loader, "__len__") else None  # pyright: ignore[reportArgumentType]
-        yield from track(self._loader, description=f"{self.kind} product", total=length)
+        with ProgressBar(f"{self.kind} product", number_of_batches(self.loader), self.progress) as bar:
+            for batch in guarded(self.loader) if self.shared else self.loader:
+                yield batch
+                bar.advance()
 
     def _label_generator(self, index: int) -> torch.Generator | None:
         """Return the generator of a batch's labels: the same labels in every product."""
         if self.kind != "fisher":
             return None
-        rank = dist.get_rank() if self._distributed else 0
+        rank = dist.get_rank() if self.shared else 0
         # Golden-ratio strides keep the seeds of different batches and processes far apart.
-        seed = (self._seed + index * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F) % 2**63
+        seed = (self.seed + index * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F) % 2**63
         return torch.Generator(device=self.device).manual_seed(seed)
 
     def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
         vectors = super()._probes(probes, generator)
-        if self._distributed and not isinstance(probes, Tensor):
+        if self.shared and not isinstance(probes, Tensor):
             return from_first_process(vectors)
         return vectors
 
@@ -235,7 +222,7 @@ class CurvatureOperator(LinearOperator):
         """Return a context that restores the global random generators, from which a DataLoader takes a seed."""
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
-    def _check(self) -> None:
+    def require_fixed(self) -> None:
         """Refuse a network or loader with which two products differ, both inside one RNG scope."""
         seeded = torch.Generator().manual_seed(0)
         probe = rademacher(1, self.size, generator=seeded, device=self.device, dtype=self.dtype)
