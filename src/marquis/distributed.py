@@ -18,6 +18,9 @@ from marquis.errors import DataError, MarquisError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+SECONDS = 1.0
+"""Time between two looks at whether another process has failed."""
+
 
 def group_is_up() -> bool:
     """Return whether there are other processes to sum with."""
@@ -96,11 +99,11 @@ def fails_together(function: Function, *, confirm: bool = True) -> Function:
     return cast(Function, wrapper)
 
 
-def guarded(loader: Iterable[Any], seconds: float = 1.0) -> Iterator[Any]:
-    """Yield the batches of a loader; raise as soon as another process has failed."""
+def guarded(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a loader; raise within about a second after another process has failed."""
     last_check, query = time.monotonic(), None
     for batch in loader:
-        if query is None and time.monotonic() - last_check >= seconds:
+        if query is None and time.monotonic() - last_check >= SECONDS:
             last_check, key = time.monotonic(), _failure_key()
             query = _StoreQuery(lambda key=key: _store().check([key]))
             query.join(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from marquis.curvature.graph.capture import capture
 from marquis.curvature.graph.network import Network
-from marquis.curvature.squared.squared import needed_values, squared_forward, squared_pass
+from marquis.curvature.squared.schedule import schedule_of
+from marquis.curvature.squared.squared import squared_forward, squared_pass
 
 RTOL = 1e-8
 
@@ -34,6 +36,12 @@ def approximate(
     output = squared_forward(network, values, names)
     m = random_start(output) if start is None else start(output)
     return squared_pass(network, values, m, names)
+
+
+def needed_values(network: Network, selected: Iterable[str]) -> frozenset[int]:
+    """The step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
+    schedule = schedule_of(network, selected)
+    return schedule.read | schedule.shaped
 
 
 def approximate_with_kept_values(network: Network, model: nn.Module, x: Any) -> dict[str, Tensor]:

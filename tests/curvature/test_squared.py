@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from squared_oracle import approximate, assert_same, exact, network_of, random_start
+from squared_oracle import approximate, assert_same, exact, needed_values, network_of, random_start
 from torch import Tensor, nn
 
-from marquis.curvature.squared.squared import needed_values, squared_forward, squared_notes, squared_pass
+from marquis.curvature.squared.squared import squared_forward, squared_notes, squared_pass
 from marquis.errors import DataError, UnsupportedOperationError
 
 

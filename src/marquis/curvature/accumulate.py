@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -176,7 +175,7 @@ def accumulate(
                 generator=generator,
                 mask=batch.mask,
                 weight_sharing=weight_sharing,
-                observer=functools.partial(_notify, observer, batch) if observer is not None and observed else None,
+                observer=(lambda f, notify=observer: notify(f, batch)) if observer is not None and observed else None,
             )
 
         def of_another_kind(batch: Batch) -> Structure:
@@ -248,10 +247,6 @@ def accumulate(
     if file is not None:
         file.remove()
     return total
-
-
-def _notify(observer: Observer, batch: Batch, outputs: Tensor) -> None:
-    observer(outputs, batch)
 
 
 def _identity_of(likelihood: Likelihood) -> str:

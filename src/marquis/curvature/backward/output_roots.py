@@ -32,9 +32,9 @@ class SquareRoot(ABC):
     count: int
     shared: bool
 
-    @abstractmethod
     def chunks(self, columns: int) -> list[object]:
-        """Return descriptions of chunks of about this many columns."""
+        """Return descriptions of chunks of about this many columns; here ranges of consecutive ones."""
+        return _ranges_of(self.count, columns)
 
     @abstractmethod
     def make(self, chunk: object) -> Factor:
@@ -57,10 +57,6 @@ class ExplicitRoot(SquareRoot):
     def count(self) -> int:  # type: ignore[override]
         """Return the number of columns."""
         return self.columns.shape[0]
-
-    def chunks(self, columns: int) -> list[object]:
-        """Return ranges of consecutive columns."""
-        return _ranges_of(self.count, columns)
 
     def make(self, chunk: object) -> Factor:
         """Return a slice of the columns."""
@@ -89,10 +85,6 @@ class AppliedRoot(SquareRoot):
         """Count the columns."""
         self.count = prod(self.likelihood.root_shape(self.outputs))
 
-    def chunks(self, columns: int) -> list[object]:
-        """Return ranges of consecutive columns."""
-        return _ranges_of(self.count, columns)
-
     def make(self, chunk: object) -> Factor:
         """Return a range of columns."""
         columns = _columns(self.likelihood, self.outputs, self.mask, chunk)  # type: ignore[arg-type]
@@ -108,10 +100,6 @@ class CentredRoot(SquareRoot):
         """Keep the probabilities [n, classes]."""
         self.softmax = Softmax.of(outputs, mask)
         self.count = outputs.shape[1]
-
-    def chunks(self, columns: int) -> list[object]:
-        """Return ranges of consecutive columns."""
-        return _ranges_of(self.count, columns)
 
     def make(self, chunk: object) -> Factor:
         """Return a range of columns."""

@@ -50,10 +50,9 @@ class Window:
         """Return whether the box is the whole grid."""
         return self.shape == self.full
 
-    def crop(self, tensor: Tensor, leading: int = 1) -> Tensor:
-        """Cut the box out of a tensor whose dimensions behind `leading` are the grid, flattened or not."""
-        grid = tensor.reshape(*tensor.shape[:leading], *self.full)
-        return grid[(slice(None),) * leading + self.slices]
+    def crop(self, tensor: Tensor) -> Tensor:
+        """Cut the box out of a tensor whose dimensions behind the first are the grid, flattened or not."""
+        return tensor.reshape(len(tensor), *self.full)[(slice(None), *self.slices)]
 
     def union(self, other: Window) -> Window:
         """Return the smallest box that holds both."""

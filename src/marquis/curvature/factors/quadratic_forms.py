@@ -32,7 +32,7 @@ from marquis.curvature.factors.matmul import by_sample, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.structures import Structure
 from marquis.structures.kronecker_operator import KroneckerOperator, fold
-from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator
+from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator, gram
 
 BLOCK_BYTES = 2**22
 """Size of the products of some samples with all columns: they are made, scaled and summed while in the cache."""
@@ -84,7 +84,7 @@ class DenseForm(QuadraticForm):
     def of(self, gradients: ParameterGradients, whole: bool) -> Tensor:
         """Multiply the rows by the root."""
         rows = _rows(gradients, self._root.dtype)
-        return _gram(matmul(rows, self._root), whole)
+        return gram(matmul(rows, self._root), not whole)
 
 
 @dataclass(eq=False)
@@ -114,10 +114,10 @@ class SeparableForm(QuadraticForm):
         if self.left is None and isinstance(gradients, EmbeddingGradients):
             return self._embedding(gradients, whole)
         if isinstance(gradients, (BiasGradients, ExplicitGradients)):
-            return _gram(self._times_root(_rows(gradients, self.inverse.dtype)), whole)
+            return gram(self._times_root(_rows(gradients, self.inverse.dtype)), not whole)
         return torch.cat(
             [
-                _gram(self._times_root(_flat_rows(gradients.explicit(start, stop), self.inverse.dtype)), whole)
+                gram(self._times_root(_flat_rows(gradients.explicit(start, stop), self.inverse.dtype)), not whole)
                 for start, stop in gradients.sample_ranges(BLOCK_BYTES)
             ]
         )
@@ -182,7 +182,7 @@ class SeparableForm(QuadraticForm):
             if on_inputs is not None and not rotate_inputs:
                 products = _rotated(products, on_inputs)
             half = products.view(-1, groups, columns, outputs, inputs).transpose(1, 2) * root
-            forms.append(_gram(half.flatten(2), whole))
+            forms.append(gram(half.flatten(2), not whole))
         return torch.cat(forms)
 
     def _arranged(self, gradients: OuterProducts) -> tuple[Tensor | None, Tensor | None, Tensor]:
@@ -205,7 +205,7 @@ class SeparableForm(QuadraticForm):
         collect = (same & is_first.unsqueeze(-1)).to(self.inverse.dtype)
         g = collect @ gradients.outputs.to(self.inverse.dtype)  # [c, n, t, e]
         half = g * self._root.view(self.shape)[tokens.clamp(min=0)]
-        return _gram(half.flatten(2).transpose(0, 1), whole)
+        return gram(half.flatten(2).transpose(0, 1), not whole)
 
 
 def _rotated(rows: Tensor, basis: Tensor) -> Tensor:
@@ -235,11 +235,6 @@ def _rows(gradients: ParameterGradients, dtype: torch.dtype) -> Tensor:
 def _flat_rows(written: Tensor, dtype: torch.dtype) -> Tensor:
     """Return gradients as rows `[n, c, P]`."""
     return written.reshape(*written.shape[:2], -1).transpose(0, 1).to(dtype)
-
-
-def _gram(half: Tensor, whole: bool) -> Tensor:
-    """Return `half halfᵀ` of rows `[n, c, size]`, or its diagonal."""
-    return half @ half.mT if whole else half.square().sum(-1)
 
 
 Forms = Mapping[str, QuadraticForm]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, random_weights
 
 if TYPE_CHECKING:
     from marquis.curvature.graph.network import Network, Step
@@ -94,10 +94,9 @@ def _axes_by_gradient(
                 "has to be the batch."
             )
         targets = [n for n in numbers if isinstance(values[n], Tensor) and values[n].requires_grad]
-        generator = torch.Generator(device=output.device).manual_seed(0)
-        weights = torch.randn(output[1].shape, dtype=output.dtype, device=output.device, generator=generator)
         if not targets:
             return {}
+        weights = random_weights(output[1])
         samples = sorted({0, 1, size - 1})
         tensors = [values[n] for n in targets]
         by_sample = [

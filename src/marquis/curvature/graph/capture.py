@@ -18,7 +18,7 @@ from marquis.curvature.graph.batch_axis import SymbolicShape, batch_axes
 from marquis.curvature.graph.network import Network, Ref, Step, op_name, references, rename
 from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import Model, buffers_of, call, describe, run, unfused_layers
+from marquis.functional.call import Model, call, copied_buffers, describe, run, unfused_layers
 from marquis.functional.checks import batch_size
 from marquis.functional.quiet import quiet
 from marquis.functional.replica import replicate
@@ -133,7 +133,7 @@ def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> 
     """Raise `DataError` if the model itself cannot be called with `x`: then it is not the capture that failed."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call(model, params, {name: buffer.clone() for name, buffer in buffers_of(model).items()}, x)
+            call(model, params, copied_buffers(model), x)
     except Exception as error:
         raise DataError(
             f"{describe(model)} cannot be called with this x: {_first_line(error)} Pass a tensor for model(x), a tuple "

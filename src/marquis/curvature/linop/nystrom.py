@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.curvature.linop.iterative import Matvec
 from marquis.errors import DataError, NumericalError
 from marquis.randomness import device_for
-
-Matvec = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)

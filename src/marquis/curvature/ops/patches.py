@@ -32,6 +32,9 @@ Pads = list[tuple[int, int]]
 FEW_PATCHES = 2**20
 """Entries of patches up to which they are written out: a convolution of a strip costs more than its arithmetic."""
 
+PATCH_BYTES = 2**25
+"""Bytes of patches that are held at a time where they are written out."""
+
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
 
@@ -120,7 +123,7 @@ def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int,
 
 
 def patch_products(
-    image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...], sharing: str, limit: int = 2**25
+    image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...], sharing: str
 ) -> tuple[Tensor, float]:
     """Sum over samples and positions of a aᵀ for the patches a, [q, *k * I/q, same], and the number of terms.
 
@@ -129,7 +132,6 @@ def patch_products(
         geometry: the convolution's.
         boxes: range of output positions, per dimension.
         sharing: "expand", or "reduce" for products of the mean patch of each sample.
-        limit: bytes of patches held at a time where they are written out.
     """
     kernel, groups = geometry.kernel, geometry.groups
     positions = prod(stop - start for start, stop in boxes)
@@ -139,7 +141,7 @@ def patch_products(
     if sharing == "expand" and worth and set(geometry.stride) == {1}:
         return _by_correlation(image, geometry)[None], float(n * positions)
     total = image.new_zeros(groups, size, size)
-    step = max(1, limit // max(1, groups * positions * size * image.element_size()))
+    step = max(1, PATCH_BYTES // max(1, groups * positions * size * image.element_size()))
     for start in range(0, n, step):
         a = unfold(image[start : start + step], geometry, boxes)
         a = a.mean(2, keepdim=True) if sharing == "reduce" else a
@@ -182,19 +184,17 @@ def _by_correlation(image: Tensor, geometry: ConvolutionGeometry) -> Tensor:
         every = (slice(None), slice(None))
         here, there = (part[(*every, *box)] for part, box in zip(with_first(thin), (inside, around), strict=True))
         sides, spread = [shape[2 + axis] for axis in order], [dilation[axis] for axis in order]
-        none = [0] * len(kernel)
         if here.numel() * prod(shape[1:]) <= FEW_PATCHES * channels:
             each = replace(geometry, kernel=tuple(sides), dilation=spread, padding=[(0, 0)] * len(kernel))
             patches = unfold(there, each, tuple((0, size) for size in here.shape[2:])).flatten(0, 2)
-            found = matmul(here.movedim(1, -1).flatten(0, -2).t(), patches)  # [channels, k * channels]
-            found = found.view(channels, *sides, channels).movedim(-1, 1)
+            products = matmul(here.movedim(1, -1).flatten(0, -2).t(), patches)  # [channels, k * channels]
+            products = products.view(channels, *sides, channels).movedim(-1, 1)
         else:
-            weight = image.new_empty(1).expand(channels, channels, *sides)
+            here, there = here.contiguous(), there.contiguous()
+            weight, none = image.new_empty(1).expand(channels, channels, *sides), [0] * len(kernel)
             options = ([1] * len(kernel), none, spread, False, none, 1, [False, True, False])
-            found = torch.ops.aten.convolution_backward(here.contiguous(), there.contiguous(), weight, None, *options)[
-                1
-            ]
-        return found.movedim(2, 2 + thin)
+            products = torch.ops.aten.convolution_backward(here, there, weight, None, *options)[1]
+        return products.movedim(2, 2 + thin)
 
     def within(u: tuple[int, ...], ranges: tuple[tuple[int, int], ...]) -> Tensor:
         key = (u[len(ranges) :], ranges)

@@ -35,7 +35,7 @@ def squared_pass(
 
     Args:
         network: the captured network.
-        values: as left by `squared_forward`, or by `network.forward` with at least `needed_values` kept. Consumed:
+        values: as left by `squared_forward`, or by `network.forward` with all that it kept. Consumed:
             results of steps are removed once no rule needs them.
         start: diagonal of the output Hessian, in the shape of the output (it may depend on the output).
         selected: names of the wanted parameters. What is not upstream of them is not computed.
@@ -123,12 +123,6 @@ def _shape_only(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.new_full((), float("nan")).expand(value.shape)
-
-
-def needed_values(network: Network, selected: Iterable[str]) -> frozenset[int]:
-    """Return the step results that `squared_pass` needs, for `network.forward(values, keep=...)`."""
-    schedule = schedule_of(network, selected)
-    return schedule.read | schedule.shaped
 
 
 def squared_notes(network: Network, selected: Iterable[str]) -> tuple[str, ...]:
