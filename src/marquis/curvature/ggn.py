@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.curvature.backward.accumulators import Running, make_accumulator
 from marquis.curvature.backward.accumulators.corrected import CorrectedAccumulator
@@ -166,7 +166,7 @@ def fisher(
     likelihood: str | Likelihood | Any,
     structure: str = "diagonal",
     *,
-    samples: int = 1,
+    samples: AtLeastOne = 1,
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
     generator: torch.Generator | None = None,
@@ -180,8 +180,6 @@ def fisher(
     (docs/method/curvature.md, Hessian and Fisher). Cost: `samples` backward passes. Arguments as in `ggn`; `samples`
     labels are sampled for each example.
     """
-    if samples < 1:
-        raise DataError(f"samples={samples}: the Monte-Carlo Fisher needs at least one label per example.")
     call = _Call(model, x, as_likelihood(likelihood), structure, params, parameters, mask, weight_sharing, memory_limit)
     return call.factored(lambda p, f, _: fisher_root(p, f, mask, samples, generator), samples)
 

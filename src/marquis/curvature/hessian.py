@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.curvature.linop.linear_operator import DENSE_LIMIT
 from marquis.curvature.linop.products import batch_product
-from marquis.errors import DataError, MemoryBudgetError, UnsupportedOperationError
+from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, check_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
@@ -34,7 +34,7 @@ def hessian(
     *,
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
-    vectors_per_pass: int = 32,
+    vectors_per_pass: AtLeastOne = 32,
 ) -> Diagonal | Full:
     """Compute the Hessian of `Σ_n -log p(y_n | f(x_n))` in the parameters, summed over the batch.
 
@@ -64,8 +64,6 @@ def hessian(
         raise UnsupportedOperationError(
             f"the Hessian has no structure={structure!r}; use 'diagonal' or 'full', or the GGN, which has them all."
         )
-    if vectors_per_pass < 1:
-        raise DataError(f"vectors_per_pass is {vectors_per_pass}; at least one vector has to pass.")
     batch_size(x)
     check_finite(x, "x")
     check_finite(y, "y")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from marquis.arguments import checked, checked_on_any_device
+from marquis.arguments import Positive, checked, checked_on_any_device
 from marquis.errors import DataError
 from marquis.likelihoods.base import Predictive
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -96,9 +96,7 @@ class NegativeBinomial(_Counts):
     label_independent = False
 
     @checked
-    def __init__(self, dispersion: float = 1.0) -> None:
-        if not 0 < dispersion < float("inf"):
-            raise DataError(f"NegativeBinomial(dispersion={dispersion}): it has to be positive and finite.")
+    def __init__(self, dispersion: Positive = 1.0) -> None:
         self.dispersion = float(dispersion)
 
     @checked

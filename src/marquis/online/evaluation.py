@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from marquis.curvature.ggn import ggn, outputs_and_ggn
-from marquis.curvature.planning.choices import SHARING_ESTIMATORS
 from marquis.distributed import group_is_up
 from marquis.errors import DataError
 from marquis.functional.call import buffers_of, call
@@ -99,9 +98,7 @@ def _forward(
     with_curvature: bool,
 ) -> tuple[Tensor, Callable[..., Structure] | None]:
     """Return the outputs at sampled weights, and a function that computes the curvature there."""
-    like = theta[learner.names[0]]
-    mixed = torch.is_autocast_enabled(like.device.type)
-    if with_curvature and learner.estimator in SHARING_ESTIMATORS and not mixed:
+    if with_curvature and learner._shares_forward:
         shared = outputs_and_ggn(
             learner.model,
             x,
@@ -116,7 +113,7 @@ def _forward(
         )
         learner._multiplied_once = shared.network.multiplied_once
         return shared.outputs, shared.curvature
-    outputs = call(learner.model, everything, buffers_of(learner.model), x).to(like.dtype)
+    outputs = call(learner.model, everything, buffers_of(learner.model), x).to(theta[learner.names[0]].dtype)
     if not with_curvature:
         return outputs, None
     at = {name: value.detach() for name, value in everything.items()}

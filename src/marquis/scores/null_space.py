@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.choices import choose
-from marquis.errors import DataError, NumericalError
+from marquis.errors import NumericalError
 from marquis.functional.call import Model
 from marquis.functional.function import NetworkFunction
 from marquis.functional.jacobian import jacobian, sample_gradients
@@ -35,7 +35,7 @@ def null_space(
     loader: Iterable[Any],
     likelihood: str | Likelihood | Any,
     kept: str = "outputs",
-    prior_precision: float = 1.0,
+    prior_precision: Positive = 1.0,
     *,
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
@@ -57,8 +57,6 @@ def null_space(
         parameters: Which parameters, as in `curvature.ggn`.
     """
     kept = choose("kept", kept, QUANTITIES)
-    if not 0 < prior_precision < float("inf"):
-        raise DataError(f"prior_precision={prior_precision}: it has to be positive and finite.")
     refuse_one_shot(loader, "null_space")
     function = NetworkFunction.copy_of(model, params=params, parameters=parameters)
     return NullSpacePosterior(function, loader, as_likelihood(likelihood), kept, prior_precision)
@@ -77,7 +75,7 @@ class NullSpacePosterior:
     @checked
     def sample(
         self,
-        n: int,
+        n: AtLeastOne,
         generator: torch.Generator | None = None,
         *,
         tolerance: float = 1e-6,
@@ -97,8 +95,6 @@ class NullSpacePosterior:
         Raises:
             NumericalError: The sweeps did not converge.
         """
-        if n < 1:
-            raise DataError(f"n={n}: at least one sample is needed.")
         function = self.function
         device = device_for(generator, function.device)
         noise = torch.randn(n, function.size, generator=generator, dtype=function.dtype, device=device)

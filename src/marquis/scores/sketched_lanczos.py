@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, checked
 from marquis.curvature.linop.operator import CurvatureOperator, operator
 from marquis.errors import DataError
 from marquis.functional.call import Model
@@ -61,7 +61,7 @@ def sketched_lanczos(
     model: Model,
     loader: Iterable[Any],
     likelihood: str | Likelihood | Any,
-    steps: int = 100,
+    steps: AtLeastOne = 100,
     sketch: int | None = None,
     *,
     params: Mapping[str, Tensor] | None = None,
@@ -84,8 +84,6 @@ def sketched_lanczos(
         generator: Source of randomness for the first vector and the sketch.
         dtype: Compute in this type.
     """
-    if steps < 1:
-        raise DataError(f"steps={steps}: at least one Lanczos step is needed.")
     matrix = operator(model, loader, likelihood, params=params, parameters=parameters, dtype=dtype)
     start = matrix._probes(1, generator)  # in a group of processes, the first one's
     sketching = None

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from marquis.arguments import FromZero, checked
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.randomness import device_for
+from marquis.randomness import normal
 from marquis.structures.layout import DiagonalLike, Layout, Scalar
 from marquis.structures.linalg import as_number, check_factor, convert
 from marquis.structures.operators import Operator
@@ -172,9 +172,7 @@ class Structure(ABC):
     @checked
     def sample(self, n: FromZero, generator: torch.Generator | None = None) -> Tensor:
         """Return `n` samples `[n, P]` from N(0, A^-1): A is taken as a precision matrix."""
-        device = device_for(generator, self.device)
-        z = torch.randn(n, self.noise_dim, generator=generator, dtype=self.dtype, device=device)
-        return self.sample_from(z.to(self.device))
+        return self.sample_from(normal((n, self.noise_dim), self.like, generator))
 
     @checked
     def quadratic(self, jacobian: Tensor, diagonal_only: bool = False) -> Tensor:

@@ -207,6 +207,13 @@ class Method(nn.Module):
         """Return the network's parameters with these in the place of the trained ones."""
         return {**dict(self.network.named_parameters()), **dict(zip(self._inner, trained, strict=True))}
 
+    def _penalised(self, outputs: Tensor, y: Any, mask: Tensor | None, penalty: Tensor) -> Tensor:
+        """Return the loss of these outputs: `-(1/S) Σ log p(y_i|f_i) + (β/N) penalty`, and note its terms."""
+        self.likelihood.validate(outputs.detach(), y, mask)
+        fit, penalty = self.likelihood.log_prob(outputs, y, mask).mean(), self.tempering / self.num_data * penalty
+        self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
+        return penalty - fit
+
     def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
         return [normal(t.shape, t, self.generator) for t in like]

@@ -12,7 +12,7 @@ from marquis.arguments import checked
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import run
 from marquis.variational.base import Method, names_inputs
-from marquis.variational.objective import Terms, decay
+from marquis.variational.objective import decay
 
 
 class MAP(Method):
@@ -26,15 +26,9 @@ class MAP(Method):
     @checked
     @names_inputs
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
-        y = x if y is None else y
         with torch.enable_grad():
-            outputs = run(self.network, x)
-            self.likelihood.validate(outputs.detach(), y, mask)
-            fit = self.likelihood.log_prob(outputs, y, mask).mean()
-            penalty = self.tempering / self.num_data * decay(self.means, self.prior_scales)
-            loss = penalty - fit
-        self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
-        return loss
+            penalty = decay(self.means, self.prior_scales)
+            return self._penalised(run(self.network, x), x if y is None else y, mask, penalty)
 
     @checked
     def log_joint(self, loader: Iterable[Any]) -> float:

@@ -16,7 +16,6 @@ from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
 from marquis.variational.base import names_inputs
 from marquis.variational.gaussian_method import GaussianMethod
-from marquis.variational.objective import Terms
 
 
 @inherits_options
@@ -88,16 +87,10 @@ class MeanFieldVI(GaussianMethod):
     @checked
     @names_inputs
     def step(self, x: Any, y: Any = None, mask: Tensor | None = None) -> Tensor:  # noqa: D102
-        y = x if y is None else y
         with torch.enable_grad():
             # With the network's buffers: batch statistics are updated by this pass, as in plain training.
             outputs = call(self.network, self.draw(), buffers_of(self.network), x)
-            self.likelihood.validate(outputs.detach(), y, mask)
-            fit = self.likelihood.log_prob(outputs, y, mask).mean()
-            penalty = self.tempering / self.num_data * self.kl()
-            loss = penalty - fit
-        self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
-        return loss
+            return self._penalised(outputs, x if y is None else y, mask, self.kl())
 
     @checked
     def elbo(self, loader: Iterable[Any], *, samples: int = 10) -> float:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from marquis.errors import UnsupportedOperationError
-from marquis.functional.call import call, describe
+from marquis.functional.call import call, describe, unfused_layers
 
 KINKED = {
     "relu": "ReLU",
@@ -76,7 +76,7 @@ def refuse_kinks(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Ma
     leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in parameters.items()}
     watch = _Watch(model)
     devices = {p.device for p in leaves.values() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices), torch.enable_grad(), watch:
+    with torch.random.fork_rng(devices), torch.enable_grad(), unfused_layers, watch:  # a fused layer hides its ReLU
         call(model, leaves, copies, x)
     if watch.refused:
         activations = "; ".join(watch.refused)
@@ -98,11 +98,8 @@ class _Watch(TorchDispatchMode):
         self.doubtful: list[str] = []
         self._stack: list[str] = []
         self._hooks: list[Any] = []
-        self._fast_attention = True
 
     def __enter__(self) -> Any:
-        self._fast_attention = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # the fused transformer layer would hide its ReLU
         for name, module in self.model.named_modules():
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)))
             self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
@@ -112,7 +109,6 @@ class _Watch(TorchDispatchMode):
         super().__exit__(*error)
         for hook in self._hooks:
             hook.remove()
-        torch.backends.mha.set_fastpath_enabled(self._fast_attention)
 
     def _leave(self, *_: Any) -> None:
         """Note that a module's forward pass is over."""
