@@ -115,12 +115,31 @@ class Subnetwork:
             options: passed to `accumulate` for "variance".
         """
         tensors = parameters_of(model, params)
-        if not isinstance(self.by, Tensor) and not (isinstance(self.by, str) and self.by in SCORES):
-            names = select({name: tensors[name] for name in layout.names}, self.by)
-            return Chosen.of(layout, torch.cat([torch.arange(layout.total)[layout.slice(name)] for name in names]))
-        scores = self._scores(
-            model, layout, tensors, params, loader, likelihood, prior, generator, temperature, options
-        )
+        weights = {name: tensors[name] for name in layout.names}
+        names = list(layout.names)
+        if self.needs_data and (loader is None or likelihood is None or (self.by == "variance" and prior is None)):
+            raise DataError(f"Subnetwork(by={self.by!r}) needs data and a likelihood, and by='variance' a prior.")
+        if isinstance(self.by, Tensor):
+            layout.check_length(self.by, "subnetwork scores")
+            scores = self.by.detach()
+        elif self.by == "magnitude":
+            scores = layout.flatten(weights).detach().abs()
+        elif self.by == "random":
+            scores = torch.rand(layout.total, generator=generator, dtype=torch.float64)
+        elif self.by == "swag":
+            assert loader is not None and likelihood is not None
+            scores = layout.flatten(
+                swag_variance(model, loader, likelihood, names, generator=generator, **(self.swag or {}))
+            )
+        elif self.by == "variance":
+            assert loader is not None and likelihood is not None and prior is not None
+            curvature = accumulate(
+                model, loader, likelihood, "diagonal", params=params, parameters=names, generator=generator, **options
+            )
+            scores = prior.add_to(curvature / temperature).inverse_diagonal()
+        else:
+            places = [torch.arange(layout.total)[layout.slice(name)] for name in select(weights, self.by)]
+            return Chosen.of(layout, torch.cat(places))
         layout.check_finite(scores, "subnetwork scores")
         assert self.size is not None
         if not math.isfinite(self.size):
@@ -132,42 +151,6 @@ class Subnetwork:
         if self.by == "variance" and prior is not None and count < layout.total:
             _warn_if_undetermined(scores[chosen] * prior.vector()[chosen].to(scores))
         return Chosen.of(layout, chosen.sort().values)
-
-    def _scores(
-        self,
-        model: Model,
-        layout: Layout,
-        tensors: Mapping[str, Tensor],
-        params: Mapping[str, Tensor] | None,
-        loader: Iterable[Any] | None,
-        likelihood: Likelihood | None,
-        prior: BoundPrior | None,
-        generator: torch.Generator | None,
-        temperature: float,
-        options: Mapping[str, Any],
-    ) -> Tensor:
-        """Return the score of every weight by which the largest are chosen."""
-        if isinstance(self.by, Tensor):
-            layout.check_length(self.by, "subnetwork scores")
-            return self.by.detach()
-        weights = layout.flatten({name: tensors[name].detach() for name in layout.names})
-        if self.by == "magnitude":
-            return weights.abs()
-        if self.by == "random":
-            return torch.rand(layout.total, generator=generator, dtype=torch.float64)
-        if loader is None or likelihood is None:
-            raise DataError(f"Subnetwork(by={self.by!r}) needs data and a likelihood.")
-        if self.by == "swag":
-            return layout.flatten(
-                swag_variance(model, loader, likelihood, layout.names, generator=generator, **(self.swag or {}))
-            )
-        if prior is None:
-            raise DataError("Subnetwork(by='variance') needs a prior over the parameters.")
-        names = list(layout.names)
-        curvature = accumulate(
-            model, loader, likelihood, "diagonal", params=params, parameters=names, generator=generator, **options
-        )
-        return prior.add_to(curvature / temperature).inverse_diagonal()
 
 
 def _warn_if_undetermined(ratio: Tensor) -> None:
