@@ -214,7 +214,7 @@ def test_fisher_matches_its_own_labels(name: str, network: str):
     columns = []
     for index, x in enumerate(case.x.split(7)):
         f = case.model(x).detach()
-        r = op._likelihood.fisher_column(f, op._label_generator(index)).flatten(start_dim=1)
+        r = op.likelihood.fisher_column(f, op._label_generator(index)).flatten(start_dim=1)
         columns.append(torch.einsum("nop,no->np", jacobian(case.model, x), r))
     g = torch.cat(columns)
     close(op.to_dense(), g.T @ g)
