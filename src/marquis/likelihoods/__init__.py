@@ -11,7 +11,7 @@ from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.bernoulli import Bernoulli
 from marquis.likelihoods.categorical import Categorical
 from marquis.likelihoods.counts import NegativeBinomial, Poisson
-from marquis.likelihoods.custom import REQUIRED, CustomLikelihood
+from marquis.likelihoods.custom import REQUIRED, CustomLikelihood, lacking_methods
 from marquis.likelihoods.gaussian import Gaussian
 from marquis.likelihoods.heteroscedastic import Heteroscedastic
 from marquis.likelihoods.pointwise import PointwiseLikelihood
@@ -59,12 +59,11 @@ def as_likelihood(spec: str | Likelihood | object) -> Likelihood:
     if isinstance(spec, str):
         hint = f"Or pass a Likelihood object, or an object with {', '.join(REQUIRED)}."
         return NAMES[choose("likelihood", spec, NAMES, hint=hint)]()
-    if not isinstance(spec, type) and all(callable(getattr(spec, name, None)) for name in REQUIRED):
-        return CustomLikelihood(spec)
     if isinstance(spec, type):
         problem = f"a likelihood is an object, not a class: write {spec.__name__}() instead of {spec.__name__}."
+    elif not (lacking := lacking_methods(spec)):
+        return CustomLikelihood(spec)
     else:
-        lacking = [name for name in REQUIRED if not callable(getattr(spec, name, None))]
         problem = f"{type(spec).__name__} is not a likelihood: it lacks {', '.join(lacking)}."
     names, methods = ", ".join(map(repr, NAMES)), ", ".join(REQUIRED)
     raise UnsupportedOperationError(f"{problem} Accepted: {names}, a Likelihood object, or an object with {methods}.")

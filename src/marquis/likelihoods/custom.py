@@ -16,6 +16,11 @@ from marquis.likelihoods.tools import as_mask
 REQUIRED = ("log_prob", "hessian_sqrt", "sample", "predictive")
 
 
+def lacking_methods(user: object) -> list[str]:
+    """Return the names of required methods that an object does not have."""
+    return [name for name in REQUIRED if not callable(getattr(user, name, None))]
+
+
 class CustomLikelihood(Likelihood):
     """Wrap a user's object; methods that it does not have are derived from those it has.
 
@@ -29,8 +34,7 @@ class CustomLikelihood(Likelihood):
     """
 
     def __init__(self, user: object) -> None:
-        lacking = [name for name in REQUIRED if not callable(getattr(user, name, None))]
-        if lacking:
+        if lacking := lacking_methods(user):
             raise UnsupportedOperationError(f"{type(user).__name__} lacks {', '.join(lacking)} to be a likelihood.")
         self.user = user
         self.coupling = getattr(user, "coupling", "all")

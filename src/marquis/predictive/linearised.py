@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marquis.curvature.factors.quadratic_forms import Forms, quadratic_forms
 from marquis.curvature.output_covariance import output_covariance
-from marquis.curvature.planning.memory import RESERVE, available_bytes, gigabytes
+from marquis.curvature.planning.memory import allowed_bytes, gigabytes
 from marquis.errors import MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.jacobian import BUDGET, COPIES, jacobian_chunks
 from marquis.likelihoods import Likelihood
@@ -110,7 +110,7 @@ def closed_form(
     forms = _forms(function)
     needed = _bytes(mean, outputs, function, forms is None)
     if diagonal is None:
-        whole = outputs <= COVARIANCE_OUTPUTS and needed <= _allowed(mean, limit) // 4
+        whole = outputs <= COVARIANCE_OUTPUTS and needed <= allowed_bytes(mean.device, limit) // 4
     else:
         whole = not diagonal
         if whole:
@@ -164,16 +164,11 @@ def _bytes(mean: Tensor, rows: int, function: PosteriorFunction, with_jacobian: 
     return rows * (rows + with_jacobian * COPIES * function.posterior.layout.total) * mean.element_size()
 
 
-def _allowed(mean: Tensor, limit: int | None) -> int:
-    """Return the bytes that may be used."""
-    return int(RESERVE * available_bytes(mean.device)) if limit is None else limit
-
-
 def check_covariance_fits(
     mean: Tensor, rows: int, limit: int | None, function: PosteriorFunction, with_jacobian: bool
 ) -> None:
     """Refuse a covariance that cannot fit, before it is tried."""
-    needed, allowed = _bytes(mean, rows, function, with_jacobian), _allowed(mean, limit)
+    needed, allowed = _bytes(mean, rows, function, with_jacobian), allowed_bytes(mean.device, limit)
     if needed > max(allowed, 2**24):
         raise MemoryBudgetError(
             f"the covariance of {rows:,} outputs over {function.posterior.layout.total:,} weights takes about "

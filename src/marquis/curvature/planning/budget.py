@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.curvature.planning.memory import gigabytes
-from marquis.curvature.planning.plan import Plan, first_samples, plan
+from marquis.curvature.planning.plan import Plan, plan
 from marquis.errors import MarquisError, MemoryBudgetError
 from marquis.functional.call import Model
+from marquis.functional.checks import samples_of
 from marquis.likelihoods import Likelihood
 
 
@@ -47,7 +48,7 @@ class Budget:
         rows = min(size, self.limit_rows or size)
         while True:
             if (kind, rows) not in self.plans:
-                self.plans[kind, rows] = self._plan(x, size, rows, {})
+                self.plans[kind, rows] = self._plan(x, rows, {})
             made = self.plans[kind, rows]
             if made is None:  # `ggn` will say it better, with the numbers at hand
                 return rows
@@ -58,10 +59,10 @@ class Budget:
                 raise MemoryBudgetError(self._refusal(x, size, made, needed, batches))
             rows = self.limit_rows = max(1, rows // 2)
 
-    def _plan(self, x: Any, size: int, rows: int, changed: dict[str, Any]) -> Plan | None:
+    def _plan(self, x: Any, rows: int, changed: dict[str, Any]) -> Plan | None:
         """Return the plan for the first rows of a batch; None where it cannot be made."""
         try:
-            return plan(self.model, first_samples(x, size, rows), self.likelihood, **{**self.options, **changed})
+            return plan(self.model, samples_of(x, 0, rows), self.likelihood, **{**self.options, **changed})
         except MarquisError:
             return None
 
@@ -83,7 +84,7 @@ class Budget:
         for other in dict.fromkeys(others):
             if other == (structure, estimator):
                 continue
-            fewer = self._plan(x, size, 1, {"structure": other[0], "estimator": other[1]})
+            fewer = self._plan(x, 1, {"structure": other[0], "estimator": other[1]})
             if fewer is not None and self._needed(fewer, size, batches) <= fewer.available_bytes:
                 fitting.append(f"structure='{other[0]}' with estimator='{other[1]}'")
         advice = f"These fit: {'; '.join(fitting)}. Or" if fitting else "No other structure or estimator fits either;"

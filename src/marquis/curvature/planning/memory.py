@@ -43,6 +43,11 @@ def available_bytes(device: torch.device) -> int:
         return 4 * 2**30
 
 
+def allowed_bytes(device: torch.device, limit: int | None) -> int:
+    """Return the bytes that may be used: the limit, or most of the free memory of a device."""
+    return int(RESERVE * available_bytes(device)) if limit is None else limit
+
+
 def result_bytes(
     structure: str, layout: Layout, columns: int, item: int, diagonal: Collection[str] = frozenset()
 ) -> int:
@@ -89,7 +94,7 @@ def check_memory(
         needed *= 2  # the sum, and one product while it is added
     if limit is None and needed <= SMALL_BYTES:
         return
-    allowed = int(RESERVE * available_bytes(like.device)) if limit is None else limit
+    allowed = allowed_bytes(like.device, limit)
     if needed <= allowed:
         return
     sizes = {

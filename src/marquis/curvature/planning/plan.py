@@ -19,14 +19,14 @@ from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network
-from marquis.curvature.planning import plan_text, rehearsal
+from marquis.curvature.planning import plan_text
 from marquis.curvature.planning.choices import check_choices
 from marquis.curvature.planning.coverage import LayerPlan, factored_layers, mixed_layers, notes_on, squared_layers
-from marquis.curvature.planning.memory import RESERVE, available_bytes, chunk_bytes, gigabytes, result_bytes
-from marquis.curvature.planning.rehearsal import Rehearsal, Segment
+from marquis.curvature.planning.memory import allowed_bytes, chunk_bytes, gigabytes, result_bytes
+from marquis.curvature.planning.rehearsal import Rehearsal, Rehearsals, Segment
 from marquis.errors import MarquisError, MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, samples_of
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.options import renamed_attributes
@@ -138,7 +138,7 @@ def plan(
     everything = {name: p.detach() for name, p in parameters_of(model, params).items()}
     layout = Layout.of(select(parameters_of(model, params), parameters))
     like = everything[layout.names[0]]
-    network = network_of(model, everything, first_samples(x, size, CAPTURE_SAMPLES))
+    network = network_of(model, everything, samples_of(x, 0, CAPTURE_SAMPLES))
     if network.fixed_batch not in (None, size):
         network = network_of(model, everything, x)
     resolved = as_likelihood(likelihood)
@@ -148,7 +148,7 @@ def plan(
     key = ("plan", *kind, layout, like.dtype, str(like.device), repr(shapes))
     remembered = network.memo.get(key)
     if remembered is not None:
-        return replace(remembered, available_bytes=_allowed(like, memory_limit))
+        return replace(remembered, available_bytes=allowed_bytes(like.device, memory_limit))
     planner = _Planner(network, everything, x, size, resolved, layout, structure, like, memory_limit)
     try:
         made = planner.make(estimator, probes, width_limit)
@@ -194,16 +194,6 @@ def require_fit(model: Model, x: Any, likelihood: Likelihood, structure: str, es
     fitting.add(key)
 
 
-def _allowed(like: Tensor, limit: int | None) -> int:
-    """Return the bytes that may be used."""
-    return int(RESERVE * available_bytes(like.device)) if limit is None else limit
-
-
-def first_samples(x: Any, size: int, count: int) -> Any:
-    """Return the first samples of a batch."""
-    return x if size <= count else pytree.tree_map_only(Tensor, lambda t: t[:count], x)
-
-
 @dataclass(eq=False)
 class _Planner:
     network: Network
@@ -222,30 +212,18 @@ class _Planner:
 
     def make(self, estimator: str, probes: int, width_limit: float) -> Plan:
         """Return the plan for an estimator, from a rehearsal of its pass."""
+        passes = Rehearsals(self.backward, self.params, self.x, self.size, self.likelihood, self._accumulator)
         if estimator == "approximate":
-            names = [name for name in self.layout.names if name in self.network.parameters]
-            rehearsed = rehearsal.rehearse_squared(self.network, self.params, self.x, self.likelihood, names)
+            rehearsed = passes.squared([name for name in self.layout.names if name in self.network.parameters])
             layers = squared_layers(self.backward, self.layout)
             return self.finish(estimator, rehearsed, layers, rehearsed.pass_peak, 1)
-        rehearsed = rehearsal.rehearse_factored(
-            self.backward,
-            self.params,
-            self.x,
-            self.size,
-            self.likelihood,
-            self._accumulator,
-            chunk_bytes(self.limit),
-            probes if estimator == "sketched" else None,
-            keep_everything=estimator == "mixed",
-        )
+        columns = probes if estimator == "sketched" else None
+        rehearsed = passes.factored(chunk_bytes(self.limit), columns, keep_everything=estimator == "mixed")
         if estimator == "mixed":
             layers = mixed_layers(self.backward, self.layout, rehearsed, width_limit, self.size)
             rehearsed.segments = []
             columns = prod(rehearsed.outputs[1:]) if prod(rehearsed.outputs[1:]) <= width_limit else 1
-            working = rehearsal.rehearse_mixed(
-                self.backward, self.params, self.x, self.size, self.likelihood, self._accumulator, width_limit
-            )
-            return self.finish(estimator, rehearsed, layers, working, columns)
+            return self.finish(estimator, rehearsed, layers, passes.mixed(width_limit), columns)
         layers = factored_layers(self.backward, self.layout, rehearsed, self.structure)
         working = rehearsed.pass_peak + self._written_bytes(rehearsed)
         return self.finish(estimator, rehearsed, layers, working, rehearsed.segments[0].columns)
@@ -278,7 +256,7 @@ class _Planner:
             pass_bytes=working,
             result_bytes=result,
             total_bytes=max(rehearsed.forward_peak, rehearsed.forward_bytes + working) + copies * result,
-            available_bytes=_allowed(self.like, self.limit),
+            available_bytes=allowed_bytes(self.like.device, self.limit),
             item=self.item,
         )
 

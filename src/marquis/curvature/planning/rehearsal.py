@@ -7,8 +7,8 @@ stands for all, since they are alike. Cost: milliseconds per operation, whatever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,12 +25,9 @@ from marquis.curvature.backward.output_roots import ExplicitRoot, PixelwiseRoot,
 from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.backward.tiles import image_shape
 from marquis.curvature.backward.walk import BackwardWalk, Observer
-from marquis.curvature.factors.gradients import (
-    LazyGradients,
-    ParameterGradients,
-)
+from marquis.curvature.factors.gradients import LazyGradients, ParameterGradients
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
-from marquis.curvature.graph.network import Network, Step
+from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import Context
 from marquis.curvature.planning.memory import AllocationMeter, tensors_in
 from marquis.curvature.squared.mixed import mixed_pass
@@ -169,69 +166,87 @@ class _Rehearsed(Receiver):
         self.held.clear()
 
 
-def rehearse_factored(
-    backward: BackwardSteps,
-    params: Mapping[str, Tensor],
-    x: Any,
-    samples: int,
-    likelihood: Likelihood,
-    make_accumulator: Callable[[], Accumulator],
-    chunk_bytes: int,
-    probes: int | None,
-    keep_everything: bool = False,
-) -> Rehearsal:
-    """Rehearse the factor pass with tensors that have shapes but no entries."""
-    network = backward.network
-    result = Rehearsal()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        values = _fake_values(network, params, x, mode)
-        keep = None if keep_everything else backward.needed
-        forward = partial(network.forward, values, keep, result.shapes, backward.with_extra)
-        outputs = _forward(values, result, forward)
-        real = make_accumulator()
-        accumulator = _Rehearsed(real.like, real=real, kronecker_forms=result.kronecker_forms)
-        with AllocationMeter() as meter:
-            if probes is None:
-                image = image_shape(network, result.shapes)
-                root = exact_root(likelihood.resolve(outputs), outputs, None, image)
-            else:
-                root = ExplicitRoot(outputs.new_empty(probes, *outputs.shape), tuple(outputs.shape))
-            context = Context(network, values, result.shapes, backward.active, samples)
-            BackwardWalk(backward, context, accumulator, chunk_bytes, result).run(root)
-            result.pass_peak = meter.peak
-    return result
+@dataclass(frozen=True, eq=False)
+class Rehearsals:
+    """Run the passes of one call with tensors that have shapes but no entries.
 
+    Attributes:
+        backward: the steps to visit.
+        params: all parameters.
+        x: the inputs.
+        samples: their number.
+        likelihood: p(y|f).
+        make_accumulator: returns a new accumulator of the structure.
+    """
 
-def rehearse_mixed(
-    backward: BackwardSteps,
-    params: Mapping[str, Tensor],
-    x: Any,
-    samples: int,
-    likelihood: Likelihood,
-    make_accumulator: Callable[[], Accumulator],
-    width_limit: float,
-) -> int:
-    """Rehearse the mixed pass for the bytes that it takes on top of the forward values; arguments as above."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        values, shapes = _fake_values(backward.network, params, x, mode), {}
-        outputs = backward.network.forward(values, None, shapes, backward.with_extra)
-        real = make_accumulator()
-        accumulator = _Rehearsed(real.like, real=real, kronecker_forms={})
-        context = Context(backward.network, values, shapes, backward.active, samples)
-        with AllocationMeter() as meter:
-            mixed_pass(backward, context, likelihood.resolve(outputs), None, accumulator, width_limit, rehearsing=True)
-        return meter.peak
+    backward: BackwardSteps
+    params: Mapping[str, Tensor]
+    x: Any
+    samples: int
+    likelihood: Likelihood
+    make_accumulator: Callable[[], Accumulator]
 
+    def factored(self, chunk_bytes: int, probes: int | None, keep_everything: bool = False) -> Rehearsal:
+        """Rehearse the factor pass; `probes` is None for the exact root."""
+        network, result = self.backward.network, Rehearsal()
+        with self._without_entries() as values:
+            keep = None if keep_everything else self.backward.needed
+            forward = partial(network.forward, values, keep, result.shapes, self.backward.with_extra)
+            outputs = _forward(values, result, forward)
+            accumulator = self._accumulator(result.kronecker_forms)
+            with AllocationMeter() as meter:
+                if probes is None:
+                    image = image_shape(network, result.shapes)
+                    root = exact_root(self.likelihood.resolve(outputs), outputs, None, image)
+                else:
+                    root = ExplicitRoot(outputs.new_empty(probes, *outputs.shape), tuple(outputs.shape))
+                context = Context(network, values, result.shapes, self.backward.active, self.samples)
+                BackwardWalk(self.backward, context, accumulator, chunk_bytes, result).run(root)
+                result.pass_peak = meter.peak
+        return result
 
-def _fake_values(network: Network, params: Mapping[str, Tensor], x: Any, mode: FakeTensorMode) -> dict[int, Any]:
-    """Return parameters, constants and inputs as fake tensors."""
+    def mixed(self, width_limit: float) -> int:
+        """Rehearse the mixed pass for the bytes that it takes on top of the forward values."""
+        network, shapes = self.backward.network, dict[int, tuple[int, ...]]()
+        with self._without_entries() as values:
+            likelihood = self.likelihood.resolve(network.forward(values, None, shapes, self.backward.with_extra))
+            accumulator = self._accumulator({})
+            context = Context(network, values, shapes, self.backward.active, self.samples)
+            with AllocationMeter() as meter:
+                mixed_pass(self.backward, context, likelihood, None, accumulator, width_limit, rehearsing=True)
+            return meter.peak
 
-    def fake(value: Any) -> Any:
-        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
-            return value
-        return mode.from_tensor(value.detach())
+    def squared(self, names: Sequence[str]) -> Rehearsal:
+        """Rehearse the squared pass: memory only, since every parameter is treated alike."""
+        network, result = self.backward.network, Rehearsal()
+        with self._without_entries() as values:
+            outputs = _forward(values, result, lambda: squared_forward(network, values, names))
+            with AllocationMeter() as meter:
+                start = self.likelihood.resolve(outputs).hessian_diagonal(outputs, None)
+                try:
+                    squared_pass(network, values, start, names)
+                except MarquisError:
+                    raise
+                except RuntimeError:  # a rule looks at entries; m has the shapes of the forward values, a few at a time
+                    result.pass_peak = result.forward_peak
+                result.pass_peak = max(meter.peak, result.pass_peak)
+        return result
 
-    return {number: fake(value) for number, value in network.bind(params, x).items()}
+    def _accumulator(self, kronecker_forms: dict[str, tuple[str, int]]) -> _Rehearsed:
+        """Return what stands in for a new accumulator."""
+        real = self.make_accumulator()
+        return _Rehearsed(real.like, real=real, kronecker_forms=kronecker_forms)
+
+    @contextmanager
+    def _without_entries(self) -> Iterator[dict[int, Any]]:
+        """Yield parameters, constants and inputs as fake tensors, within a context that makes no others."""
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+
+            def fake(value: Any) -> Any:
+                is_real = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+                return mode.from_tensor(value.detach()) if is_real else value
+
+            yield {number: fake(v) for number, v in self.backward.network.bind(self.params, self.x).items()}
 
 
 def _forward(values: dict[int, Any], result: Rehearsal, run: Callable[[], Tensor]) -> Tensor:
@@ -246,23 +261,3 @@ def _forward(values: dict[int, Any], result: Rehearsal, run: Callable[[], Tensor
     result.forward_peak = max(meter.peak, result.forward_bytes)
     result.outputs = tuple(outputs.shape)
     return outputs
-
-
-def rehearse_squared(
-    network: Network, params: Mapping[str, Tensor], x: Any, likelihood: Likelihood, names: Sequence[str]
-) -> Rehearsal:
-    """Rehearse the squared pass: memory only, since every parameter is treated alike."""
-    result = Rehearsal()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        values = _fake_values(network, params, x, mode)
-        outputs = _forward(values, result, lambda: squared_forward(network, values, names))
-        with AllocationMeter() as meter:
-            start = likelihood.resolve(outputs).hessian_diagonal(outputs, None)
-            try:
-                squared_pass(network, values, start, names)
-            except MarquisError:
-                raise
-            except RuntimeError:  # a rule looks at entries; m has the shapes of the forward values, a few at a time
-                result.pass_peak = result.forward_peak
-            result.pass_peak = max(meter.peak, result.pass_peak)
-    return result
