@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from squared_oracle import approximate, assert_same, exact, needed_values, network_of, random_start
 from torch import Tensor, nn
 
-from marquis.curvature.squared.squared import squared_forward, squared_notes, squared_pass
+from marquis.curvature.squared.schedule import schedule_of
+from marquis.curvature.squared.squared import squared_forward, squared_pass
 from marquis.errors import DataError, UnsupportedOperationError
 
 
@@ -239,7 +240,7 @@ def test_the_same_operation_written_twice_is_one() -> None:
     for model in (twice, views):
         network = network_of(model, x)
         assert_same(approximate(network, model, x), exact(model, x))
-        assert not any("is used" in note for note in squared_notes(network, ["a.weight", "a.bias"]))
+        assert not any("is used" in note for note in schedule_of(network, ["a.weight", "a.bias"]).notes)
 
 
 def test_two_tensors_in_one_elementwise_function() -> None:
@@ -252,8 +253,8 @@ def test_two_tensors_in_one_elementwise_function() -> None:
     model, x = built(Net(forward, a=nn.Linear(4, 5), b=nn.Linear(4, 5))), double(5, 4)
     network = network_of(model, x)
     assert_same(approximate(network, model, x), exact(model, x))
-    assert any("two different tensors" in note for note in squared_notes(network, ["a.weight", "b.weight"]))
-    assert not squared_notes(network, ["a.weight"])
+    assert any("two different tensors" in note for note in schedule_of(network, ["a.weight", "b.weight"]).notes)
+    assert not schedule_of(network, ["a.weight"]).notes
 
 
 def test_elementwise_residual_is_exact_and_mixing_residual_is_the_sum_of_the_branches() -> None:
@@ -317,8 +318,8 @@ def test_tied_weights_add_up_and_the_plan_says_so() -> None:
     network = network_of(tied, x)
     ours, apart = approximate(network, tied, x), approximate(network_of(free, x), free, x)
     torch.testing.assert_close(ours["a.weight"], apart["a.weight"] + apart["b.weight"].T, rtol=1e-12, atol=0)
-    assert any("'a.weight' is used 2 times" in note for note in squared_notes(network, ["a.weight", "a.bias"]))
-    assert not squared_notes(network, ["a.bias"])
+    assert any("'a.weight' is used 2 times" in note for note in schedule_of(network, ["a.weight", "a.bias"]).notes)
+    assert not schedule_of(network, ["a.bias"]).notes
 
 
 def test_a_token_that_is_expanded_over_the_batch() -> None:

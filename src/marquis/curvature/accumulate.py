@@ -23,10 +23,10 @@ from marquis.curvature.in_groups import SPREADABLE, refuse_other_groups, sum_in_
 from marquis.curvature.linop.products import KINDS
 from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.budget import Budget
-from marquis.curvature.resume import Checkpoint, digest_of, digest_of_network
+from marquis.curvature.resume import Checkpoint, digest_of
 from marquis.distributed import fails_together, group_is_up, guarded
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
-from marquis.functional.call import Model, call, copied_buffers, plain_attention
+from marquis.functional.call import Model, buffers_of, call, copied_buffers, plain_attention
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.functional.unwrap import computing_dtype, is_sharded
 from marquis.likelihoods import Likelihood, as_likelihood
@@ -161,7 +161,7 @@ def accumulate(
                 "likelihood": _identity_of(likelihood),
                 "dtype": str(dtype),
                 "parameters": str(layout.select(names)),
-                "values of the parameters": digest_of_network(model, everything),
+                "values of the parameters": digest_of({"parameters": everything, "buffers": buffers_of(model)}),
             }
 
         def each(batch: Batch) -> Structure:

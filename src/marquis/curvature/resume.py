@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, MarquisError, ModelMismatchError
-from marquis.functional.call import Model, buffers_of
 from marquis.functional.checks import batch_size
 from marquis.io.atomic import make_folder
 from marquis.io.lock import exclusive
@@ -194,8 +193,3 @@ def row_digests(tree: Any) -> Tensor:
     head = about.digest()
     rows = (hashlib.blake2b(head + b"".join(c[i].tobytes() for c in columns), digest_size=8) for i in range(size))
     return torch.tensor([int.from_bytes(row.digest(), "little", signed=True) for row in rows])
-
-
-def digest_of_network(model: Model, params: Mapping[str, Tensor]) -> str:
-    """Return a fingerprint of the values of all parameters and buffers."""
-    return digest_of({"parameters": dict(params), "buffers": buffers_of(model)})

@@ -26,16 +26,11 @@ def resolution(size: int, dtype: torch.dtype) -> float:
     return 4.0 * math.sqrt(max(size, 1)) * torch.finfo(dtype).eps
 
 
-def require_float(tensor: Tensor, what: str) -> None:
-    """Raise unless the tensor is float32 or float64: the factorisations exist for no other."""
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise DataError(f"{what} is {tensor.dtype}; structures hold float32 or float64: convert it first")
-
-
 def require_consistent(tensors: Sequence[Tensor], what: str) -> None:
-    """Raise unless all tensors are of one floating dtype on one device."""
+    """Raise unless all tensors are float32 or float64 (no other can be factorised), of one dtype on one device."""
     for tensor in tensors:
-        require_float(tensor, what)
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise DataError(f"{what} is {tensor.dtype}; structures hold float32 or float64: convert it first")
         if (tensor.dtype, tensor.device) != (tensors[0].dtype, tensors[0].device):
             raise DataError(
                 f"{what} mixes {tensors[0].dtype} on {tensors[0].device} with {tensor.dtype} on {tensor.device}"

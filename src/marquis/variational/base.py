@@ -21,7 +21,6 @@ from marquis.functional.selection import parameters_of
 from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
-from marquis.randomness import normal
 from marquis.variational.objective import Terms
 from marquis.variational.prior_scale import PriorScale, prior_scales
 
@@ -213,10 +212,6 @@ class Method(nn.Module):
         fit, penalty = self.likelihood.log_prob(outputs, y, mask).mean(), self.tempering / self.num_data * penalty
         self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
         return penalty - fit
-
-    def _gaussian(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return standard normal numbers shaped like these tensors, sampled on the generator's device."""
-        return [normal(t.shape, t, self.generator) for t in like]
 
 
 _EVALUATING = threading.RLock()  # re-entrant: a generator that is collected leaves its context wherever that happens

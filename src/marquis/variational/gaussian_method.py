@@ -12,6 +12,7 @@ from marquis.functional.call import Model
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
 from marquis.posterior import Posterior
+from marquis.randomness import normal
 from marquis.structures import Diagonal, Layout
 from marquis.variational.base import Method
 from marquis.variational.objective import kl
@@ -77,7 +78,7 @@ class GaussianMethod(Method):
 
     def draw(self) -> dict[str, Tensor]:
         """Sample all of the network's parameters, the trained ones from N(μ, σ²); differentiable in μ and σ."""
-        noise = self._gaussian(self.means)
+        noise = [normal(mean.shape, mean, self.generator) for mean in self.means]
         return self._all_parameters([m + s * e for m, s, e in zip(self.means, self.sigmas, noise, strict=True)])
 
     def posterior(self) -> Posterior:

@@ -39,15 +39,10 @@ def by_sample(a: Tensor, b: Tensor) -> Tensor:
 def _one_dnn_takes(a: Tensor, b: Tensor) -> bool:
     """Return whether both are ordinary float32 tensors of the CPU that nobody differentiates or traces."""
     plain = all(type(t) in (Tensor, Parameter) and t.dtype is torch.float32 and t.device.type == "cpu" for t in (a, b))
-    if not plain or not _available() or b.dim() != 2:
+    usable = bool(torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not plain or _made_by_intel() or not usable or b.dim() != 2:
         return False
     return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
-
-
-def _available() -> bool:
-    return (
-        not _made_by_intel() and bool(torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
 
 
 @cache

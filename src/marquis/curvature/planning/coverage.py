@@ -13,7 +13,6 @@ from marquis.curvature.ops.elementwise import elementwise_gradient
 from marquis.curvature.ops.registry import operation_of
 from marquis.curvature.planning.rehearsal import Rehearsal, Use
 from marquis.curvature.squared.schedule import live_and_data, schedule_of, scheduled
-from marquis.curvature.squared.squared import squared_notes
 from marquis.structures import Layout
 
 FALLBACK = "exact fall-back (slow)"
@@ -57,16 +56,9 @@ def factored_layers(
     layers = []
     for name, shape in layout.shapes.items():
         uses = rehearsed.uses.get(name, [])
-        kept = FORMS.get(structure)
-        if kept is None:
-            kept = rehearsed.kronecker_forms[name][0] if name in rehearsed.kronecker_forms else "diagonal"
-        if not uses:
-            layers.append(_unused(name, shape, kept))
-            continue
-        treatment = _joined([_treatment(backward, name, use) for use in uses])
-        layers.append(
-            _layer(name, shape, [use.step for use in uses], treatment, kept, rehearsed.columns[name], len(uses))
-        )
+        kept = FORMS.get(structure) or rehearsed.kronecker_forms.get(name, ("diagonal", 0))[0]
+        treatments = [_treatment(backward, name, use) for use in uses]
+        layers.append(_layer(name, shape, [use.step for use in uses], treatments, kept, rehearsed.columns.get(name, 0)))
     return tuple(layers)
 
 
@@ -77,10 +69,8 @@ def squared_layers(backward: BackwardSteps, layout: Layout) -> tuple[LayerPlan, 
     steps = _steps_by_name(backward)
     layers = []
     for name, shape in layout.shapes.items():
-        if backward.network.parameters.get(name) not in reached or name not in steps:
-            layers.append(_unused(name, shape, "diagonal"))
-        else:
-            layers.append(_layer(name, shape, steps[name], SQUARED, "diagonal", 1, len(steps[name])))
+        used = steps.get(name, []) if backward.network.parameters.get(name) in reached else []
+        layers.append(_layer(name, shape, used, [SQUARED], "diagonal", 1))
     return tuple(layers)
 
 
@@ -104,13 +94,10 @@ def mixed_layers(
     layers = []
     for name, shape in layout.shapes.items():
         uses = rehearsed.uses.get(name, [])
-        if not uses:
-            layers.append(_unused(name, shape, "diagonal"))
-            continue
         wide = [width(use.step) > width_limit for use in uses]
         treatments = [SQUARED if w else _treatment(backward, name, use) for w, use in zip(wide, uses, strict=True)]
-        columns = max(1 if w else width(use.step) for w, use in zip(wide, uses, strict=True))
-        layers.append(_layer(name, shape, [u.step for u in uses], _joined(treatments), "diagonal", columns, len(uses)))
+        columns = max((1 if w else width(use.step) for w, use in zip(wide, uses, strict=True)), default=0)
+        layers.append(_layer(name, shape, [use.step for use in uses], treatments, "diagonal", columns))
     return tuple(layers)
 
 
@@ -130,7 +117,7 @@ def notes_on(
         )
     if estimator == "approximate":
         names = [layer.name for layer in layers if layer.name in backward.network.parameters]
-        notes.extend(squared_notes(backward.network, names))
+        notes.extend(schedule_of(backward.network, names).notes)
     unused = [layer.name for layer in layers if layer.treatment == UNUSED]
     if unused:
         notes.append(f"The output does not depend on {_listed(unused)}: their curvature is zero.")
@@ -159,16 +146,13 @@ def _steps_by_name(backward: BackwardSteps) -> dict[str, list[Step]]:
 
 
 def _layer(
-    name: str, shape: tuple[int, ...], steps: list[Step], treatment: str, kept: str, columns: int, uses: int
+    name: str, shape: tuple[int, ...], steps: list[Step], treatments: list[str], kept: str, columns: int
 ) -> LayerPlan:
-    """Return the plan of a parameter that some steps use."""
+    """Return the plan of a parameter that these steps use; without any, the outputs do not depend on it."""
+    if not steps:
+        return LayerPlan(name, shape, "", "", UNUSED, kept, 0, 0)
     operation, module = _joined([step.name for step in steps]), _joined([step.path for step in steps])
-    return LayerPlan(name, shape, operation, module, treatment, kept, columns, uses)
-
-
-def _unused(name: str, shape: tuple[int, ...], kept: str) -> LayerPlan:
-    """Return the plan of a parameter that the outputs do not depend on."""
-    return LayerPlan(name, shape, "", "", UNUSED, kept, 0, 0)
+    return LayerPlan(name, shape, operation, module, _joined(treatments), kept, columns, len(steps))
 
 
 def _joined(texts: list[str]) -> str:

@@ -43,7 +43,7 @@ class Schedule:
         actions: in the order of the pass, last operation first.
         read: step results whose entries are read by a rule.
         shaped: step results of which only the shape is needed.
-        notes: approximations beyond the usual one, for the user.
+        notes: what is dropped beyond the off-diagonal entries of M, one sentence each, for the user.
     """
 
     output: int
@@ -123,7 +123,8 @@ def scheduled(step: Step, network: Network, live: frozenset[int], data: frozense
     receivers = tuple(n for n in step.inputs if n in live)
     if _fusable(step, live):
         group, inputs = fused_group(step, network.producers, live, lambda s: _fusable(s, live))
-        if len(group) > 1 or rule is None or _repeats_an_input(step, live):
+        repeats_an_input = any(count > 1 for number, count in step.occurrences.items() if number in live)  # `x * x`
+        if len(group) > 1 or rule is None or repeats_an_input:
             return ScheduledStep(step, None, group, inputs)
         return ScheduledStep(step, rule, (), receivers)
     if step.value not in data and (rule is None or not rule.between):
@@ -145,11 +146,6 @@ def _fusable(step: Step, live: frozenset[int]) -> bool:
     rule = operation_of(step).squared
     apart = rule is not None and rule.apart is not None and rule.apart(step, live)
     return is_elementwise(step) and not apart
-
-
-def _repeats_an_input(step: Step, live: frozenset[int]) -> bool:
-    """Return whether a live tensor is more than one argument, as in `x * x`."""
-    return any(count > 1 for number, count in step.occurrences.items() if number in live)
 
 
 def _upstream(step: Step, network: Network, live: frozenset[int]) -> list[str]:

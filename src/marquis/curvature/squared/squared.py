@@ -123,8 +123,3 @@ def _shape_only(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.new_full((), float("nan")).expand(value.shape)
-
-
-def squared_notes(network: Network, selected: Iterable[str]) -> tuple[str, ...]:
-    """Return what is dropped on this network beyond the off-diagonal entries of M, one sentence each."""
-    return schedule_of(network, selected).notes
