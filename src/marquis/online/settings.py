@@ -32,9 +32,6 @@ NEW_NAMES = {"temperature": "posterior_temperature"}
 """Present names of options that were called otherwise."""
 
 
-_OBJECT = "pass noise that is known as mq.Gaussian(tensor)."
-
-
 def _number_or(name: str, value: Any, names: tuple[str, ...], zero: bool) -> Any:
     """Return a positive number as it is, or the word that a string stands for."""
     if isinstance(value, str) and names:
@@ -113,7 +110,10 @@ class OnlineSettings:
         if not isinstance(self.forgetting, str) and self.forgetting > 1:
             raise DataError(f"forgetting={self.forgetting}: the rate is at most 1.")
         if self.noise_groups != "scalar" and self.noise_precision != "learnt":
-            raise DataError(f"noise_groups={self.noise_groups!r} is for noise_precision='learnt'; {_OBJECT}")
+            raise DataError(
+                f"noise_groups={self.noise_groups!r} is for noise_precision='learnt'; pass noise that is known as "
+                "mq.Gaussian(tensor)."
+            )
         for name in ("samples", "probes", "every", "width_limit"):
             if int(getattr(self, name)) < 1:
                 raise DataError(f"{name}={getattr(self, name)}: at least 1.")

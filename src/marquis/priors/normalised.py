@@ -15,25 +15,14 @@ from torch import Tensor
 
 from marquis.curvature.graph.cache import network_of
 from marquis.curvature.graph.network import Network, Step
+from marquis.curvature.ops.registry import operation_of
 from marquis.functional.call import Model
-
-NORMS = {
-    "batch_norm": "input",
-    "layer_norm": "input",
-    "group_norm": "input",
-    "instance_norm": "input",
-    "rms_norm": "input",
-    "native_layer_norm": "input",
-    "native_group_norm": "input",
-    "_native_batch_norm_legit_no_training": "input",
-}
-"""Normalising operations, and which of their arguments is normalised."""
 
 RESHAPES = {"view", "reshape", "flatten", "transpose", "permute", "contiguous", "unsqueeze", "squeeze", "clone"}
 """Operations that only move numbers."""
 
-LAYERS = {"linear", "convolution"} | {f"conv{kind}{d}d" for kind in ("", "_transpose") for d in (1, 2, 3)}
-"""Operations that are linear in a weight (and bias)."""
+LINEAR_KINDS = ("matrix product", "convolution", "transposed convolution")
+"""Kinds of operations that are linear in a weight (and bias), where they have one."""
 
 
 def normalised_groups(model: Model, params: Mapping[str, Tensor], x: Any) -> dict[str, list[str]]:
@@ -48,11 +37,16 @@ def normalised_groups(model: Model, params: Mapping[str, Tensor], x: Any) -> dic
     return groups
 
 
+def is_layer(step: Step) -> bool:
+    """Return whether an operation is that of a linear layer or a convolution."""
+    return operation_of(step).kind in LINEAR_KINDS and step.has_argument("weight")
+
+
 def _invariant(step: Step, network: Network, owner: Mapping[int, str]) -> list[str]:
     """Return the parameters of this step whose common scale does not change the output; often none."""
     if step.name in ("_weight_norm", "_weight_norm_interface"):
         numbers = [step.reference("v")]
-    elif step.name in LAYERS and _only_normalised(step.value, network):
+    elif is_layer(step) and _only_normalised(step.value, network):
         numbers = [step.reference("weight"), step.reference("bias")]
     else:
         return []
@@ -69,9 +63,8 @@ def _only_normalised(value: int, network: Network) -> bool:
     if not users or value == network.output:
         return False
     for step in users:
-        if step.name in NORMS:
-            others = [number for number in step.inputs if number == value]
-            if step.reference(NORMS[step.name]) != value or len(others) != 1:
+        if operation_of(step).kind == "normalisation":
+            if step.reference("input") != value or step.occurrences[value] != 1:
                 return False
         elif step.name not in RESHAPES or not _only_normalised(step.value, network):
             return False

@@ -13,7 +13,7 @@ from torch import Tensor
 from marquis.curvature.graph.cache import network_of
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import Model
-from marquis.priors.normalised import LAYERS
+from marquis.priors.normalised import is_layer
 
 
 def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
@@ -38,7 +38,7 @@ def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
         if network.output not in network.dependents([step.value]) or step.value not in network.batched:
             continue
         names = list(dict.fromkeys(name for number in step.inputs for name in behind(number)))
-        if names and step.name in LAYERS:
+        if names and is_layer(step):
             return [name for name in params if name in names]
         fallback = fallback or names
     if not fallback:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -156,8 +157,7 @@ def rms_norm_squared(call: SquaredCall) -> None:
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     inverse = (x.square().mean(dims, keepdim=True) + eps).rsqrt()
     xhat = x * inverse
-    if call.wants("weight"):
-        call.give("weight", (call.m * xhat.square()).sum_to_size(shape))
+    _give_affine(call, xhat, shape)
     if call.wants("input"):
         k = x[(0,) * dims[0]].numel()
         v = _scaled(call, shape)
@@ -203,9 +203,7 @@ def _standardised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tenso
 
 def _through_standardisation(v: Tensor, xhat: Tensor, inverse: Tensor, dims: list[int]) -> Tensor:
     """Return m of the input for statistics over `dims`; `inverse` is 1/s."""
-    k = 1
-    for dim in dims:
-        k *= xhat.shape[dim]
+    k = prod(xhat.shape[dim] for dim in dims)
     weighted = v * xhat
     v0, v1 = v.sum(dims, keepdim=True), weighted.sum(dims, keepdim=True)
     v2 = (weighted * xhat).sum(dims, keepdim=True)
@@ -229,16 +227,20 @@ INSTANCE_NORM = SquaredRule(instance_norm_squared, EITHER, NOTE, parameters=True
 BATCH_NORM = SquaredRule(batch_norm_squared, FIXED, NOTE, parameters=True)
 EVALUATION = replace(BATCH_NORM, note=f"evaluation mode. {NOTE}", refuse=_refuse_batch_statistics)
 
-register("layer_norm", gradient=scale_shift_gradient, layer="LayerNorm", squared=LAYER_NORM)
-register("rms_norm", gradient=scale_shift_gradient, layer="RMSNorm", squared=RMS_NORM)
-register("group_norm", gradient=scale_shift_gradient, layer="GroupNorm", squared=GROUP_NORM)
+register("layer_norm", kind="normalisation", gradient=scale_shift_gradient, layer="LayerNorm", squared=LAYER_NORM)
+register("rms_norm", kind="normalisation", gradient=scale_shift_gradient, layer="RMSNorm", squared=RMS_NORM)
+register("group_norm", kind="normalisation", gradient=scale_shift_gradient, layer="GroupNorm", squared=GROUP_NORM)
 register(
-    "instance_norm", gradient=scale_shift_gradient, layer="InstanceNorm with its own statistics", squared=INSTANCE_NORM
+    "instance_norm",
+    kind="normalisation",
+    gradient=scale_shift_gradient,
+    layer="InstanceNorm with its own statistics",
+    squared=INSTANCE_NORM,
 )
 register(
-    "batch_norm", vjp=batch_norm_vjp, vjp_reads="nothing",
+    "batch_norm", kind="normalisation", vjp=batch_norm_vjp, vjp_reads="nothing",
     gradient=scale_shift_gradient, layer="BatchNorm1d, 2d, 3d in eval mode", squared=EVALUATION,
 )  # fmt: skip
-register("native_layer_norm", squared=LAYER_NORM)
-register("native_group_norm", squared=GROUP_NORM)
-register("_native_batch_norm_legit_no_training", squared=BATCH_NORM)
+register("native_layer_norm", kind="normalisation", squared=LAYER_NORM)
+register("native_group_norm", kind="normalisation", squared=GROUP_NORM)
+register("_native_batch_norm_legit_no_training", kind="normalisation", squared=BATCH_NORM)

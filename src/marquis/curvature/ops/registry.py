@@ -39,7 +39,7 @@ Reads = Callable[[Step, frozenset[int]], set[int]]
 
 Kind = Literal[
     "matrix product", "convolution", "transposed convolution", "reshape", "elementwise", "sum", "shape only",
-    "constant", "other",
+    "constant", "normalisation", "other",
 ]  # fmt: skip
 """What the backward pass has to know about an operation besides its rules.
 
