@@ -8,7 +8,9 @@ printed in one line; 130 stopped with Ctrl-C.
 from __future__ import annotations
 
 import errno
+import inspect
 import io
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -51,6 +53,8 @@ class _Placeholder(TyperGroup):
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         """Make the context of the real group, which names that one as its command."""
         command = typer.main.get_command(import_module(self.module).app)
+        # docstrings have lines of their own length; `--help` fits paragraphs to the terminal
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help or ""))
         return command.make_context(info_name, args, parent=parent, **extra)
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Find, download and check data sets.", no_args_is_help=True)
+from marquis.cli.options import new_app
+
+app = new_app(help="Find, download and check data sets.")
 
 DataDir = Annotated[
     Path | None,

@@ -6,7 +6,7 @@ import typer
 
 from marquis.cli import options as shared
 
-app = typer.Typer(help="Encode data, with error bars.", no_args_is_help=True, add_completion=False)
+app = shared.new_app()
 
 
 @app.command()

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marquis.cli.options import FinishedRun, Header, Linear, Samples, Seed
+from marquis.cli.options import FinishedRun, Header, Linear, Samples, Seed, new_app
 
 if TYPE_CHECKING:
     from marquis.tasks.ood import OodResult
 
-app = typer.Typer(
-    help="Evaluate a trained model on held-out and out-of-distribution data.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = new_app()
 SHOWN = ("nll", "output_variance", "latent_variance", "combined")
 """Scores that are plotted."""
 FEWEST_BINS, MOST_BINS = 8, 50

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from marquis.cli.options import FinishedRun, OverwriteFile
+from marquis.cli.options import FinishedRun, OverwriteFile, new_app
 
-app = typer.Typer(help="Explore a trained model in the browser.", no_args_is_help=True, add_completion=False)
+app = new_app()
 
 
 @app.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marquis.choices import choose
-from marquis.cli.options import FinishedRun, FirstRows, Header, OverwriteFile, Seed, Split
+from marquis.cli.options import FinishedRun, FirstRows, Header, OverwriteFile, Seed, Split, new_app
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from marquis.run import Rows, Run
     from marquis.tasks.imputation import Imputation
 
-app = typer.Typer(help="Impute missing values, with error bars.", no_args_is_help=True, add_completion=False)
+app = new_app()
 HALVES = ("top", "bottom", "left", "right")
 METHODS = {"estimator": (), "two-stage": ("rounds",), "weighted": ("reference", "reference_rows", "exponent")}
 """The methods, and the options that belong to one of them only."""
@@ -87,59 +88,53 @@ def impute(
     options = {"rounds": rounds, "reference": reference, "reference_rows": reference_rows, "exponent": exponent}
     automatic = method is None and rounds is None
     method = _checked_method(method or "two-stage", **options)
-    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, require_free
+    from marquis.cli.outputs import TABLES, check_std_names, column_names, require_free, suffixes_of
     from marquis.cli.table_estimator import imputed, is_for_estimator, write_imputed
     from marquis.errors import DataError, MarquisError
     from marquis.run import Run
 
     opened = Run.open(run)
-    is_table = len(opened.spec.shape) == 1
     if automatic and is_for_estimator(opened):
         method = "estimator"
     if method == "estimator" and not is_for_estimator(opened):
         raise DataError("--method estimator is for tables of runs of lae with the gaussian likelihood")
     if method != "estimator" and opened.categories:
         raise DataError(f"--method {method} is for numbers; a table with categories is filled by a run of lae")
-    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
+    require_free(out, force, suffixes_of(opened), data)
     rows = opened.read(data, split=split, limit=limit, header=header, allow_missing=True)
     missing = _missing(rows, hide)
     if out.suffix.lower() in TABLES and not opened.categories:
-        _check_names(rows, missing)
+        names = column_names(rows.names, rows.x.shape[1])
+        check_std_names(compress(names, missing.any(0).tolist()), (*names, *rows.aside), rows.source)
 
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    by_estimator = None
+    filled = None
     if method == "estimator":
         opened.model()  # refuses a run that is not finished or damaged
         try:
-            by_estimator = imputed(opened, rows, samples, seed)
+            filled = imputed(opened, rows, samples, seed)
         except MarquisError as problem:
             if not automatic or opened.categories:
                 raise
             typer.echo(f"marquis: warning: {problem} So --method two-stage is used.", err=True)
-            method = "two-stage"
-    if by_estimator is not None and opened.categories:
-        count = write_imputed(out, rows, by_estimator)
-        typer.echo(f"filled {count} of {by_estimator.missing.size} entries; written: {out}")
-        return
-    if by_estimator is not None:
-        parts = (torch.as_tensor(part) for part in (by_estimator.mean, by_estimator.std, by_estimator.samples))
-        _write(out, rows, missing, *parts)
-        typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
-        return
-    if method == "weighted":
-        from marquis.cli import reference_set
-
-        most = 1000 if reference_rows is None else reference_rows
-        to_fill = rows.x[missing.flatten(1).any(1)]
-        complete = reference_set.reference_rows(opened, to_fill, reference, most, generator)
-        result = _weighted(opened, rows, missing, complete, 1.0 if exponent is None else exponent, samples, generator)
+    count, entries = int(missing.sum()), missing.numel()
+    if filled is not None and opened.categories:
+        count, entries = write_imputed(out, rows, filled), filled.missing.size
+    elif filled is not None:
+        parts = filled.mean, filled.std, filled.samples
+        _write(out, rows, missing, *map(torch.as_tensor, parts))
     else:
-        result = _in_two_stages(opened, rows, missing, 1 if rounds is None else rounds, samples, generator)
-    std = result.total_variance.sqrt()
-    _write(out, rows, missing, *_in_units(opened, rows, missing, result.mean, std, result.samples))
-    typer.echo(f"filled {int(missing.sum())} of {missing.numel()} entries; written: {out}")
+        if method == "weighted":
+            most = 1000 if reference_rows is None else reference_rows
+            strength = 1.0 if exponent is None else exponent
+            result = _weighted(opened, rows, missing, reference, most, strength, samples, generator)
+        else:
+            result = _in_two_stages(opened, rows, missing, 1 if rounds is None else rounds, samples, generator)
+        std = result.total_variance.sqrt()
+        _write(out, rows, missing, *_in_units(opened, rows, missing, result.mean, std, result.samples))
+    typer.echo(f"filled {count} of {entries} entries; written: {out}")
 
 
 def _checked_method(method: str, **options: object) -> str:
@@ -171,14 +166,24 @@ def _in_two_stages(
 
 
 def _weighted(
-    run: Run, rows: Rows, missing: Tensor, reference: Tensor, exponent: float, samples: int, generator: Generator
+    run: Run,
+    rows: Rows,
+    missing: Tensor,
+    source: str | None,
+    most: int,
+    exponent: float,
+    samples: int,
+    generator: Generator,
 ) -> Imputation:
     """Impute by weighted candidates; prints how many of them count, as one alone would be no distribution."""
+    from marquis.cli.reference_set import reference_rows
     from marquis.tasks.imputation import impute_weighted
 
+    incomplete = missing.flatten(1).any(1)
+    reference = reference_rows(run, rows.x[incomplete], source, most, generator)
     options = {"exponent": exponent, "samples": samples, "generator": generator}
     result = impute_weighted(run.model(), rows.x, reference, missing, **options)
-    typical = float(result.effective[missing.flatten(1).any(1)].median())
+    typical = float(result.effective[incomplete].median())
     few = "; few: a smaller --exponent takes more" if typical < FEW else ""
     typer.echo(f"effective number of candidates of a typical row: {typical:.1f} of {result.candidates}{few}")
     return result
@@ -210,20 +215,6 @@ def _missing(rows: Rows, hide: str | None) -> Tensor:
         hint = "; --hide top hides half of each image" if rows.x.ndim == 4 else ""
         raise DataError(f"{rows.source}: nothing is missing (no NaN, no empty fields){hint}")
     return missing
-
-
-def _check_names(rows: Rows, missing: Tensor) -> None:
-    """Refuse a table in which NAME_std is the name of a column, which would be lost."""
-    from marquis.cli.outputs import column_names
-    from marquis.errors import DataError
-
-    names = column_names(rows.names, rows.x.shape[1])
-    for name, has_missing in zip(names, missing.any(0).tolist(), strict=True):
-        if has_missing and f"{name}_std" in (*names, *rows.aside):
-            raise DataError(
-                f"{rows.source} has a column {name}_std, which is what the error bars of {name} would be called; "
-                "write an .npz file, or train with another name for it"
-            )
 
 
 def _in_units(

@@ -26,9 +26,12 @@ def _checked_seed(seed: int) -> int:
 FinishedRun = Annotated[Path, typer.Argument(help="Folder of a run that `marquis train` has finished.")]
 DataSource = Annotated[str, typer.Argument(help="File, folder or name of the data.")]
 ColumnsFile = Annotated[
-    Path | None, typer.Option(help="A .csv, .parquet or .npz file.", show_default="a .csv in the run's folder")
+    Path | None,
+    typer.Option(help="File of results: .csv, .parquet or .npz.", show_default="a .csv in the run's folder"),
 ]
-Split = Annotated[str | None, typer.Option(help="train, test or all.", show_default="test of a name, all of a file")]
+Split = Annotated[
+    str | None, typer.Option(help="Which rows: train, test or all.", show_default="test of a name, all of a file")
+]
 Samples = Annotated[int, typer.Option(help="Number of posterior samples.")]
 Linear = Annotated[
     bool,
@@ -48,6 +51,11 @@ Header = Annotated[
 FirstRows = Annotated[int | None, typer.Option(help="Use only the first N rows.", metavar="N")]
 Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
 OverwriteFile = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """Return the app of a command's module."""
+    return typer.Typer(no_args_is_help=True, add_completion=False, **options)
 
 
 def with_options(panels: Mapping[str, type]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from marquis.data.header import FORMULA, is_number
 from marquis.errors import DataError
 from marquis.io.atomic import replacing, storage_errors
+
+if TYPE_CHECKING:
+    from marquis.run import Run
 
 TABLES, ARRAYS, IMAGES = (".csv", ".parquet"), (".npz",), (".png",)
 SMALLEST_EDGE = 56
@@ -40,6 +43,21 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: 
             raise DataError(f"--out {path} is the file that is read; choose another name")
         if path.exists() and not force:
             raise DataError(f"{path} exists already; --force overwrites it")
+
+
+def suffixes_of(run: Run) -> tuple[str, ...]:
+    """Return the endings of files that can hold rows of a run: a table or images, and in any case arrays."""
+    return (*TABLES, *ARRAYS) if run.is_table else (*IMAGES, *ARRAYS)
+
+
+def check_std_names(incomplete: Iterable[str], names: Container[str], source: str) -> None:
+    """Refuse a table in which NAME_std, the error bars of an incomplete column, is the name of another column."""
+    for name in incomplete:
+        if f"{name}_std" in names:
+            raise DataError(
+                f"{source} has a column {name}_std, which is what the error bars of {name} would be called; "
+                "rename it, or write an .npz file where the table has no categories"
+            )
 
 
 def beside_run(run: Path, what: str, data: str, linear: bool = False) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marquis.cli.options import OverwriteFile, Samples, Seed
+from marquis.cli.options import OverwriteFile, Samples, Seed, new_app
 from marquis.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from marquis.tomography import FanBeam, ParallelBeam, UncertainImage
 
-app = typer.Typer(
-    help="Reconstruct an image from X-ray projections; resumable.", no_args_is_help=True, add_completion=False
-)
+app = new_app()
 
 SINOGRAMS = (".npy", ".npz", ".tif", ".tiff")
 
@@ -28,7 +26,7 @@ SINOGRAMS = (".npy", ".npz", ".tif", ".tiff")
 def reconstruct(
     sinogram: Annotated[Path, typer.Argument(help="A .npy, .npz or .tif file: one row per angle.")],
     out: Annotated[Path, typer.Option(help="A .npz file for image, std, samples, noise and report.")],
-    geometry: Annotated[str, typer.Option(help="parallel or fan.")] = "parallel",
+    geometry: Annotated[str, typer.Option(help="Kind of beam: parallel or fan.")] = "parallel",
     angles: Annotated[
         str | None,
         typer.Option(
@@ -55,8 +53,8 @@ def reconstruct(
     ] = None,
     low: Annotated[float | None, typer.Option(help="Smallest possible value of a pixel.")] = None,
     high: Annotated[float | None, typer.Option(help="Largest possible value of a pixel.")] = None,
-    posterior: Annotated[str, typer.Option(help="auto, exact or iterative.")] = "auto",
-    preset: Annotated[str | None, typer.Option(help="paper, for the published variant.")] = None,
+    posterior: Annotated[str, typer.Option(help="Posterior: exact (dense matrices), iterative or auto.")] = "auto",
+    preset: Annotated[str | None, typer.Option(help="Published settings: paper.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Maximum number of training steps.", show_default="2500, above 32 pixels 7500")
     ] = None,

@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from marquis.choices import choose
+from marquis.cli.options import new_app
 from marquis.errors import DataError
 
 GROUP = "marquis.experiments"
 """Entry-point group under which a distribution registers its experiments."""
 
-app = typer.Typer(help="Run an experiment of the papers.")
+app = new_app()
 
 
 def experiments() -> dict[str, EntryPoint]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marquis.choices import choose
-from marquis.cli.options import FinishedRun, OverwriteFile, Seed
+from marquis.cli.options import FinishedRun, OverwriteFile, Seed, new_app
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from marquis.run import Run
 
-app = typer.Typer(help="Generate new data with a trained model.", no_args_is_help=True, add_completion=False)
+app = new_app()
 METHODS = ("codes", "two-stage")
 KNOWN = 1000
 """Training rows whose codes are used."""
@@ -50,15 +50,14 @@ def sample(
     sampled networks; rows of a table also get the noise of the data. `two-stage`, the method of the paper, imputes data
     in which everything is missing: from noise most models reach few different results.
     """
-    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, column_names, require_free, write_columns, write_images
+    from marquis.cli.outputs import ARRAYS, IMAGES, column_names, require_free, suffixes_of, write_columns, write_images
     from marquis.data.categories import collapsed
     from marquis.errors import DataError
     from marquis.run import Run
 
     opened = Run.open(run)
-    is_table = len(opened.spec.shape) == 1
-    out = run / ("samples.csv" if is_table else "samples.png") if out is None else out
-    require_free(out, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS))
+    out = run / ("samples.csv" if opened.is_table else "samples.png") if out is None else out
+    require_free(out, force, suffixes_of(opened))
     if n < 1:
         raise DataError(f"-n {n}: at least 1")
     method = None if method is None else choose("--method", method, METHODS, error=DataError)

@@ -12,7 +12,7 @@ from marquis.cli import options as shared
 if TYPE_CHECKING:
     from torch import Tensor
 
-app = typer.Typer(help="Compute outlier scores of data.", no_args_is_help=True, add_completion=False)
+app = shared.new_app()
 
 
 @app.command()
@@ -49,7 +49,7 @@ def score(
     as many, and as many as in the training data.
     """
     from marquis.cli.image_explanation import write_pixel_maps
-    from marquis.cli.outputs import ARRAYS, IMAGES, TABLES, beside_run, path_column, require_free, write_columns
+    from marquis.cli.outputs import ARRAYS, TABLES, beside_run, path_column, require_free, suffixes_of, write_columns
     from marquis.cli.table_estimator import is_for_estimator, write_explanation
     from marquis.errors import DataError
     from marquis.run import Run
@@ -61,14 +61,13 @@ def score(
     if reference < 2:
         raise DataError(f"--reference {reference}: at least 2 rows are needed to compare with")
     if explain is not None:
-        is_table = len(opened.spec.shape) == 1
-        if is_table and not is_for_estimator(opened):
+        if opened.is_table and not is_for_estimator(opened):
             raise DataError("--explain is for images, and for tables of runs of lae with the gaussian likelihood")
-        require_free(explain, force, (*TABLES, *ARRAYS) if is_table else (*IMAGES, *ARRAYS), data)
+        require_free(explain, force, suffixes_of(opened), data)
     rows = opened.read(data, split=split, limit=limit, header=header)
     model, data_module = opened.model(linear=linear), opened.data_module
     if explain is not None:
-        if len(opened.spec.shape) == 1:
+        if opened.is_table:
             write_explanation(explain, opened, rows)
         else:
             write_pixel_maps(explain, model, rows.x, samples, seed)

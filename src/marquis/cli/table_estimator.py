@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def is_for_estimator(run: Run) -> bool:
     """Return whether a run is of a table of numbers and of the kind that the estimator is."""
-    return len(run.spec.shape) == 1 and run.scaling is not None and run.settings.model == "lae"
+    return run.is_table and run.scaling is not None and run.settings.model == "lae"
 
 
 def fitted(run: Run) -> LaplacianAutoencoder:
@@ -47,20 +47,15 @@ def write_imputed(out: Path, rows: Rows, filled: ImputedTable) -> int:
     Raises:
         DataError: The file is to hold arrays, or NAME_std is the name of a column.
     """
-    from marquis.cli.outputs import TABLES, write_columns
+    from marquis.cli.outputs import TABLES, check_std_names, write_columns
 
     if out.suffix.lower() not in TABLES:
         raise DataError(f"--out {out}: a table with categories is written as {' or '.join(TABLES)}")
     columns = {name: filled.mean[name].to_numpy() for name in filled.mean.columns}
     columns |= {name: values.numpy() for name, values in rows.aside.items()}
-    for number, name in enumerate(filled.mean.columns):
-        if filled.missing[:, number].any():
-            if f"{name}_std" in columns:
-                raise DataError(
-                    f"{rows.source} has a column {name}_std, the name of the error bars of {name}; rename it"
-                )
-            columns[f"{name}_std"] = filled.std[name].to_numpy()
-    write_columns(out, columns)
+    incomplete = filled.mean.columns[filled.missing.any(0)]
+    check_std_names(incomplete, columns, rows.source)
+    write_columns(out, columns | {f"{name}_std": filled.std[name].to_numpy() for name in incomplete})
     return int(filled.missing.sum())
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marquis.choices import choose
-from marquis.cli.options import Header, with_options
+from marquis.cli.options import Header, new_app, with_options
 from marquis.io.lock import is_first_process
 from marquis.online.settings import OnlineSettings
 from marquis.options import options_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from marquis.autoencoders import BaseAutoencoder, TrainingResult
     from marquis.run import Run
 
-app = typer.Typer(help="Train an autoencoder.", no_args_is_help=True, add_completion=False)
+app = new_app()
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TRAINING, CURVATURE = "Training", "Posterior of lae and lae-posthoc"
 
@@ -34,7 +34,7 @@ def train(
     report: Annotated[bool, typer.Option(help="Draw the figures at the end and write report.html.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes on each machine, one per device.")] = 1,
     num_nodes: Annotated[int, typer.Option(min=1, help="Machines, each of which runs this command.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or mps.")] = "auto",
     header: Header = None,
     preset: Annotated[
         str | None,

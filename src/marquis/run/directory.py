@@ -214,6 +214,11 @@ class Run:
     # What belongs to it
 
     @property
+    def is_table(self) -> bool:
+        """Return whether the data are rows of columns, not images or other arrays."""
+        return len(self.spec.shape) == 1
+
+    @property
     def model_path(self) -> Path:
         """Return the path of the finished model, whether it is there or not."""
         return self.path / MODEL
@@ -283,7 +288,7 @@ class Run:
 
     def _scaled(self, data: Data) -> Data:
         """Return data scaled as the model takes them."""
-        if len(self.spec.shape) > 1:
+        if not self.is_table:
             return data
         rows = rows_of(data, self.spec.shape, scaling=self.scaling, columns=self.columns)
         return replace(data, stored=rows.x, feature_names=rows.names, dtype=rows.x.dtype)
@@ -322,7 +327,7 @@ class Run:
             options["size"] = self.settings.size
         if self.categories and has_text(name):
             options["categories"] = self.categories
-        dtype = torch.float64 if len(self.spec.shape) == 1 else torch.float32
+        dtype = torch.float64 if self.is_table else torch.float32
         options |= {"limit": limit, "some": some, "seed": seed, "dtype": dtype}
         data = load(name, split, self.settings.data_dir, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
