@@ -225,11 +225,8 @@ class ExploredEstimator(ExploredModel):
     def entries(self, values: Tensor) -> np.ndarray:
         """Return sums over the network's inputs of each column: several of a category, none of a constant one."""
         columns = self.estimator._columns
-        owners = columns.units if self._categories else np.flatnonzero(columns.varies)
-        if self._categories:
-            numbers = len(owners) - len(columns.groups)
-            sizes = [len(group) for group in columns.groups]
-            owners = np.concatenate([owners[:numbers], np.repeat(owners[numbers:], sizes)])
+        levels = [np.full(len(category.levels), category.column) for category in columns.categories]
+        owners = np.concatenate([columns.numbers, *levels])
         summed = torch.zeros(*values.shape[:-1], self.estimator.n_features_in_, dtype=torch.float64)
         return summed.index_add(-1, torch.from_numpy(owners.astype(np.int64)), values.double()).numpy()
 

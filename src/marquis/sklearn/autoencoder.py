@@ -19,7 +19,7 @@ from marquis.errors import DataError
 from marquis.options import renamed_arguments, renamed_attributes
 from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
-from marquis.sklearn.columns import Columns, columns_of, labels_of, like_table, without_copies
+from marquis.sklearn.columns import Columns, labels_of, like_table, without_copies
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
 from marquis.sklearn.guarantees import Guarantees
@@ -165,11 +165,7 @@ class LaplacianAutoencoder(
         self._conformal = None
         labels = labels_of(self)
         checked = checked if self._categories else without_copies(checked)
-        self._columns: Columns | EncodedColumns = (
-            columns_of(checked, labels)
-            if not self._categories
-            else (EncodedColumns.of(checked, labels, self._categories))
-        )
+        self._columns = EncodedColumns.of(checked, labels, self._categories)
         self.scaler_: Any = self._columns.scaler
         names = getattr(self, "feature_names_in_", np.arange(checked.shape[1]))
         self.categories_ = {names[category.column]: list(category.levels) for category in self._categories}
@@ -178,8 +174,7 @@ class LaplacianAutoencoder(
         generator = torch.Generator().manual_seed(self._seed)
         groups = self._columns.groups
         fitted = fit_gaussian(x, groups, generator)
-        if isinstance(self._columns, EncodedColumns):
-            self._columns = self._columns.calibrated(fitted.tries)
+        self._columns = self._columns.calibrated(fitted.tries)
         codes = self.n_components
         self.n_components_ = min(fitted.spectrum.components(EXPLAINED), MOST_CODES) if codes is None else int(codes)
         train, held_out = table_network.split_rows(x, self.validation_fraction, generator)
@@ -282,7 +277,7 @@ class LaplacianAutoencoder(
 
     def _decoded(self, rows: np.ndarray) -> Any:
         """Return rows as they are, or as a pandas table if there are categories."""
-        if isinstance(self._columns, Columns):
+        if not self._columns.has_categories:
             return rows
         names: Any = getattr(self, "feature_names_in_", None)
         return self._columns.table(rows, names)
@@ -307,7 +302,7 @@ class LaplacianAutoencoder(
         if whole("rounds", rounds, 0):
             warnings.warn("rounds= is deprecated: it has no effect any more.", DeprecationWarning, stacklevel=2)
         imputed = self._imputed(table, samples, self._draws() if random_state is None else generator_from(random_state))
-        if isinstance(self._columns, Columns):
+        if not self._columns.has_categories:
             return ImputedTable(
                 like_table(X, imputed.mean), like_table(X, imputed.std), imputed.samples, imputed.missing
             )
@@ -324,7 +319,7 @@ class LaplacianAutoencoder(
 
     def completed(self, X: Any, sample: np.ndarray) -> Any:
         """Return one of `impute(X).samples` as a table in the types of `X`, observed entries as they were."""
-        if isinstance(self._columns, Columns):
+        if not self._columns.has_categories:
             return like_table(X, sample)
         return ImputedTable(sample, sample, sample[None], X.isna().to_numpy()).as_table(X, self._columns).mean
 
@@ -353,21 +348,22 @@ class LaplacianAutoencoder(
         """Restore a pickle, also one of earlier versions: other names, constant columns in the network, no `linear`."""
         new_names = {**NEW_NAMES, "hole_std_": "missing_std_"}
         super().__setstate__({new_names.get(name, name): value for name, value in state.items()})
-        if "scaler_" in state and "_columns" not in state:
-            self._columns = Columns(self.scaler_, np.ones(state["n_features_in_"], dtype=bool))
         if "scaler_" in state:
+            columns = state.get("_columns", Columns(state["scaler_"], np.ones(state["n_features_in_"], dtype=bool)))
+            self._columns = EncodedColumns.of_numbers(columns) if isinstance(columns, Columns) else columns
             self.__dict__.setdefault("_categories", ())
         if "model_" in state and "_entries" not in state:
             self._entries = self._network_alone()
 
     def _network_alone(self) -> EntryModel:
         """Return predictions by the network alone, as earlier versions had them; scores are on another scale."""
-        assert isinstance(self._columns, Columns)
-        std = torch.from_numpy(self._columns.without_units(self.missing_std_))
+        numeric = self._columns.numeric
+        assert numeric is not None
+        std = torch.from_numpy(numeric.without_units(self.missing_std_))
         none, one = torch.zeros_like(std), torch.ones_like(std)
         linear, mixture = LinearGaussian(none, none[:, None], one), Mixture(one, std.square())
         self.n_components_ = int(self._n_features_out)
-        self._noise = torch.from_numpy(self._columns.without_units(self.noise_std_))
+        self._noise = torch.from_numpy(numeric.without_units(self.noise_std_))
         warnings.warn(
             "this LaplacianAutoencoder was fitted by an earlier version: scores are on another scale now, so that "
             "`predict` and `decision_function` need a new fit.",

@@ -159,7 +159,7 @@ def coded_table(X: Any, categories: Sequence[Category]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class EncodedColumns:
-    """Convert numeric and categorical columns to standardised ones and back; the interface of `Columns`.
+    """Convert the columns of a table, numbers and categories, to standardised ones and back.
 
     Attributes:
         numeric: Of the numeric columns; None if there are none that vary.
@@ -181,10 +181,22 @@ class EncodedColumns:
         several = tuple(category for category in categories if len(category.levels) > 1)
         single = tuple(category for category in categories if len(category.levels) == 1)
         at = np.setdiff1d(np.arange(X.shape[1]), [category.column for category in categories])
-        numeric = columns_of(X[:, at], labels[at]) if len(at) else None
+        numbers = X if len(at) == X.shape[1] else X[:, at]
+        numeric = columns_of(numbers, labels[at]) if len(at) else None
         if numeric is None and not several:
             raise DataError("all columns have a single level in the training rows: there is nothing to learn.")
         return cls(numeric, at, several, single, X.shape[1])
+
+    @classmethod
+    def of_numbers(cls, numeric: Columns) -> EncodedColumns:
+        """Return what standardises a table without categories."""
+        width = numeric.varies.size
+        return cls(numeric, np.arange(width), (), (), width)
+
+    @property
+    def has_categories(self) -> bool:
+        """Return whether the table has categorical columns."""
+        return bool(self.categories or self.constant)
 
     @property
     def scaler(self) -> Any:

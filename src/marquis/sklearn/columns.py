@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
 
 from marquis.errors import DataError
 
@@ -25,7 +23,7 @@ OUTLIER = -50.0
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Convert columns between their own units and standardised ones; a network gets those that vary.
+    """Convert columns of numbers between their own units and standardised ones; a network gets those that vary.
 
     A constant column has no unit: nothing tells by how much it might differ. So its missing entries are the constant,
     for certain, and one that differs has the same log-likelihood whatever the difference (`OUTLIER`).
@@ -75,31 +73,6 @@ class Columns:
         """Return what constant columns add to the log-likelihood, `[N, d]`: `OUTLIER` where a row differs from one."""
         differs = np.abs(X - self._mean) > SAME * np.abs(self._mean)  # False for NaN, which may be the constant
         return np.where(differs & ~self.varies, OUTLIER, 0.0)
-
-    # What tables with categories have besides; see `EncodedColumns`.
-
-    @property
-    def groups(self) -> Sequence[Tensor]:
-        """Return nothing: no columns are missing together."""
-        return ()
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """Return the numbers of the numeric columns that vary: all that do."""
-        return np.flatnonzero(self.varies)
-
-    @property
-    def units(self) -> np.ndarray:
-        """Return the numbers of the columns that vary."""
-        return self.numbers
-
-    def log_prob(self, x: Tensor, density: Tensor, mean: Tensor) -> Tensor:
-        """Return the log density of the columns that vary, `[N, varying]`."""
-        return density
-
-    def missing(self, x: Tensor) -> Tensor:
-        """Return which of them are missing, `[N, varying]`."""
-        return x.isnan()
 
 
 def without_copies(X: np.ndarray) -> np.ndarray:

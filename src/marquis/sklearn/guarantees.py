@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound="Guarantees")
 class Guarantees:
     """Add guarantees for imputed entries and outliers to the table autoencoder (`mq.conformal`)."""
 
-    _columns: Any
+    _columns: EncodedColumns
     _conformal: tuple[ConformalIntervals, dict[int, ConformalSets], np.ndarray] | None
     _draws: Any
     _imputed: Any
@@ -48,7 +48,7 @@ class Guarantees:
         truth = np.where(hidden, table, np.nan)[:, numbers]
         intervals = ConformalIntervals.calibrate(imputed.mean[:, numbers], imputed.std[:, numbers], truth)
         sets = {}
-        for category in self._categories_that_vary():
+        for category in self._columns.categories:
             rows = np.flatnonzero(hidden[:, category.column])
             levels = table[rows, category.column].astype(int)
             known = ConformalSets.calibrate(_chances(imputed, category)[rows[levels >= 0]], levels[levels >= 0])
@@ -75,9 +75,7 @@ class Guarantees:
         limits = intervals.interval(imputed.mean[:, numbers], np.where(missing, imputed.std[:, numbers], 1.0), alpha)
         for whole, limit in zip((lower, upper), limits, strict=True):
             whole[:, numbers] = np.where(missing, limit, table[:, numbers])
-            if isinstance(self._columns, EncodedColumns):
-                whole[:, [category.column for category in self._columns.categories]] = np.nan
-                whole[:, [category.column for category in self._columns.constant]] = np.nan
+            whole[:, [category.column for category in (*self._columns.categories, *self._columns.constant)]] = np.nan
         return lower, upper
 
     def impute_set(self, X: Any, alpha: float = 0.1, random_state: int = 1) -> dict[Any, Any]:
@@ -102,23 +100,21 @@ class Guarantees:
         if not sets:
             raise UnsupportedOperationError("impute_set is for tables with categories; impute_interval is for numbers.")
         table = self._validated(X)
-        imputed, found = self._imputed(table, 1, self._draws()), {}
-        for category in self._categories_that_vary():
+        imputed, sets_of_levels = self._imputed(table, 1, self._draws()), {}
+        for category in self._columns.categories:
             codes = table[:, category.column]
             missing = np.isnan(codes)
             held = codes[:, None] == np.arange(len(category.levels))
             chances = _chances(imputed, category)[missing]
             held[missing] = sets[category.column].sets(chances, alpha, random_state)
-            found[X.columns[category.column]] = pd.DataFrame(held, index=X.index, columns=list(category.levels))
-        return found
+            sets_of_levels[X.columns[category.column]] = pd.DataFrame(
+                held, index=X.index, columns=list(category.levels)
+            )
+        return sets_of_levels
 
     def outlier_p_values(self, X: Any) -> np.ndarray:
         """Return a p-value per row: of ordinary rows at most a share alpha has `p <= alpha`, over calibration sets."""
         return p_values(self._calibrated()[2], -self.score_samples(X))
-
-    def _categories_that_vary(self) -> tuple[Category, ...]:
-        """Return the categorical columns with several levels."""
-        return self._columns.categories if isinstance(self._columns, EncodedColumns) else ()
 
     def _calibrated(self) -> tuple[ConformalIntervals, dict[int, ConformalSets], np.ndarray]:
         """Return the calibration; raise before `conformalize`."""

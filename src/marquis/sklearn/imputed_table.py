@@ -11,7 +11,6 @@ from torch import Tensor
 
 from marquis import notebook
 from marquis.sklearn.categories import Category, EncodedColumns
-from marquis.sklearn.columns import Columns
 
 if TYPE_CHECKING:
     from marquis.sklearn.entry_predictions import EntryModel
@@ -95,7 +94,7 @@ def write_imputations(
     rows: np.ndarray,
     entries: EntryModel,
     x: Tensor,
-    columns: Columns | EncodedColumns,
+    columns: EncodedColumns,
     generator: torch.Generator,
 ) -> None:
     """Write imputations of some rows: mean, standard deviation and samples."""
@@ -105,8 +104,6 @@ def write_imputations(
     into.mean[rows] = np.where(missing, columns.rows(predicted.mean.numpy()), into.mean[rows])
     into.std[rows] = np.where(missing, columns.deviations(predicted.variance.sqrt().numpy()), 0.0)
     into.samples[:, rows] = np.where(missing, columns.rows(imputations.numpy()), into.samples[:, rows])
-    if not isinstance(columns, EncodedColumns):
-        return
     for category, group in zip(columns.categories, columns.groups, strict=True):
         place, chances = category.column, category.probabilities(predicted.mean[:, group])
         into.chances(category, chances.numpy(), rows)

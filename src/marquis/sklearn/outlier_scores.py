@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marquis.arguments import checked_methods
 from marquis.errors import DataError
-from marquis.sklearn.columns import Columns
+from marquis.sklearn.categories import EncodedColumns
 from marquis.sklearn.drift import Drift, tested
 from marquis.sklearn.entry_predictions import EntryModel
 from marquis.sklearn.explanation import Explanation
@@ -23,7 +23,7 @@ from marquis.sklearn.parameter_checks import fraction
 class OutlierScores:
     """Add outlier scores, explanations and the test for drift to the table autoencoder."""
 
-    _columns: Any
+    _columns: EncodedColumns
     _entries: EntryModel
     _entry_log_prob: float
     _inputs: Callable[[np.ndarray], Tensor]
@@ -82,7 +82,7 @@ class OutlierScores:
         half = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
         wide = half * columns.deviations(predicted.variance.sqrt().numpy())
         names = [str(name) for name in getattr(self, "feature_names_in_", range(table.shape[1]))]
-        if isinstance(columns, Columns):
+        if not columns.has_categories:
             return Explanation(terms, table, expected, expected - wide, expected + wide, names, level)
         levels = columns.table(expected, names).to_numpy(object)
         return Explanation(terms, X.to_numpy(object), levels, expected - wide, expected + wide, names, level)
