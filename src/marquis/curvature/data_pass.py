@@ -110,7 +110,7 @@ class DataPass:
                     if known and self.skipped is not None:
                         self.skipped(piece)
                     if not known:
-                        parts = self._plus(parts, self._curvature(piece, index))
+                        parts = plus(parts, self._curvature(piece, index))
                         fresh.append(rows[start:stop])
                 if fresh:
                     del self.done[self.at.listed :]
@@ -152,15 +152,9 @@ class DataPass:
 
     def total(self) -> Structure | None:
         """Return the sum so far."""
-        if len(self.at.parts) > 1:  # only columns are kept apart: joining them at each batch would copy them each time
-            columns = torch.cat([part.tensors()[0] for part in self.at.parts], dim=1)
-            self.at = replace(self.at, parts=(self.at.parts[0].with_tensors([columns]),))
+        if len(self.at.parts) > 1:
+            self.at = replace(self.at, parts=(joined(self.at.parts),))
         return self.at.parts[0] if self.at.parts else None
-
-    def _plus(self, parts: tuple[Structure, ...], part: Structure) -> tuple[Structure, ...]:
-        if part.reduction == "gather" or not parts:
-            return (*parts, part)
-        return (parts[0] + part,)
 
     def _curvature(self, batch: Batch, index: int) -> Structure:
         """Return the curvature of one batch, computed in as many pieces as the memory asks for."""
@@ -202,6 +196,18 @@ class DataPass:
             "yield the same ones again. Resuming needs the same batches in the same order: switch off shuffling and "
             "random augmentation, or seed them alike; or delete the file to start anew."
         )
+
+
+def plus(parts: tuple[Structure, ...], part: Structure) -> tuple[Structure, ...]:
+    """Return a sum with one more summand; columns stay apart, as joining them each time would copy them each time."""
+    return (*parts, part) if part.reduction == "gather" or not parts else (parts[0] + part,)
+
+
+def joined(parts: tuple[Structure, ...]) -> Structure:
+    """Return the sum of what `plus` left, columns side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0].with_tensors([torch.cat([part.tensors()[0] for part in parts], dim=1)])
 
 
 def _shapes(x: Any) -> str:

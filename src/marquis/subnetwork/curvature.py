@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.curvature.accumulate import Observer, accumulate
+from marquis.curvature.data_pass import joined, plus
 from marquis.curvature.ggn import ggn
 from marquis.curvature.over_processes import sum_over_processes
 from marquis.curvature.resume import digest_of
@@ -63,65 +64,38 @@ def subcurvature(
         whole = accumulate(model, loader, likelihood, "diagonal", estimator, **options)
         return Diagonal(chosen.inside, whole.diagonal()[chosen.index.to(whole.device)])
     device = parameters_of(model, params)[names[0]].device
-    collected = _Collected(chosen, structure)
+    parts: tuple[Structure, ...] = ()
+    width = 1  # samples at a time, until the memory of one is known
     with ProgressBar("subnetwork curvature", number_of_batches(loader), progress) as bar:
         for batch in read_batches(guarded(loader) if group_is_up() else loader, device):
             size, start = batch_size(batch.x), 0
             while start < size:
-                stop = min(size, start + collected.width(memory_limit))
+                stop = min(size, start + width)
                 part = samples_of(batch, start, stop)
                 observe = None if observer is None else lambda f, part=part: observer(f, part)
                 lowrank = ggn(model, part.x, likelihood, "lowrank", estimator, observer=observe, **options)
                 assert isinstance(lowrank, LowRank)
-                collected.add(lowrank.columns, stop - start)
-                start = stop
+                parts = plus(parts, _of_chosen(chosen, structure, lowrank.columns))
+                each = max(1, 3 * lowrank.columns.numel() * lowrank.columns.element_size() // (stop - start))
+                start, width = stop, max(1, (BUDGET if memory_limit is None else memory_limit) // each)
             bar.advance()
     if group_is_up():
         identity = digest_of((chosen.index, structure, repr(chosen.layout)))
-        return sum_over_processes(None if collected.is_empty else collected.structure(), identity)
-    return collected.structure()
+        return sum_over_processes(joined(parts) if parts else None, identity)
+    if not parts:
+        raise DataError("the loader yields no batches; there is no curvature without data.")
+    return joined(parts)
 
 
-class _Collected:
-    """Add up columns of the chosen weights in the form that the structure keeps."""
-
-    def __init__(self, chosen: Chosen, structure: str) -> None:
-        self._chosen, self._structure = chosen, structure
-        self._blocks = chosen.inside.by_module() if structure == "block" else {"all": chosen.inside.names}
-        self._sums: dict[str, Tensor] = {}
-        self._columns: list[Tensor] = []
-        self._bytes_per_sample = 0
-
-    def width(self, limit: int | None) -> int:
-        """Return the number of samples at a time; one, until its memory is known."""
-        if not self._bytes_per_sample:
-            return 1
-        return max(1, (BUDGET if limit is None else limit) // self._bytes_per_sample)
-
-    def add(self, columns: Tensor, count: int) -> None:
-        """Take columns `[P, R]` of all weights of the parameters, of `count` data."""
-        self._bytes_per_sample = max(1, 3 * columns.numel() * columns.element_size() // count)
-        rows = columns[self._chosen.index.to(columns.device)]
-        if self._structure == "lowrank":
-            self._columns.append(rows)
-            return
-        for block, names in self._blocks.items():
-            chosen_rows = torch.cat([rows[self._chosen.inside.slice(name)] for name in names])
-            product = chosen_rows @ chosen_rows.mT
-            self._sums[block] = self._sums[block] + product if block in self._sums else product
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there were no data yet."""
-        return not self._sums and not self._columns
-
-    def structure(self) -> Structure:
-        """Return the sub-block as a structure."""
-        if self.is_empty:
-            raise DataError("the loader yields no batches; there is no curvature without data.")
-        inside = self._chosen.inside
-        if self._structure == "lowrank":
-            return LowRank(inside, torch.cat(self._columns, 1))
-        if self._structure == "full":
-            return Full(inside, self._sums["all"])
-        return Block(inside, {block: (names, self._sums[block]) for block, names in self._blocks.items()})
+def _of_chosen(chosen: Chosen, structure: str, columns: Tensor) -> Structure:
+    """Return the sub-block of the chosen weights from columns `[P, R]` of all weights of their parameters."""
+    rows, inside = columns[chosen.index.to(columns.device)], chosen.inside
+    if structure == "lowrank":
+        return LowRank(inside, rows)
+    if structure == "full":
+        return Full(inside, rows @ rows.mT)
+    blocks: dict[str, tuple[tuple[str, ...], Tensor]] = {}
+    for block, names in inside.by_module().items():
+        part = torch.cat([rows[inside.slice(name)] for name in names])
+        blocks[block] = (names, part @ part.mT)
+    return Block(inside, blocks)
