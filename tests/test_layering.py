@@ -76,7 +76,6 @@ CURVATURE_LAYERS = [
     "resume",
     "regroup",
     "data_pass",
-    "correct",
     "in_groups",
     "accumulate",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,7 @@ from torch import distributed as dist
 
 from marquis.arguments import checked
 from marquis.choices import choose
-from marquis.curvature.correct import Bases
-from marquis.curvature.correct import corrected as second_pass
-from marquis.curvature.data_pass import DataPass
+from marquis.curvature.data_pass import DataPass, Position
 from marquis.curvature.ggn import check_choices, curvature_along, empirical_fisher, fisher, ggn
 from marquis.curvature.graph.cache import comparing_once
 from marquis.curvature.hessian import hessian
@@ -30,10 +29,12 @@ from marquis.functional.call import Model, buffers_of, call, copied_buffers, pla
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.functional.unwrap import computing_dtype, is_sharded
 from marquis.likelihoods import Likelihood, as_likelihood
-from marquis.loaders import Batch, MaskOf, number_of_batches
+from marquis.loaders import Batch, MaskOf, number_of_batches, refuse_one_shot
 from marquis.progress import ProgressBar
 from marquis.randomness import new_generator
 from marquis.structures import Kronecker, Layout, Structure
+from marquis.structures.corrected import CorrectedPiece
+from marquis.structures.pieces import KroneckerPiece
 
 Observer = Callable[[Tensor, Batch], None]
 """Receives outputs and the batch that they belong to."""
@@ -128,6 +129,8 @@ def accumulate(
         raise UnsupportedOperationError(
             "corrected=True is for structure='kronecker', and its second pass has no checkpoint; leave one of them out."
         )
+    if corrected:
+        refuse_one_shot(loader, "corrected=True")
     likelihood = as_likelihood(likelihood)
     everything = parameters_of(model, params)
     params = everything if is_sharded(model) else params  # gathered once, not at every batch
@@ -211,31 +214,45 @@ def accumulate(
             mask_of=mask_of,
             file=_file(path, identity, in_group),
         )
-        with (
-            nullcontext() if work.file is None else work.file.held(),
-            ProgressBar(f"{structure} curvature", number_of_batches(loader), progress and _is_first(in_group)) as bar,
-        ):
-            work.resume(loader)
-            work.run(guarded(loader) if in_group else loader, bar)
-        total = work.total()
-        if in_group:
-            total = sum_over_processes(total, digest_of(identity))
-        if total is None:
-            raise DataError("the loader yields no batches; there is no curvature without data.")
+
+        def over_all_data(work: DataPass, description: str) -> Structure:
+            """Pass over the loader, and return the sum over all processes."""
+            shown = progress and (not in_group or dist.get_rank() == 0)
+            with (
+                nullcontext() if work.file is None else work.file.held(),
+                ProgressBar(description, number_of_batches(loader), shown) as bar,
+            ):
+                work.resume(loader)
+                work.run(guarded(loader) if in_group else loader, bar)
+            total = work.total()
+            if in_group:
+                total = sum_over_processes(total, digest_of(identity))
+            if total is None:
+                raise DataError("the loader yields no batches; there is no curvature without data.")
+            return total
+
+        total = over_all_data(work, f"{structure} curvature")
         if in_group and (corrected or not spread):
             decompose_over_processes(total)
         if not corrected:
             return total, work.file
-
-        def along(bases: Bases, batch: Batch) -> Structure:
-            like = everything[layout.names[0]]
-            there = {name: piece.to(computing_dtype(like.dtype), home) for name, piece in bases.items()}
-            named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
-            return curvature_along(there, model, batch.x, likelihood, **named, generator=generator, mask=batch.mask)
-
+        # With the estimator `exact` the values along the eigenvectors are the diagonal of the exact block in that basis
+        # (docs/method/kronecker.md#eigenvalue-correction).
         assert isinstance(total, Kronecker)
-        with ProgressBar("corrected curvature", number_of_batches(loader), progress and _is_first(in_group)) as bar:
-            return second_pass(total, loader, work, along, bar, in_group, digest_of(identity)), None
+        pairs = {name: piece for name, piece in total.pieces.items() if isinstance(piece, KroneckerPiece)}
+        if not pairs:
+            return total, None
+        dtype_there = computing_dtype(everything[layout.names[0]].dtype)
+        bases = {name: CorrectedPiece.of(piece, name).to(dtype_there, home) for name, piece in pairs.items()}
+
+        def along(batch: Batch) -> Structure:
+            named = {name: options[name] for name in ("estimator", "params", "probes", "memory_limit")}
+            return curvature_along(bases, model, batch.x, likelihood, **named, generator=generator, mask=batch.mask)
+
+        again = replace(work, each=along, skipped=None, file=None, at=Position(), done=[], skip=None)
+        better = over_all_data(again, "corrected curvature")
+        assert isinstance(better, Kronecker)
+        return Kronecker(total.layout, {**total.pieces, **better.pieces}, total.scale, total.shift), None
 
     if spread:
         first = everything[layout.names[0]]
@@ -255,11 +272,6 @@ def _identity_of(likelihood: Likelihood) -> str:
         return f"{likelihood!r}, state {digest_of(likelihood.state_dict())}"
     except MarquisError:  # somebody's own object, which does not say what it holds
         return repr(likelihood)
-
-
-def _is_first(in_group: bool) -> bool:
-    """Return whether this process is the first of those that compute together."""
-    return not in_group or dist.get_rank() == 0
 
 
 def _file(checkpoint: str | Path | None, identity: Mapping[str, str], in_group: bool) -> Checkpoint | None:
