@@ -29,7 +29,7 @@ from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.leave_one_out import leave_one_out, require_exact
 from marquis.predictive.validation_score import ValidationScore
 from marquis.priors import BoundPrior, StructuredPrior
-from marquis.subnetwork.function import function_of_chosen
+from marquis.subnetwork.choose import function_of_chosen
 
 DECREMENT = 0.1
 """Newton decrement `g' A^-1 g / 2`, in nats, above which the weights are not the mode of the tuned prior."""

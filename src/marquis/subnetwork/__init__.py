@@ -11,5 +11,5 @@ __all__ = ["Subnetwork", "swag_moments", "swag_variance"]
 # Internals, which were public once.
 __getattr__ = lazy_names(
     __name__,
-    {"Chosen": "choose", "function_of_chosen": "function", "subcurvature": "curvature"},
+    {"Chosen": "choose", "function_of_chosen": "choose", "subcurvature": "curvature"},
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from marquis.choices import choose as read_choice
 from marquis.choices import match_choice
 from marquis.curvature.accumulate import accumulate
 from marquis.errors import DataError
-from marquis.functional.call import Model
+from marquis.functional.call import Model, buffers_of, call
 from marquis.functional.selection import parameters_of, select
 from marquis.likelihoods import Likelihood
 from marquis.priors import BoundPrior
@@ -35,6 +35,9 @@ STRUCTURES = ("full", "diagonal", "lowrank", "block")
 
 AT_PRIOR, MOST = 0.05, 0.9
 """A weight is at the prior if the data narrow its variance by less than this share; from how many on to warn."""
+
+
+Function = Callable[[dict[str, Tensor], Any], Tensor]
 
 
 @checked_methods
@@ -198,3 +201,18 @@ class Chosen:
                 start += layout.sizes[name]
         held = [name for name, count in counts.items() if count]
         return Chosen(layout.select(held), torch.cat(local), Layout({name: (counts[name],) for name in held}), among)
+
+
+def function_of_chosen(
+    model: Model, params: Mapping[str, Tensor] | None, mean: Mapping[str, Tensor], index: Tensor, inside: Layout
+) -> tuple[Function, dict[str, Tensor]]:
+    """Return `(chosen, x) -> outputs` with all other weights at the mean, and the chosen weights' values."""
+    layout = Layout.of(dict(mean))
+    whole = layout.flatten(dict(mean))
+    others = {name: value.detach() for name, value in parameters_of(model, params).items() if name not in mean}
+
+    def function(chosen: dict[str, Tensor], x: Any) -> Tensor:
+        weights = whole.index_copy(0, index, inside.flatten(chosen))
+        return call(model, {**others, **layout.unflatten(weights)}, buffers_of(model), x)
+
+    return function, inside.unflatten(whole[index])
