@@ -27,9 +27,8 @@ from marquis.functional.unwrap import plain_inputs
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import number_of_batches, read_batches
 from marquis.posterior import Posterior
-from marquis.predictive.differentiable import differentiable_moments
 from marquis.predictive.function import PosteriorFunction
-from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form
+from marquis.predictive.linearised import OutputMoments, average_probabilities, closed_form, differentiable_moments
 from marquis.predictive.links import check_link, linked
 from marquis.predictive.prediction import Prediction
 from marquis.predictive.sampling import SampleSummary, WeightSamples, summarise_linearised, summarise_networks
