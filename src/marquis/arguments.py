@@ -29,6 +29,7 @@ LARGEST_COUNT = 10**6
 COUNTS = frozenset(("samples", "n_samples", "networks", "members", "averaged", "repetitions", "rounds"))
 COUNTS |= {"epochs", "steps", "sweeps", "iterations", "latent", "channels", "detectors", "probes", "restarts"}
 COUNTS |= {"copies", "points", "max_epochs", "hyper_steps", "inputs", "outputs", "hidden", "map_samples"}
+COUNTS |= {"bins", "edge", "num_workers"}
 """Arguments that say how often something is done or how many there are: at most `LARGEST_COUNT`."""
 
 
