@@ -48,7 +48,8 @@ def approximate_with_kept_values(network: Network, model: nn.Module, x: Any) -> 
     params = dict(model.named_parameters())
     values = network.bind(params, x)
     with torch.no_grad():
-        output = network.forward(values, keep=needed_values(network, params))
+        extra = schedule_of(network, params).with_extra
+        output = network.forward(values, keep=needed_values(network, params), with_extra=extra)
     return squared_pass(network, values, random_start(output), params)
 
 

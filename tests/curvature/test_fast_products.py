@@ -10,7 +10,8 @@ from marquis.curvature import ggn
 from marquis.curvature.factors import matmul as products
 from marquis.curvature.factors.matmul import LARGE, by_sample, matmul
 from marquis.curvature.ops import patches as patches_module
-from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
+from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold, unfolder
+from marquis.curvature.ops.pooling import max_pool_with_positions
 
 CONVOLUTIONS = {
     "stride and bias": (nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.Tanh(), nn.Flatten()), (6, 3, 9, 11)),
@@ -89,3 +90,43 @@ def test_products_of_patches_are_those_of_the_unfolded_image(
     assert count == len(patches)
     assert relative(result[0], patches.t() @ patches) < (1e-12 if dtype is torch.float64 else 5e-6)
     assert torch.equal(result[0], result[0].t())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 12])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_unfolded_patches_are_those_of_torch_in_either_order_of_memory(
+    channels: int, groups: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Whole lines of images with few channels are copied, and whole pixels of those with many; one sample at a time."""
+    monkeypatch.setattr(patches_module, "LINES_BYTES", 1)
+    monkeypatch.setattr(patches_module, "PATCH_BYTES", 1)
+    channels *= groups
+    image = torch.randn(5, channels, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    geometry = ConvolutionGeometry(
+        torch.zeros(1, 1, 3, 2), (3, 2), [2, 1], [1, 2], [(1, 1), (2, 2)], [0, 0], groups, False
+    )
+    expected = torch.nn.functional.unfold(image, (3, 2), (1, 2), (1, 2), (2, 1))
+    expected = expected.view(5, groups, channels // groups, 6, -1).permute(0, 1, 4, 3, 2).flatten(3)
+    found = unfolder(image, geometry, ((0, 5), (0, 10)))
+    assert torch.equal(found(0, 5), expected) and torch.equal(found(2, 4), expected[2:4])
+    products, count = patch_products(image, geometry, ((0, 5), (0, 10)), "expand")
+    rows = expected.transpose(0, 1).flatten(1, 2)
+    assert count == 5 * 50
+    torch.testing.assert_close(products, rows.mT @ rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [(2,), (3, 2, 1), (3, 1, 1, 2), (2, 2, 0, 1, True)])
+def test_maxima_and_positions_are_torchs_with_ties_and_nan(dtype: torch.dtype, options: tuple[int, ...]):
+    x = torch.randint(3, (2, 17, 9, 7), generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 3, 4, 4], x[1, 5, 0, 0], x[1, 6] = float("nan"), float("inf"), -float("inf")
+    expected = torch.ops.aten.max_pool2d_with_indices(x, *((o if i == 4 else [o, o]) for i, o in enumerate(options)))
+    found = max_pool_with_positions(x, *((o if i == 4 else [o, o]) for i, o in enumerate(options)))
+    assert torch.equal(found[0].nan_to_num(7.5), expected[0].nan_to_num(7.5)) and torch.equal(found[1], expected[1])
+    assert all(part.is_contiguous() for part in found)
+    gradients = []
+    for pool in (max_pool_with_positions, torch.ops.aten.max_pool2d_with_indices):
+        leaf = x.clone().requires_grad_()
+        maxima = pool(leaf, *((o if i == 4 else [o, o]) for i, o in enumerate(options)))[0]
+        gradients.append(torch.autograd.grad(maxima, leaf, torch.ones_like(maxima))[0])
+    assert torch.equal(*gradients)

@@ -516,6 +516,21 @@ def test_wrong_start_and_unknown_name() -> None:
         squared_pass(network, values, double(2, 3), ["wieght"])
 
 
+def test_results_are_written_over_whatever_the_memory_held() -> None:
+    model = built(Net(lambda s, x: s.used(x) + s.shared(s.shared(x)), used=nn.Linear(3, 3), shared=nn.Linear(3, 3)))
+    model.unused = nn.Linear(2, 2).double()
+    x = double(4, 3)
+    network, params = network_of(model, x), dict(model.named_parameters())
+    expected = approximate(network, model, x)
+    values = network.bind(params, x)
+    start = random_start(squared_forward(network, values, params))
+    memory = {name: torch.full_like(p, float("nan")).detach() for name, p in params.items()}
+    squared_pass(network, values, start, params, memory)
+    reached = [name for name in expected if not name.startswith("unused")]
+    assert_same({name: memory[name] for name in reached}, {name: expected[name] for name in reached})
+    assert all(bool((memory[f"unused.{kind}"] == 0).all()) for kind in ("weight", "bias"))
+
+
 # --- cost, dtype, nothing left behind ---------------------------------------------------------------------------------
 
 

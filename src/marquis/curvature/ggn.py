@@ -342,7 +342,7 @@ class _Call:
         values = _widened(values)
         outputs = outputs.to(self.like.dtype)
         start = self.likelihood_at(outputs).hessian_diagonal(outputs, self.mask)
-        vector = self.like.new_zeros(self.layout.total)
+        vector = self.like.new_empty(self.layout.total)
         squared_pass(network, values, start, names, self.layout.unflatten(vector))
         return Diagonal(self.layout, vector)
 

@@ -36,6 +36,11 @@ def by_sample(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([matmul(each[0], other[0]) for each, other in zip(rows, b, strict=True)]).unsqueeze(1)
 
 
+def gram(a: Tensor) -> Tensor:
+    """Return `aᵀ a` of every group, for `a [q, rows, i]`; rows or entries may be the fast axis."""
+    return matmul(a[0].t(), a[0])[None] if len(a) == 1 else a.mT @ a
+
+
 def _one_dnn_takes(a: Tensor, b: Tensor) -> bool:
     """Return whether both are ordinary float32 tensors of the CPU that nobody differentiates or traces."""
     plain = all(type(t) in (Tensor, Parameter) and t.dtype is torch.float32 and t.device.type == "cpu" for t in (a, b))

@@ -13,6 +13,9 @@ from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients, ParameterGradients
 from marquis.curvature.factors.matmul import by_sample, matmul
 
+CACHED_BYTES = 2**19
+"""Size of the products of one sample up to which their squares are summed per column."""
+
 SMALL = 2048
 """Weights below this many entries are squared and summed in one call; larger ones row by row, in the cache."""
 
@@ -153,7 +156,8 @@ class OuterProducts(ParameterGradients):
             return
         q, _, i = self.sizes
         o = self.outputs.shape[-1]
-        squares = total.new_zeros(q, o * i)
+        apart = self.columns * q * o * i * self.item <= CACHED_BYTES  # one call per sample instead of one per column
+        squares = total.new_zeros(self.columns if apart else 1, q, o * i)
         for start, stop in self.sample_ranges():
             if o * i < SMALL or q > 1 or self.direct is not None:
                 products = self.products(start, stop).view(-1, q, self.columns, o * i)
@@ -163,12 +167,12 @@ class OuterProducts(ParameterGradients):
                 pairs = ((rows[0 if shared else n, 0], a[0]) for n, a in enumerate(inputs))
                 products = (matmul(g, a).view(1, self.columns, o * i) for g, a in pairs)
             if isinstance(products, Tensor) and o * i < SMALL:
-                squares += products.square_().sum(dim=(0, 2))
+                squares[0] += products.square_().sum(dim=(0, 2))
                 continue
             for sample in products:
-                for column in sample.unbind(1):
-                    squares.addcmul_(column, column)
-        total += self.arrange(squares.view(q, o, i))
+                for part in (sample.transpose(0, 1),) if apart else sample.unbind(1):
+                    squares.addcmul_(part, part)
+        total += self.arrange(squares.sum(0).view(q, o, i))
 
 
 def concatenate(uses: list[OuterProducts]) -> OuterProducts | None:

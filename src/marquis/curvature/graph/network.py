@@ -130,11 +130,7 @@ class Network:
         if shapes is not None:
             shapes.update({number: tuple(v.shape) for number, v in values.items() if isinstance(v, Tensor)})
         for step in self.steps:
-            if step.value in with_extra:
-                arguments, named = step_arguments(step, values)
-                values[step.value], values[~step.value] = with_extra[step.value](*arguments, **named)
-            else:
-                values[step.value] = run(step, values)
+            run_into(step, values, with_extra)
             result = values[step.value]
             if shapes is not None and isinstance(result, Tensor):
                 shapes[step.value] = tuple(result.shape)
@@ -217,6 +213,17 @@ def run(step: Step, values: Mapping[int, Any]) -> Any:
     """Execute one step."""
     arguments, named = step_arguments(step, values)
     return step.op(*arguments, **named)
+
+
+def run_into(
+    step: Step, values: dict[int, Any], with_extra: Mapping[int, Callable[..., tuple[Tensor, Tensor]]]
+) -> None:
+    """Execute one step and keep its result, and one more tensor where an operation stands in for it."""
+    if step.value in with_extra:
+        arguments, named = step_arguments(step, values)
+        values[step.value], values[~step.value] = with_extra[step.value](*arguments, **named)
+    else:
+        values[step.value] = run(step, values)
 
 
 def step_arguments(step: Step, values: Mapping[int, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -30,6 +30,7 @@ class Context:
         folded: elementwise steps whose derivative an earlier rule has already multiplied in.
         caching: whether there is a next chunk of columns that could use what is cached.
         cache: anything computed from `values` that the next chunk can use again, by step and purpose.
+        facts: anything that is the same for all samples and chunks, by step.
         buffers: memory that the next block of samples uses again, by step and shape; None where every tensor is new.
     """
 
@@ -42,6 +43,7 @@ class Context:
     folded: set[int] = field(default_factory=set)
     caching: bool = True
     cache: dict[tuple[int, str], Any] = field(default_factory=dict)
+    facts: dict[int, Any] = field(default_factory=dict)
     buffers: dict[tuple[int, tuple[int, ...]], Tensor] | None = None
 
     def targets(self, step: Step) -> list[int]:
@@ -72,6 +74,12 @@ class Context:
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
+
+    def fact(self, step: Step, make: Callable[[], Any]) -> Any:
+        """Return what `make` computes of a step's options, once for all blocks of samples."""
+        if step.value not in self.facts:
+            self.facts[step.value] = make()
+        return self.facts[step.value]
 
     def zeros(self, step: Step, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return zeros for the columns behind a step; successive blocks of samples reuse the memory of the last one."""

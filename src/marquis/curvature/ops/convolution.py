@@ -24,7 +24,7 @@ from marquis.curvature.factors.gradients import ExplicitGradients, ParameterGrad
 from marquis.curvature.factors.outer_products import OuterProducts
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import Context, SquaredCall
-from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
+from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold, unfolder
 from marquis.curvature.ops.registry import SquaredRule, reading, register
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
@@ -44,7 +44,7 @@ def batched_geometry(context: Context, step: Step, factor: Factor) -> tuple[int,
         return None
     if len(shape) != context.values[weight].dim():
         return None
-    return source, context.cached(step, "geometry", lambda: ConvolutionGeometry.of(step, context.values))
+    return source, context.fact(step, lambda: ConvolutionGeometry.of(step, context.values))
 
 
 # Vector-Jacobian products
@@ -136,9 +136,6 @@ def convolution_gradient(context: Context, step: Step, factor: Factor, number: i
     weight, kernel, groups, dims = geometry.weight, geometry.kernel, geometry.groups, geometry.dims
     boxes = window.ranges[1:]
 
-    def patches(start: int, stop: int) -> Tensor:
-        return unfold(image[start:stop], geometry, boxes)
-
     c, n = columns.shape[:2]
     g = columns.reshape(c, n, groups, -1, prod(columns.shape[3:])).transpose(-1, -2)
     channels = weight.shape[1]
@@ -162,7 +159,17 @@ def convolution_gradient(context: Context, step: Step, factor: Factor, number: i
         one_column = _by_groups(columns[0], image, geometry)
     order = row_major(weight)
     return OuterProducts(
-        patches, g, factor.shape[0], sizes, shape, arrange, False, input_products, direct, one_column, order
+        unfolder(image, geometry, boxes),
+        g,
+        factor.shape[0],
+        sizes,
+        shape,
+        arrange,
+        False,
+        input_products,
+        direct,
+        one_column,
+        order,
     )
 
 

@@ -10,7 +10,7 @@ the image with itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marquis.curvature.factors.matmul import matmul
+from marquis.curvature.factors.matmul import gram, matmul
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import per_dimension
 from marquis.curvature.ops.registry import operation_of
@@ -37,6 +37,9 @@ PATCH_BYTES = 2**25
 
 SMALL_PATCH = 64
 """Patches with no more entries than this are simply written out."""
+
+LINES_BYTES = 2**21
+"""Bytes of patches held at a time where they are written out line by line: they stay in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,45 @@ class ConvolutionGeometry:
 
 def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...]) -> Tensor:
     """Return the patches that output positions in a box read: [n, q, t, *k * I/q], channels fastest."""
+    return unfolder(image, geometry, boxes)(0, image.shape[0])
+
+
+def unfolder(
+    image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...]
+) -> Callable[[int, int], Tensor]:
+    """Return what writes out the same patches of the samples [start, stop); the image is padded once."""
+    by_line = _by_line(image, geometry, boxes)
+    offsets, positions = _dimensions(geometry)
+
+    @cache
+    def windows() -> Tensor:
+        return _windows(image, geometry, boxes, channels_last=not by_line)
+
+    def patches(start: int, stop: int) -> Tensor:
+        part = windows()[start:stop]
+        n, groups, size = part.shape[0], part.shape[1], prod(part.shape[2 + geometry.dims :])
+        if by_line:
+            return part.permute(0, 1, *offsets, *positions).reshape(n, groups, size, -1).mT
+        return part.reshape(n, groups, -1, size)
+
+    return patches
+
+
+def _by_line(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...]) -> bool:
+    """Return whether lines of the image are longer than the channels of a pixel, so that they are copied whole."""
+    return geometry.stride[-1] == 1 and image.shape[1] // geometry.groups < boxes[-1][1] - boxes[-1][0]
+
+
+def _dimensions(geometry: ConvolutionGeometry) -> tuple[range, range]:
+    """Return the dimensions [*k, I/q] and [*counts] of `_windows`."""
+    dims = geometry.dims
+    return range(2 + dims, 3 + 2 * dims), range(2, 2 + dims)
+
+
+def _windows(
+    image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int, int], ...], channels_last: bool
+) -> Tensor:
+    """Return the same patches as overlapping views of the padded image: [n, q, *counts, *k, I/q]."""
     kernel, stride, dilation, padding = geometry.kernel, geometry.stride, geometry.dilation, geometry.padding
     dims, groups = geometry.dims, geometry.groups
     n, channels = image.shape[:2]
@@ -105,21 +147,21 @@ def unfold(image: Tensor, geometry: ConvolutionGeometry, boxes: tuple[tuple[int,
     box = image[(slice(None), slice(None), *index)]
     if any(any(pad) for pad in pads):
         box = F.pad(box, [p for pad in reversed(pads) for p in pad])
-    last = box.movedim(1, -1).contiguous()  # [n, *space, channels]: a plain copy, whose strides are known
-    steps = last.stride()
+    # A plain copy, whose strides are known: [n, *space, channels] or [n, channels, *space].
+    box = (box.movedim(1, -1) if channels_last else box).contiguous()
+    steps, space, channel = box.stride(), 1 if channels_last else 2, -1 if channels_last else 1
     counts = [stop - start for start, stop in boxes]
-    grouped = (groups, channels // groups)
-    view = last.as_strided(
-        (n, grouped[0], *counts, *kernel, grouped[1]),
+    each = channels // groups
+    return box.as_strided(
+        (n, groups, *counts, *kernel, each),
         (
             steps[0],
-            grouped[1] * steps[-1],
-            *(steps[1 + axis] * stride[axis] for axis in range(dims)),
-            *(steps[1 + axis] * dilation[axis] for axis in range(dims)),
-            steps[-1],
+            each * steps[channel],
+            *(steps[space + axis] * stride[axis] for axis in range(dims)),
+            *(steps[space + axis] * dilation[axis] for axis in range(dims)),
+            steps[channel],
         ),
     )
-    return view.reshape(n, groups, prod(counts), prod(kernel) * grouped[1])
 
 
 def patch_products(
@@ -140,13 +182,22 @@ def patch_products(
     worth = groups == 1 and prod(kernel) > 1 and size > SMALL_PATCH and n * positions * size > FEW_PATCHES
     if sharing == "expand" and worth and set(geometry.stride) == {1}:
         return _by_correlation(image, geometry)[None], float(n * positions)
-    total = image.new_zeros(groups, size, size)
-    step = max(1, PATCH_BYTES // max(1, groups * positions * size * image.element_size()))
+    total: Tensor | None = None
+    by_line = sharing == "expand" and _by_line(image, geometry, boxes)
+    limit = LINES_BYTES if by_line else PATCH_BYTES
+    step = max(1, limit // max(1, groups * positions * size * image.element_size()))
+    offsets, counts = _dimensions(geometry)
     for start in range(0, n, step):
-        a = unfold(image[start : start + step], geometry, boxes)
-        a = a.mean(2, keepdim=True) if sharing == "reduce" else a
-        a = a.transpose(0, 1).reshape(groups, -1, size)
-        total.baddbmm_(a.transpose(-1, -2), a)
+        part = image[start : start + step]
+        if by_line:
+            lines = _windows(part, geometry, boxes, channels_last=False).permute(1, *offsets, 0, *counts)
+            a = lines.reshape(groups, size, -1).mT
+        else:
+            a = unfold(part, geometry, boxes)
+            a = a.mean(2, keepdim=True) if sharing == "reduce" else a
+            a = a.transpose(0, 1).reshape(groups, -1, size)
+        total = gram(a) if total is None else total.add_(gram(a))
+    total = image.new_zeros(groups, size, size) if total is None else total
     return total, float(n if sharing == "reduce" else n * positions)
 
 

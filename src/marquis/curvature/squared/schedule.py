@@ -6,8 +6,10 @@ forward values that the rules will read, so that the others need not be kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from marquis.curvature.graph.network import Network, Step
 from marquis.curvature.ops.registry import SquaredRule, is_elementwise, operation_of
@@ -43,6 +45,7 @@ class Schedule:
         actions: in the order of the pass, last operation first.
         read: step results whose entries are read by a rule.
         shaped: step results of which only the shape is needed.
+        with_extra: step value -> the operation that the forward pass runs instead, for `run_into`.
         notes: what is dropped beyond the off-diagonal entries of M, one sentence each, for the user.
     """
 
@@ -50,6 +53,7 @@ class Schedule:
     actions: tuple[ScheduledStep, ...]
     read: frozenset[int]
     shaped: frozenset[int]
+    with_extra: dict[int, Callable[..., tuple[Tensor, Tensor]]]
     notes: tuple[str, ...]
 
 
@@ -110,7 +114,8 @@ def _schedule(captured: Network, selected: frozenset[str]) -> Schedule:
     read &= results
     shaped = (shaped & results) - read
     notes = _notes(network, actions, data)
-    return Schedule(output, tuple(actions), frozenset(read), frozenset(shaped), notes)
+    extra = {a.step.value: forward for a in actions if (forward := operation_of(a.step).forward_with_extra)}
+    return Schedule(output, tuple(actions), frozenset(read), frozenset(shaped), extra, notes)
 
 
 def scheduled(step: Step, network: Network, live: frozenset[int], data: frozenset[int]) -> ScheduledStep:

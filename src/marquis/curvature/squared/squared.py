@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marquis.curvature.graph.network import Network, run
+from marquis.curvature.graph.network import Network, run_into
 from marquis.curvature.ops.context import SquaredCall
 from marquis.curvature.ops.elementwise import elementwise_squared
 from marquis.curvature.squared.schedule import schedule_of
@@ -35,11 +35,11 @@ def squared_pass(
 
     Args:
         network: the captured network.
-        values: as left by `squared_forward`, or by `network.forward` with all that it kept. Consumed:
-            results of steps are removed once no rule needs them.
+        values: as left by `squared_forward`, or by `network.forward` with all that it kept and the schedule's
+            `with_extra`. Consumed: results of steps are removed once no rule needs them.
         start: diagonal of the output Hessian, in the shape of the output (it may depend on the output).
         selected: names of the wanted parameters. What is not upstream of them is not computed.
-        into: zeros of the parameters' shapes that the result is added to, e.g. views of one vector: then no second
+        into: memory of the parameters' shapes that the result is written to, e.g. views of one vector: then no second
             copy of the whole result is ever held.
 
     Returns:
@@ -57,16 +57,17 @@ def squared_pass(
             "the output Hessian, one entry per output."
         )
     sums: dict[int, dict[int, Tensor]] = {schedule.output: {0: start}}
-    if into is not None:
-        sums.update({network.parameters[name]: {0: into[name]} for name in names if name in network.parameters})
-    preallocated = frozenset(sums) - {schedule.output}
+    memory = dict(into or {})
+    given = {network.parameters[name]: part for name, part in memory.items() if name in network.parameters}
 
     def receive(number: int, part: int, m: Tensor) -> None:
-        if number in preallocated:
-            sums[number][part] += m
-            return
         parts = sums.setdefault(number, {})
-        parts[part] = parts[part] + m if part in parts else m
+        if number not in given:
+            parts[part] = parts[part] + m if part in parts else m
+        elif part in parts:
+            parts[part] += m
+        else:
+            parts[part] = given[number].copy_(m)
 
     results = sorted(number for number in values if number in network.producers)
     with torch.no_grad():
@@ -80,10 +81,19 @@ def squared_pass(
                     action.rule.apply(call)
                 del call, parts
             while results and results[-1] >= action.step.value:  # earlier steps cannot have read these
-                del values[results.pop()]
+                _drop(values, results.pop())
     for number in results:
-        del values[number]
+        _drop(values, number)
+    for name, part in memory.items():
+        if network.parameters.get(name) not in sums:
+            part.zero_()
     return {name: _result(network, name, values, sums, start) for name in names}
+
+
+def _drop(values: dict[int, Any], number: int) -> None:
+    """Remove the result of a step, and what was kept besides it."""
+    del values[number]
+    values.pop(~number, None)
 
 
 def _result(
@@ -107,7 +117,7 @@ def squared_forward(network: Network, values: dict[int, Any], selected: Iterable
     schedule = schedule_of(network, selected)
     with torch.no_grad():
         for step in network.steps:
-            values[step.value] = run(step, values)
+            run_into(step, values, schedule.with_extra)
             for number in network.released[step.value]:
                 if number in schedule.shaped:
                     values[number] = _shape_only(values[number])

@@ -14,7 +14,7 @@ from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumul
 from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
-from marquis.curvature.factors.matmul import matmul
+from marquis.curvature.factors.matmul import gram, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.errors import UnsupportedOperationError
 from marquis.structures import Kronecker
@@ -53,21 +53,21 @@ class KroneckerAccumulator(Accumulator):
         """Add to the two factors, a dense block or a diagonal."""
         if isinstance(gradients, RankOne):
             first = name not in self.left
-            gram = self._gram_of(gradients.factor)
-            self.left[name] = gram if first else self.left[name] + gram
+            product = self._gram_of(gradients.factor)
+            self.left[name] = product if first else self.left[name] + product
             if first:
                 self.right[name] = matmul(gradients.inputs.t(), gradients.inputs)[None]
                 self.counts[name], self.swapped[name] = float(self.samples), gradients.swapped
         elif isinstance(gradients, OuterProducts):
             self._add_outer(name, gradients)
         elif isinstance(gradients, BiasGradients):
-            gram = self._gram_of(gradients.factor)[0]
-            self.dense[name] = self.dense[name] + gram if name in self.dense else gram
+            product = self._gram_of(gradients.factor)[0]
+            self.dense[name] = self.dense[name] + product if name in self.dense else product
         elif isinstance(gradients, ExplicitGradients) and gradients.as_block:
             share = self.samples if gradients.values.shape[1] == 1 else 1
             flat = gradients.values.flatten(0, 1)
-            gram = _times_samples(matmul(flat.t(), flat), share)
-            self.dense[name] = self.dense[name] + gram if name in self.dense else gram
+            product = _times_samples(matmul(flat.t(), flat), share)
+            self.dense[name] = self.dense[name] + product if name in self.dense else product
         else:
             if name not in self.diagonal:
                 self.diagonal[name] = self.like.new_zeros(self.layout.shapes[name])
@@ -78,18 +78,21 @@ class KroneckerAccumulator(Accumulator):
         cached = self.grams.get(id(factor))
         if cached is not None and cached[0] is factor:
             return cached[1]
-        gram = gram_matrix(factor, self.samples)[None]
-        self.grams = {id(factor): (factor, gram)}
-        return gram
+        product = gram_matrix(factor, self.samples)[None]
+        self.grams = {id(factor): (factor, product)}
+        return product
 
     def _add_outer(self, name: str, gradients: OuterProducts) -> None:
         """Add outer products to the output factor, and once per batch those of the inputs to the input factor."""
         q, t, i = gradients.sizes
         outputs = gradients.outputs.sum(3, keepdim=True) if self.reduce else gradients.outputs
-        g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
+        if outputs.stride(-1) == 1:
+            g = outputs.permute(2, 0, 1, 3, 4).reshape(q, -1, outputs.shape[-1])
+        else:  # images: whole channels are copied
+            g = outputs.permute(2, 4, 0, 1, 3).reshape(q, outputs.shape[-1], -1).mT
         share = self.samples if outputs.shape[1] == 1 else 1
-        gram = _times_samples(_gram(g), share)
-        self.left[name] = self.left[name] + gram if name in self.left else gram
+        product = _times_samples(gram(g), share)
+        self.left[name] = self.left[name] + product if name in self.left else product
         if name in self.right:
             return
         self.swapped[name] = gradients.swapped
@@ -103,8 +106,8 @@ class KroneckerAccumulator(Accumulator):
             a = gradients.inputs(start, min(self.samples, start + limit))
             a = a.mean(2, keepdim=True) if self.reduce else a
             a = a.transpose(0, 1).reshape(q, -1, i)
-            products = _gram(a) if products is None else products.baddbmm_(a.mT, a)
-        self.right[name] = gram.new_zeros(q, i, i) if products is None else products
+            products = gram(a) if products is None else products.add_(gram(a))
+        self.right[name] = product.new_zeros(q, i, i) if products is None else products
         self.counts[name] = float(self.samples if self.reduce else self.samples * t)
 
     def finish(self) -> Kronecker:
@@ -140,14 +143,9 @@ class KroneckerAccumulator(Accumulator):
         return KroneckerPiece(left, right, self.counts[name], channels)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """Return `aᵀ a` of every group, for a [q, rows, i]."""
-    return matmul(rows[0].t(), rows[0])[None] if len(rows) == 1 else rows.mT @ rows
-
-
-def _times_samples(gram: Tensor, share: int) -> Tensor:
+def _times_samples(product: Tensor, share: int) -> Tensor:
     """Return the Gram matrix times the number of samples that share it, without a pass over it where that is one."""
-    return gram if share == 1 else gram.mul_(share)
+    return product if share == 1 else product.mul_(share)
 
 
 def gram_matrix(factor: Factor, samples: int) -> Tensor:
@@ -157,12 +155,12 @@ def gram_matrix(factor: Factor, samples: int) -> Tensor:
     columns = factor.product()
     share = samples if columns.shape[1] == 1 else 1
     flat = columns.reshape(columns.shape[0] * columns.shape[1], -1)
-    gram = _times_samples(matmul(flat.t(), flat), share)
+    product = _times_samples(matmul(flat.t(), flat), share)
     window = factor.window
     if window is None or window.is_everything:
-        return gram
+        return product
     size = factor.shape[1]
     index = torch.arange(size, device=flat.device).view(window.full)[window.slices].flatten()
-    whole = gram.new_zeros(size, size)
-    whole[index[:, None], index] = gram
+    whole = product.new_zeros(size, size)
+    whole[index[:, None], index] = product
     return whole
