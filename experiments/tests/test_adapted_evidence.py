@@ -11,7 +11,7 @@ import torch
 
 from marquis.priors.normalised import normalised_groups
 from marquis_experiments.linearised_laplace.adapted_evidence import study
-from marquis_experiments.linearised_laplace.adapted_evidence.networks import NETWORKS, SmallCNN, build, scaled
+from marquis_experiments.linearised_laplace.adapted_evidence.networks import NETWORKS, WIDTHS, SmallCNN, build, scaled
 from marquis_experiments.linearised_laplace.adapted_evidence.page import clear
 from marquis_experiments.linearised_laplace.adapted_evidence.study import STUDY, Stopped, mean_variance
 from marquis_experiments.linearised_laplace.classifiers import Recipe
@@ -40,8 +40,15 @@ def test_networks_are_small_and_normalised_where_the_page_says(name, layers):
     assert any(not torch.equal(weights[key], other[key]) for key in weights)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_wide_networks_are_as_large_as_the_tutorials(name):
+    network = build(name, 0, wide=True)
+    assert network(IMAGES.float()).shape == (3, 10)
+    assert sum(weight.numel() for weight in network.parameters()) == pytest.approx(46_000, rel=0.02)
+
+
 def test_fixup_starts_as_if_the_block_were_not_there():
-    network = NETWORKS["FixUp"]().double()
+    network = build("FixUp", 0).double()
     before = network(IMAGES)
     with torch.no_grad():
         network.first.weight.mul_(2.0)  # pyright: ignore
@@ -84,7 +91,8 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MARQUIS_OFFLINE", "1")
     monkeypatch.setenv("MARQUIS_DATA", str(tmp_path / "nothing"))
     # Smaller still than the quick size: this file has seconds.
-    small = {"train": 40, "test": 60, "epochs": (3,)}
+    small = {"train": 40, "test": 60, "epochs": (3,), "wide": ("CNN",), "wide_seeds": 1}
+    monkeypatch.setitem(WIDTHS, "CNN", (5, 6))
     monkeypatch.setattr(study, "ACCURACY", {"tolerance": 0.05, "theta_tolerance": 0.05})
     page = STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, small)
     results = json.loads((page.parent / "results.json").read_text())
@@ -94,6 +102,10 @@ def test_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert all(math.isfinite(result["nll"]) for result in row["tuned"].values())
     for kind in ("single", "multiple"):  # theta-star maximises what the network's weights do not
         assert row["tuned"][f"adapted, {kind}"]["log_evidence"] > row["tuned"][f"naive, {kind}"]["log_evidence"]
+    (wide,) = results["wide"]
+    assert wide["weights"] > row["weights"] and set(wide["tuned"]) < set(row["tuned"])
+    for kind in ("single", "multiple"):
+        assert wide["tuned"][f"adapted, {kind}"]["log_evidence"] > wide["tuned"][f"naive, {kind}"]["log_evidence"]
     one, ten = (scale["tuned"] for scale in results["scales"])
     assert max(scale["moved"] for scale in results["scales"]) < 1e-4
     change = {way: abs(ten[way]["variance"] / one[way]["variance"] - 1) for way in one}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,14 +203,42 @@ def test_quick_fashion_classification(quick):
 def test_quick_evidence_training_shares_the_network(quick):
     out, _ = quick
     results = json.loads((out / "evidence-training" / "quick" / "results.json").read_text())
-    assert list(results["studies"]) == results["planned"]
+    studies = {study["name"]: study for study in results["studies"]}
+    assert list(studies) == results["planned"]
     other = json.loads((out / "fashion-classification" / "quick" / "results.json").read_text())
-    study = results["studies"]["fashion-mnist-cnn"]
+    study = studies["fashion-mnist-cnn"]
     assert study["rows"]["validated"]["nll"] == other["rows"]["map"]["nll"]
     assert study["rows"]["evidence"]["nll"] == other["rows"]["evidence-map"]["nll"]
     assert study["rows"]["ensemble"]["nll"] == other["rows"]["ensemble"]["nll"]
     assert len(list((out / "shared-networks").glob("digits-cnn-*-s0-*.safetensors"))) == 2  # the grid, once
     assert all(epoch["log_evidence"] is not None for epoch in study["history"]["epochs"])
+    # Every method again with the second seed; "early" only where updates begin later, which no quick case does.
+    trainings = [(row["name"], row["method"], row["seed"]) for row in results["seeds"]]
+    assert trainings == [(name, method, 1) for name in studies for method in ("validated", "evidence")]
+    second = {row["method"]: row["test"]["nll"] for row in results["seeds"] if row["name"] == "fashion-mnist-cnn"}
+    assert all(second[method] != study["rows"][method]["nll"] for method in second)
+
+
+def test_updates_from_the_first_epoch_are_a_row_where_they_begin_later(tmp_path):
+    case = replace(weight_decay.cases("quick")["mnist-mlp"], burn_in=2)
+    data = load_images("digits", 60, 20, 20)
+    run = evidence_training.STUDY.start("quick", tmp_path / "evidence-training", say=lambda _: None)
+    rows = {m: evidence_training.one_training(run, case, data, 1.0, m, 1) for m in ("validated", "evidence", "early")}
+    assert [rows[m]["study"]["burn_in"] for m in rows] == [2, 2, 1] and "precisions" not in rows["validated"]
+    assert rows["early"]["test"]["nll"] != rows["evidence"]["test"]["nll"]
+    late, early = (
+        json.loads((run.shared / f"mnist-mlp-evidence-{m}-s1-history.json").read_text()) for m in ("evidence", "early")
+    )
+    assert late["result"]["epochs"][0]["log_evidence"] is None is not early["result"]["epochs"][0]["log_evidence"]
+
+
+def test_differences_between_methods_are_paired_by_seed():
+    first = {"name": "mnist-cnn", "rows": {"validated": {"nll": 0.3}, "evidence": {"nll": 0.2}}}
+    more = [("evidence", 1, 0.5), ("validated", 2, 0.4), ("evidence", 2, 0.1), ("early", 0, 0.2)]
+    seeds = [{"name": "mnist-cnn", "method": m, "seed": s, "test": {"nll": nll}} for m, s, nll in more]
+    rows = evidence_training.by_seed(first, [*seeds, {**seeds[0], "name": "mnist-mlp"}])
+    assert evidence_training.paired(rows, "evidence") == pytest.approx([0.1, 0.3])
+    assert evidence_training.paired(rows, "early") == pytest.approx([0.1])
 
 
 def test_the_network_with_evidence_is_trained_once_even_if_its_history_is_lost(tmp_path):

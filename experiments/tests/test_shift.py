@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from marquis_experiments.linearised_laplace.shift.methods import (
     logit_variances,
     sampled_swag,
 )
-from marquis_experiments.linearised_laplace.shift.page import against_map
+from marquis_experiments.linearised_laplace.shift.page import against_map, rows_of
 
 TINY = {"train": 90, "validation": 20, "test": 20, "width": 2, "epochs": 1, "samples": 2, "snapshots": 2, "step": 90}
 
@@ -112,7 +113,7 @@ def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.Monk
     page = shift.STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
     results = json.loads((page.parent / "results.json").read_text())
     assert results["settings"]["data"] == "digits"
-    by_method = {row["method"]: row for row in results["rows"]}
+    by_method = {row["method"]: row for row in rows_of(results)}
     assert {
         "MAP",
         "MAP, temperature",
@@ -134,6 +135,19 @@ def test_runs_without_mnist_and_resumes(tmp_path: Path, monkeypatch: pytest.Monk
     stamps = [path.stat().st_mtime_ns for path in cells]
     shift.STUDY.run("quick", tmp_path, tmp_path / "nothing", lambda _: None, TINY)
     assert [path.stat().st_mtime_ns for path in cells] == stamps
+
+
+def test_a_run_that_continues_takes_every_committed_cell(tmp_path: Path):
+    run = shift.STUDY.start(out=tmp_path, say=lambda _: None, go_on=True)
+    _, digits, _ = small()
+
+    def computed(seed: int) -> dict[str, Any]:
+        raise AssertionError("computed again")
+
+    experiment = shift.Experiment(run, run.settings, digits)
+    cells = [(name, seed) for seed in (0, 1, 2) for name in ("map", "laplace", "swag", "dropout")]
+    continued = [experiment.cell(name, seed, computed) for name, seed in [*cells, ("ensemble", 0)]]
+    assert len(continued) == len(shift.STUDY.committed()["cells"])
 
 
 def test_differences_are_paired_by_network():

@@ -3,27 +3,32 @@
 An MLP and a CNN on MNIST and Fashion-MNIST (Immer et al. 2021, as the tutorial quotes it). Cross-validation trains one
 network per weight decay and keeps the best on validation rows; `mq.evidence.train` trains one network and updates one
 precision per layer from training rows alone. Temperature scaling and a deep ensemble of the validated network beside.
+Further seeds train the first two again, with the weight decay that the first seed chose; networks whose updates begin
+later are also trained with updates from the first epoch on.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, Figure
-from marquis_experiments.common.images import ensemble_probs, fitted_temperature, logits
+from marquis_experiments.common.images import ImageData, ensemble_probs, fitted_temperature, logits
 from marquis_experiments.common.metrics import classification_scores
-from marquis_experiments.common.page import verdict
+from marquis_experiments.common.page import Mean, verdict
 from marquis_experiments.common.study import Run, Study
+from marquis_experiments.linearised_laplace.classifiers import trained_map
 from marquis_experiments.linearised_laplace.weight_decay import Case, cases, ensemble, validated, with_evidence
 
 LABELS = {
     "validated": "weight decay by validation",
     "evidence": "precisions by evidence",
+    "early": "the same, updates from the first epoch",
     "temperature": "weight decay by validation, temperature-scaled",
     "ensemble": "deep ensemble of the first",
 }
@@ -45,38 +50,75 @@ MOST_CURVES = len(COLOURS)
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Train and score every case; networks are shared with other studies."""
+    """Train and score every case, the first seed of all before the others; networks are shared with other studies."""
     made = cases(run.size)
-    return {"planned": list(made), "studies": {name: one_case(run, case) for name, case in made.items()}}
+    data = {case.name: case.load(run.data_dir, or_digits=run.size == "quick") for case in made.values()}
+    studies = [first_seed(run, case, data[case.name]) for case in made.values()]
+    seeds = []
+    for seed in range(run.settings.seeds):
+        for study in studies:
+            case = made[study["name"]]
+            repeated = ["validated", "evidence"] if seed else []
+            early = ["early"] if (case.burn_in, case.every) != (1, 1) else []
+            for method in repeated + early:
+                seeds.append(one_training(run, case, data[case.name], study["precision"], method, seed))
+    return {"settings": run.settings.plain(), "planned": list(made), "studies": studies, "seeds": seeds}
 
 
-def one_case(run: Run, case: Case) -> dict[str, Any]:
+def first_seed(run: Run, case: Case, data: ImageData) -> dict[str, Any]:
     """Return all rows of one network on one data set."""
-    data = case.load(run.data_dir, or_digits=run.size == "quick")
-    test, held_out = data.test, data.validation
-    chosen = validated(run.shared, data, case, run.say)
-    network, history = with_evidence(run.shared, data, case)
-    members = ensemble(run.shared, data, case, chosen.precision, run.say)
-    outputs = logits(chosen.network, test.x)
-    temperature = fitted_temperature(logits(chosen.network, held_out.x), held_out.y)
-    rows = {
-        "validated": scored(outputs.softmax(1), test.y),
-        "evidence": scored(logits(network, test.x).softmax(1), test.y),
-        "temperature": scored((outputs / temperature).softmax(1), test.y),
-        "ensemble": scored(ensemble_probs(members, test.x), test.y),
-    }
-    run.say(f"{case.name}: log-likelihood {-rows['validated']['nll']:.4f} -> {-rows['evidence']['nll']:.4f}")
-    return {
-        "study": asdict(case),
-        "data": data.name,
-        "weights": sum(weight.numel() for weight in network.parameters()),
-        "grid": chosen.grid,
-        "precision": chosen.precision,
-        "temperature": temperature,
-        "evidence_validation": scored(logits(network, held_out.x).softmax(1), held_out.y),
-        "history": {key: history[key] for key in ("epoch", "groups", "precision", "epochs")},
-        "rows": rows,
-    }
+
+    def compute() -> dict[str, Any]:
+        test, held_out = data.test, data.validation
+        chosen = validated(run.shared, data, case, run.say)
+        network, history = with_evidence(run.shared, data, case)
+        members = ensemble(run.shared, data, case, chosen.precision, run.say)
+        outputs = logits(chosen.network, test.x)
+        temperature = fitted_temperature(logits(chosen.network, held_out.x), held_out.y)
+        rows = {
+            "validated": scored(outputs.softmax(1), test.y),
+            "evidence": scored(logits(network, test.x).softmax(1), test.y),
+            "temperature": scored((outputs / temperature).softmax(1), test.y),
+            "ensemble": scored(ensemble_probs(members, test.x), test.y),
+        }
+        run.say(f"{case.name}: log-likelihood {-rows['validated']['nll']:.4f} -> {-rows['evidence']['nll']:.4f}")
+        return {
+            "data": data.name,
+            "weights": sum(weight.numel() for weight in network.parameters()),
+            "grid": chosen.grid,
+            "precision": chosen.precision,
+            "temperature": temperature,
+            "evidence_validation": scored(logits(network, held_out.x).softmax(1), held_out.y),
+            "history": {key: history[key] for key in ("epoch", "groups", "precision", "epochs")},
+            "rows": rows,
+        }
+
+    return run.cell(case.name, {"name": case.name, "study": asdict(case)}, compute, "studies")
+
+
+def one_training(run: Run, case: Case, data: ImageData, precision: float, method: str, seed: int) -> dict[str, Any]:
+    """Return the scores of one network: "validated" has the weight decay given, "early" updates in every epoch."""
+    if method == "early":
+        case = replace(case, burn_in=1, every=1)
+    described = {"name": case.name, "study": asdict(case), "method": method, "seed": seed}
+    described |= {"precision": precision} if method == "validated" else {}
+
+    def network() -> tuple[nn.Module, dict[str, Any]]:
+        if method == "validated":
+            return trained_map(run.shared, case.kind, data, precision, case.recipe, seed, case.shape), {}
+        made, history = with_evidence(run.shared, data, case, seed, f"-{method}-s{seed}")
+        return made, {"epoch": history["epoch"], "precisions": history["precision"]}
+
+    def compute() -> dict[str, Any]:
+        made, chosen = network()
+        scores = {
+            name: scored(logits(made, part.x).softmax(1), part.y)
+            for name, part in (("test", data.test), ("validation", data.validation))
+        }
+        run.say(f"{case.name}, {method}, seed {seed}: log-likelihood {-scores['test']['nll']:.4f}")
+        return {"data": data.name, **scores, **chosen}
+
+    return run.cell(f"{case.name}-{method}-s{seed}", described, compute, "seeds")
 
 
 def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -91,49 +133,85 @@ def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables; evidence must be better than validation and reach the tutorial's figures."""
-    done = {TITLES[name]: {**part, "name": name} for name, part in results["studies"].items()}
-    gains, within, reached, methods = {}, 0, 0, {}
+    done = {TITLES[part["name"]]: part for part in results["studies"]}
+    gains, early, within, reached, methods = {}, {}, 0, 0, {}
     for title, part in done.items():
-        rows, paper = part["rows"], PAPER[part["name"]]
-        gains[title] = rows["validated"]["nll"] - rows["evidence"]["nll"]
-        within += abs(gains[title]) < max(rows["validated"]["nll_error"], rows["evidence"]["nll_error"])
+        rows, paper = by_seed(part, results["seeds"]), PAPER[part["name"]]
+        error = max(rows[way][0]["nll_error"] for way in ("validated", "evidence"))
+        gains[title] = paired(rows, "evidence")
+        within += abs(mean(gains[title])) < error
+        if rows["early"]:
+            early[title] = paired(rows, "early")
         accuracy, log_likelihood = paper["evidence"]
-        reached += 100 * rows["evidence"]["accuracy"] >= accuracy and -rows["evidence"]["nll"] >= log_likelihood
+        best = {key: mean(row[key] for row in rows["evidence"].values()) for key in ("accuracy", "nll")}
+        reached += 100 * best["accuracy"] >= accuracy and -best["nll"] >= log_likelihood
         for method, label in LABELS.items():
-            row = rows[method]
-            beside = "{:.2f} / {:.3f}".format(*paper[method]) if method in paper else ""
-            shown = {"percent": 100 * row["accuracy"], "log_likelihood": -row["nll"], "beside": beside}
-            methods[f"{title}: {label}"] = {**row, **shown}
+            if rows[method]:
+                key = f"{title}: {label}"
+                methods[key] = shown(rows[method])
+                methods[key]["beside"] = "{:.2f} / {:.3f}".format(*paper[method]) if method in paper else ""
+    trained = {len(seeds) for seeds in gains.values()}
     return {
         "methods": methods,
         "done": done,
         "gains": gains,
-        "better": sum(gain > 0 for gain in gains.values()),
+        "early": early,
+        "counts": " to ".join(map(str, sorted({min(trained), max(trained)}))),
+        "better": sum(mean(gain) > 0 for gain in gains.values()),
         "within": within,
         "reached": reached,
         "networks": len(done),
         "digits": any(part["data"] == "digits" for part in done.values()),
-        "verdict": verdict(all(gain > 0 for gain in gains.values()), reached == len(done)),
+        "verdict": verdict(all(mean(gain) > 0 for gain in gains.values()), reached == len(done)),
+    }
+
+
+def by_seed(part: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, float]]]:
+    """Return test scores of one network on one data set, by method and seed."""
+    rows = {method: {0: part["rows"][method]} if method in part["rows"] else {} for method in LABELS}
+    for row in seeds:
+        if row["name"] == part["name"]:
+            rows[row["method"]][row["seed"]] = row["test"]
+    return rows
+
+
+def paired(rows: dict[str, dict[int, dict[str, float]]], method: str) -> Mean:
+    """Return by how much a method's log-likelihood is above that of weight decay by validation, seed by seed."""
+    both = sorted(rows[method].keys() & rows["validated"].keys())
+    return Mean(rows["validated"][seed]["nll"] - rows[method][seed]["nll"] for seed in both)
+
+
+def shown(seeds: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """Return the entries of a row of the table."""
+    every = [*seeds.values()]
+    return {
+        "count": len(every),
+        "percent": Mean(100 * row["accuracy"] for row in every),
+        "log_likelihood": Mean(-row["nll"] for row in every),
+        "nll_error": mean(row["nll_error"] for row in every),
+        "ece": mean(row["ece"] for row in every),
     }
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw log evidence (above) and precisions (below) along the epochs, one column per network."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    done = results["studies"]
-    columns = len(done)
+    columns = len(results["studies"])
     figure = Figure(2 * columns, columns, width=3.3, height=2.6)
-    for column, (name, part) in enumerate(done.items()):
+    for column, part in enumerate(results["studies"]):
         above, below = figure.axes[column], figure.axes[columns + column]
         history, rows = part["history"], part["study"]["train"]
         updates = [(k, e) for k, e in enumerate(history["epochs"], 1) if e["log_evidence"] is not None]
         above.plot([k for k, _ in updates], [e["log_evidence"] / rows for _, e in updates], "o-", color=BLUE, ms=4)
-        above.set(title=TITLES[name], xlim=(0.5, len(history["epochs"]) + 0.5))
+        above.set(title=TITLES[part["name"]], xlim=(0.5, len(history["epochs"]) + 0.5))
         draw_precisions(below, [epoch["precision"] for epoch in history["epochs"]])
-        below.axhline(part["precision"], color="black", ls="--", lw=1)
+        below.axhline(part["precision"], color="black", ls="--", lw=1, label="by validation")
         below.set(xlabel="epoch", yscale="log", xlim=(0.5, len(history["epochs"]) + 0.5))
         below.legend(fontsize=6, frameon=False, ncols=2, loc="best")
+        below.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        below.yaxis.set_minor_locator(NullLocator())
         for axis in (above, below):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if column == 0:
@@ -154,4 +232,9 @@ def draw_precisions(axis: Any, history: list[list[float]]) -> None:
         axis.fill_between(x, low, high, color="#dddddd", lw=0, label=f"all {layers} layers")
 
 
-STUDY = Study("evidence-training", Path(__file__).with_suffix(".md"), measure, values, draw)
+# fmt: off
+STUDY = Study(
+    "evidence-training", Path(__file__).with_suffix(".md"), measure, values, draw,
+    default={"seeds": 3}, quick={"seeds": 2},
+)
+# fmt: on

@@ -128,21 +128,27 @@ def ensemble(
     return members
 
 
-def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the network of `evidence.train`, one precision per layer and no validation data, and its history."""
+def with_evidence(
+    folder: Path, data: ImageData, case: Case, seed: int = 0, variant: str = ""
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network of `evidence.train`, one precision per layer and no validation data, and its history.
+
+    `variant` goes into the names of the files, beside the data and the network.
+    """
     recipe = case.recipe
     settings = {"kind": case.kind, "data": data.name, "rows": len(data.train), "update": UPDATE}
     settings |= {"evidence": [case.burn_in, case.every], **recipe.described(), **case.shape}
-    name = f"{case.data}-{case.kind}-evidence"
+    settings |= {"seed": seed} if seed else {}  # files of the first seed are from before there were others
+    name = f"{case.data}-{case.kind}-evidence{variant}"
     members: list[dict[str, Any]] = []
 
     def untrained() -> nn.Module:
-        return image_network(case.kind, case.shape, 0)
+        return image_network(case.kind, case.shape, seed)
 
     def fit(network: nn.Module) -> None:
         result = train(
             network,
-            Shuffled(data.train.tensors, recipe.batch, 1000, recipe.flip),
+            Shuffled(data.train.tensors, recipe.batch, 1000 + seed, recipe.flip),
             "categorical",
             prior=Prior(START, groups="layer"),
             estimator="sketched",
@@ -153,7 +159,7 @@ def with_evidence(folder: Path, data: ImageData, case: Case) -> tuple[nn.Module,
             learning_rate=recipe.learning_rate,
             schedule=lambda steps: torch.optim.lr_scheduler.LambdaLR(steps, lambda epoch: recipe.factor(epoch + 0.5)),
             curvature_loader=data.train.batches(),
-            generator=torch.Generator().manual_seed(0),
+            generator=torch.Generator().manual_seed(seed),
             progress=False,
         )
         network.load_state_dict(result.model.state_dict())

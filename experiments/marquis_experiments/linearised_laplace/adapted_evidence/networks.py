@@ -1,8 +1,12 @@
-"""Five small networks for MNIST with about a thousand weights each, so that the whole Gauss-Newton matrix is cheap."""
+"""Five small networks for MNIST: about a thousand weights each, so that the whole Gauss-Newton matrix is cheap.
+
+Wide ones have about 46,000 weights, as the tutorial's.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +14,8 @@ from torch.nn import functional as F
 
 from marquis_experiments.common.networks import seeded
 
-CHANNELS = 5
-"""Channels of every convolution of the residual networks."""
+WIDTHS = {"transformer": (4, 62), "CNN": (5, 60), "ResNet": (5, 48), "pre-ResNet": (5, 48), "FixUp": (5, 48)}
+"""Channels of the convolutions, or numbers per patch of the transformer, of the small and the wide networks."""
 
 
 def head(channels: int) -> nn.Sequential:
@@ -22,38 +26,38 @@ def head(channels: int) -> nn.Sequential:
 class SmallCNN(nn.Sequential):
     """Two convolutions with batch normalisation and one dense layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 5) -> None:
+        second = channels + channels // 5
         super().__init__(
             nn.AvgPool2d(2),
-            nn.Conv2d(1, CHANNELS, 3, padding=1),
-            nn.BatchNorm2d(CHANNELS),
+            nn.Conv2d(1, channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(CHANNELS, 6, 3, padding=1),
-            nn.BatchNorm2d(6),
+            nn.Conv2d(channels, second, 3, padding=1),
+            nn.BatchNorm2d(second),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(54, 10),
+            nn.Linear(9 * second, 10),
         )
 
 
 class Residual(nn.Module):
     """A stem and one residual block; subclasses say where it is normalised."""
 
-    def __init__(self) -> None:
+    def __init__(self, c: int = 5) -> None:
         super().__init__()
-        c = CHANNELS
         self.stem, self.first, self.second = (nn.Conv2d(i, c, 3, padding=1, bias=False) for i in (1, c, c))
 
 
 class ResNet(Residual):
     """Normalised after every convolution."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm0, self.norm1, self.norm2 = (nn.BatchNorm2d(CHANNELS) for _ in range(3))
-        self.head = head(CHANNELS)
+    def __init__(self, channels: int = 5) -> None:
+        super().__init__(channels)
+        self.norm0, self.norm1, self.norm2 = (nn.BatchNorm2d(channels) for _ in range(3))
+        self.head = head(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
@@ -65,10 +69,10 @@ class ResNet(Residual):
 class PreActivationResNet(Residual):
     """Normalised before every convolution and once at the end."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2, self.norm3 = (nn.BatchNorm2d(CHANNELS) for _ in range(3))
-        self.head = head(CHANNELS)
+    def __init__(self, channels: int = 5) -> None:
+        super().__init__(channels)
+        self.norm1, self.norm2, self.norm3 = (nn.BatchNorm2d(channels) for _ in range(3))
+        self.head = head(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, 10]` of images `[B, 1, 28, 28]`."""
@@ -94,11 +98,11 @@ class Shift(nn.Module):
 class FixUpResNet(Residual):
     """Without normalisation (Zhang et al. 2019): the block's last convolution starts at zero."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, channels: int = 5) -> None:
+        super().__init__(channels)
         self.shift0, self.shift1, self.shift2, self.shift3 = (Shift() for _ in range(4))
         self.shift4 = Shift(scale=True)
-        self.head = head(CHANNELS)
+        self.head = head(channels)
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class SmallTransformer(nn.Module):
         return (weights @ value).transpose(1, 2).flatten(2)
 
 
-NETWORKS: dict[str, type[nn.Module]] = {
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "transformer": SmallTransformer,
     "CNN": SmallCNN,
     "ResNet": ResNet,
@@ -144,10 +148,10 @@ NETWORKS: dict[str, type[nn.Module]] = {
 }
 
 
-def build(name: str, seed: int) -> nn.Module:
+def build(name: str, seed: int, wide: bool = False) -> nn.Module:
     """Return an untrained network with weights drawn from a seed."""
     with seeded(seed):
-        return NETWORKS[name]()
+        return NETWORKS[name](WIDTHS[name][wide])
 
 
 @torch.no_grad()

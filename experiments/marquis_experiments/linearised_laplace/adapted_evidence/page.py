@@ -15,15 +15,15 @@ POINT = ("MAP", "MAP, temperature")
 NAIVE, ADAPTED, MOVED = "naive", "adapted", "adapted, Hessian at theta-star"
 Row = dict[str, Any]
 KINDS = ("single", "multiple")
+WIDE = (*POINT, *(f"{way}, {kind}" for kind in KINDS for way in (NAIVE, ADAPTED)))
+"""Columns of the table of wide networks."""
 LIMIT = 0.99e8
 """Precisions from here on are at their upper limit."""
 
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables and for how many networks the naive evidence is worse by three standard errors."""
-    rows: dict[str, list[Row]] = {}
-    for row in results["rows"]:
-        rows.setdefault(row["network"], []).append(row)
+    rows, wide = by_network(results["rows"]), by_network(results.get("wide", []))
 
     def difference(seeds: list[Row], one: str, other: str) -> Mean:
         return Mean(nll(row, one) - nll(row, other) for row in seeds)
@@ -53,6 +53,18 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             {**row, "gap": row["tuned"][ADAPTED]["log_evidence"] - row["tuned"][NAIVE]["log_evidence"]}
             for row in results["path"]
         ],
+        "wide": {
+            name: {
+                "weights": seeds[0]["weights"],
+                "seeds": len(seeds),
+                "each": [Mean(nll(row, way) for row in seeds) for way in WIDE],
+                "gains": [difference(seeds, f"naive, {k}", f"adapted, {k}") for k in KINDS],
+            }
+            for name, seeds in wide.items()
+        },
+        "wide_worse": {
+            k: sum(mean(difference(s, f"naive, {k}", f"adapted, {k}")) > 0 for s in wide.values()) for k in KINDS
+        },
         "moved": max(row["moved"] for row in results["scales"]),
         "spread": {
             way: {"percent": 100 * spread([row["tuned"][way]["variance"] for row in results["scales"]])}
@@ -64,6 +76,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "minutes": sum(row["cpu_seconds"] for row in results["rows"]) / 60,
         "verdict": verdict(*(all(map(clear, worse[kind])) for kind in KINDS)),
     }
+
+
+def by_network(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of every network, one per seed."""
+    return {name: [row for row in rows if row["network"] == name] for name in dict.fromkeys(r["network"] for r in rows)}
 
 
 def nll(row: Row, way: str) -> float:

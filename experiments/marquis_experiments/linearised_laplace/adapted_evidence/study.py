@@ -2,7 +2,8 @@
 
 Five small networks on a few hundred images of MNIST (docs/method/evidence.md). The whole Gauss-Newton matrix is used,
 so that differences come from the evidence and not from an approximation of the matrix; the posterior of every row is
-that matrix plus the tuned prior precision, and the prediction is linearised.
+that matrix plus the tuned prior precision, and the prediction is linearised. The same networks with 46,000 weights have
+Kronecker factors in its place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from marquis.evidence import Tuned
@@ -36,6 +38,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 GROUPS = {"single": "scalar", "multiple": "layer"}
 """One precision for all weights, or one per layer (normalised layers included, as recommendation 2 has it)."""
 
+WIDE: tuple[dict[str, Any], ...] = ({}, {"width": "wide", "structure": "kronecker"})
+"""What the keys of small and of wide networks hold beside their names."""
+
 ACCURACY = {"tolerance": 1e-2, "theta_tolerance": 1e-2}
 """Tolerances of the adapted evidence: precisions to a per cent, theta-star to a hundredth of a nat."""
 
@@ -52,7 +57,8 @@ def measure(run: Run) -> dict[str, Any]:
             scales = [cells.one_scale(k) for k in s.scales]
             path = [cells.one_epoch(name, epochs) for name in s.path for epochs in s.epochs]
     ensembles = [cells.one_ensemble(name) for name in s.networks]
-    parts = {"rows": rows, "path": path, "scales": scales, "ensembles": ensembles}
+    wide = [cells.one_network(name, seed, wide=True) for seed in range(s.wide_seeds) for name in s.wide]
+    parts = {"rows": rows, "path": path, "scales": scales, "ensembles": ensembles, "wide": wide}
     return {"data": data.name, "settings": s.plain(), **parts}
 
 
@@ -68,11 +74,12 @@ class Stopped(Recipe):
         return self._whole.factor(epochs_done)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def fitted(model: nn.Module, data: ImageData) -> Laplace:
-    """Fit the whole Gauss-Newton matrix in double precision."""
-    double = copy.deepcopy(model).double().eval()
-    loader = [(x.double(), y) for x, y in data.train.batches(250)]
-    return Laplace(double, "categorical", "full").fit(loader, progress=False)
+def fitted(model: nn.Module, data: ImageData, wide: bool = False) -> Laplace:
+    """Fit the whole Gauss-Newton matrix in double precision, or Kronecker factors in single precision."""
+    dtype = torch.float32 if wide else torch.float64
+    loader = [(x.to(dtype), y) for x, y in data.train.batches(250)]
+    structure = "kronecker" if wide else "full"
+    return Laplace(copy.deepcopy(model).to(dtype).eval(), "categorical", structure).fit(loader, progress=False)
 
 
 def tuned_by(laplace: Laplace, method: str, groups: str) -> Tuned:
@@ -88,7 +95,9 @@ def tuned_by(laplace: Laplace, method: str, groups: str) -> Tuned:
 
 def scores(laplace: Laplace, data: ImageData) -> dict[str, float]:
     """Return scores of linearised predictions of the test images, and the mean variance of their logits."""
-    inputs = [x.double() for x, _ in data.test.batches(250)]
+    assert isinstance(laplace.model, nn.Module)
+    dtype = next(laplace.model.parameters()).dtype
+    inputs = [x.to(dtype) for x, _ in data.test.batches(250)]
     predicted = laplace.predict_loader(inputs, progress=False)
     assert predicted.probs is not None
     return {**classification_scores(predicted.probs, data.test.y), "variance": mean_variance(predicted.variance)}
@@ -123,7 +132,7 @@ class Cells:
     run: Run
     data: ImageData
 
-    def network(self, name: str, seed: int, epochs: int | None = None) -> nn.Module:
+    def network(self, name: str, seed: int, epochs: int | None = None, wide: bool = False) -> nn.Module:
         """Return a trained network; the learning rate follows the whole schedule wherever training stops."""
         s = self.run.settings
         stopped: int = s.recipe.epochs if epochs is None else epochs
@@ -135,22 +144,25 @@ class Cells:
             "decay": s.decay,
             **asdict(s.recipe),
             "stopped": stopped,
+            **WIDE[wide],
         }
-        label = f"{name.lower().replace(' ', '-')}-s{seed}-e{stopped}"
+        label = f"{'wide-' * wide}{name.lower().replace(' ', '-')}-s{seed}-e{stopped}"
         recipe = Stopped(s.recipe, stopped)
         return self.run.network(
             label,
             described,
-            lambda: build(name, seed),
+            lambda: build(name, seed, wide),
             lambda model: train_map(model, self.data.train, s.decay, recipe, 1000 + seed),
         )
 
-    def cell(self, name: str, compute: Callable[[], dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a cell; its key holds all that it depends on."""
+    def cell(
+        self, name: str, compute: Callable[[], dict[str, Any]], among: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """Return a cell; its key holds all that it depends on, and `among` is the list of rows like it."""
         s, data = self.run.settings, self.data
         common = {"data": data.name, "train": len(data.train), "test": len(data.test), "decay": s.decay}
         self.run.say(name)
-        return self.run.cell(name, {**common, **asdict(s.recipe), **ACCURACY, **more}, compute)
+        return self.run.cell(name, {**common, **s.recipe.described(), **ACCURACY, **more}, compute, among)
 
     def point_scores(self, model: nn.Module) -> dict[str, float]:
         """Return test scores of the network itself."""
@@ -167,19 +179,19 @@ class Cells:
         seconds = time.thread_time() - begun
         return {**scores(laplace, self.data), **summary(result), "tune_seconds": seconds}
 
-    def one_network(self, name: str, seed: int) -> dict[str, Any]:
+    def one_network(self, name: str, seed: int, wide: bool = False) -> dict[str, Any]:
         """Return one network and seed with all ways of tuning."""
 
         def compute() -> dict[str, Any]:
             started = time.thread_time()
-            model, held_out = self.network(name, seed), self.data.validation
+            model, held_out = self.network(name, seed, wide=wide), self.data.validation
             temperature = fitted_temperature(logits(model, held_out.x), held_out.y)
             tempered = (logits(model, self.data.test.x) / temperature).softmax(1)
-            laplace = fitted(model, self.data)
+            laplace = fitted(model, self.data, wide)
             tuned = {
                 f"{method}, {kind}": self.tuned(laplace, method, groups)
                 for kind, groups in GROUPS.items()
-                for method in METHODS
+                for method in (("naive", "adapted") if wide else METHODS)
             }
             return {
                 "weights": laplace.fitted.layout.total,
@@ -193,7 +205,8 @@ class Cells:
                 "cpu_seconds": time.thread_time() - started,
             }
 
-        return self.cell(f"{name}-s{seed}", compute, network=name, seed=seed)
+        among = "wide" if wide else "rows"
+        return self.cell(f"{'wide-' * wide}{name}-s{seed}", compute, among, network=name, seed=seed, **WIDE[wide])
 
     def one_epoch(self, name: str, epochs: int) -> dict[str, Any]:
         """Return both evidences with one precision after some epochs of training."""
@@ -236,21 +249,24 @@ class Cells:
 
 
 # `decay` is the prior precision while training (weight decay times the number of training images), `path` are networks
-# followed along training and looked at after `epochs`, `scales` factors on the weights of a normalised layer.
+# followed along training and looked at after `epochs`, `scales` factors on the weights of a normalised layer, `wide`
+# are networks that are also run with 46,000 weights.
 # fmt: off
 STUDY = Study(
     "adapted-evidence", Path(__file__).with_name("page.md"), measure, values, draw,
     default={
         "networks": tuple(NETWORKS), "seeds": 3, "train": 400, "test": 500, "recipe": Recipe(30, 32, 1e-2),
         "decay": 0.05, "path": ("ResNet", "FixUp"), "epochs": (1, 3, 10, 30), "scales": (0.1, 1.0, 10.0),
+        "wide": ("CNN",), "wide_seeds": 1,
     },
     quick={
         "networks": ("CNN",), "seeds": 1, "train": 60, "test": 100, "recipe": Recipe(3, 20, 1e-2),
-        "path": ("CNN",), "epochs": (1, 3), "scales": (1.0, 10.0),
+        "path": ("CNN",), "epochs": (1, 3), "scales": (1.0, 10.0), "wide": (),
     },
     full={
         "seeds": 10, "train": 2000, "test": 10_000, "recipe": Recipe(60, 32, 1e-2),
         "epochs": (1, 2, 4, 8, 15, 30, 60), "scales": (0.1, 0.3, 1.0, 3.0, 10.0),
+        "wide": tuple(NETWORKS), "wide_seeds": 3,
     },
 )
 # fmt: on

@@ -35,7 +35,7 @@ COLOURS = {
 
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the tables; the small subnetwork must beat cruder methods on rotated digits."""
-    rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
+    rows, angles = rows_of(results), list(range(0, 181, results["settings"]["step"]))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     upright = {m: mean(scores(rows, m, 0, angles, "nll")) for m in methods}
     shifted = {m: mean(far_away(rows, m, angles, "nll")) for m in methods}
@@ -83,6 +83,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def rows_of(results: dict[str, Any]) -> list[Row]:
+    """Return the rows of all cells: one method and seed each."""
+    return [row for cell in results["cells"] for row in cell["rows"]]
+
+
 def scores(rows: list[Row], method: str, angle: int, angles: list[int], score: str) -> list[float]:
     """Return a method's score at an angle, one number per seed."""
     return [row["scores"][angles.index(angle)][score] for row in rows if row["method"] == method]
@@ -104,7 +109,7 @@ def against_map(rows: list[Row], method: str, angles: list[int]) -> Mean:
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
     """Draw each score minus that of MAP against the angle, one line per method."""
-    rows, angles = results["rows"], list(range(0, 181, results["settings"]["step"]))
+    rows, angles = rows_of(results), list(range(0, 181, results["settings"]["step"]))
     figure = Figure(3, 3, 4.0, 3.6)
     shown = [method for method in COLOURS if any(row["method"] == method for row in rows)]
     for axis, (score, label) in zip(figure.axes, SCORES.items(), strict=True):

@@ -85,13 +85,13 @@ def measure(run: Run) -> dict[str, Any]:
     """Score every method at every angle, seed by seed."""
     settings, digits = load_digits(run)
     experiment = Experiment(run, settings, digits)
-    rows: list[dict[str, Any]] = []
-    for part in experiment.cells():
-        rows.extend(part)
-        for row in part:
+    cells: list[dict[str, Any]] = []
+    for cell in experiment.cells():
+        cells.append(cell)
+        for row in cell["rows"]:
             nll = ", ".join(f"{score['nll']:.3f}" for score in row["scores"])
             run.say(f"seed {row['seed']}, {row['method']}: NLL {nll}")
-    return {"settings": settings.plain(), "weights": experiment.weights, "rows": rows}
+    return {"settings": settings.plain(), "weights": experiment.weights, "cells": cells}
 
 
 def load_digits(run: Run) -> tuple[Settings, Digits]:
@@ -123,18 +123,18 @@ class Experiment:
         """Return an untrained network, from torch's global generator."""
         return NarrowResNet(self.settings.width, self.settings.blocks, dropout)
 
-    def cells(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield all rows, a few at a time, seed by seed."""
+    def cells(self) -> Iterator[dict[str, Any]]:
+        """Yield all cells, seed by seed."""
         for seed in self.settings.seeds:
-            yield self.rows("map", seed, self.by_map)
-            yield self.rows("laplace", seed, self.by_laplace)
-            yield self.rows("swag", seed, self.by_swag)
-            yield self.rows("dropout", seed, self.by_dropout)
+            yield self.cell("map", seed, self.by_map)
+            yield self.cell("laplace", seed, self.by_laplace)
+            yield self.cell("swag", seed, self.by_swag)
+            yield self.cell("dropout", seed, self.by_dropout)
             if seed == self.settings.seeds[0]:
-                yield self.rows("ensemble", seed, self.by_ensemble)
+                yield self.cell("ensemble", seed, self.by_ensemble)
 
-    def rows(self, name: str, seed: int, compute: Callable[[int], dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return one cell's rows: `compute(seed)` gives by method probabilities at every angle and what was chosen."""
+    def cell(self, name: str, seed: int, compute: Callable[[int], dict[str, dict[str, Any]]]) -> dict[str, Any]:
+        """Return some rows: `compute(seed)` gives by method probabilities at every angle and what was chosen."""
         columns = (*NETWORK, "validation", "test", "step", *USED[name])
         described = {**self.settings.only(*columns), "cell": name, "seed": seed}
 
@@ -146,7 +146,7 @@ class Experiment:
                 rows.append({"method": method, "seed": seed, "scores": scores, **part})
             return {"rows": rows, "cpu_seconds": time.thread_time() - started}
 
-        return self.run.cell(f"{name}-s{seed}", described, scored)["rows"]
+        return self.run.cell(f"{name}-s{seed}", described, scored, "cells")
 
     # --- networks ----------------------------------------------------------------------------------------
 
@@ -233,8 +233,8 @@ STUDY = Study(
         "batches_per_snapshot": 2, "precisions": (1.0, 10.0, 100.0, 1000.0),
     },
     full={
-        "train": 55_000, "validation": 5_000, "test": 10_000, "step": 15, "width": 64, "blocks": 2,
-        "epochs": 90, "seeds": (0, 1, 2, 3, 4), "samples": 100, "batches_per_snapshot": 550,
+        "train": 55_000, "validation": 5_000, "test": 10_000, "step": 15, "width": 20, "epochs": 30, "samples": 100,
+        "batches_per_snapshot": 550, "shares": (0.04, 0.02, 0.004, 0.001, 0.0002),
     },
 )
 # fmt: on
