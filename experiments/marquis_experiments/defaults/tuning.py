@@ -255,6 +255,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             key: signed([row[key] for row in images]) if images else "–" for key in ("evidence", "validation")
         },
         "cost": {"median": median(costs), "largest": max(costs)},
+        "slow": sum(row["ratio"] > 4 for row in results["speed"]),
+        "timed": len(results["speed"]),
         "trained_on": sum(row["train_on"] for row in rows),
         "verdict": verdict(
             mean(means["refits"]) <= 0.002,

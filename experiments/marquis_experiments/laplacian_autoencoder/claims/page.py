@@ -117,6 +117,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "best": {"label": best, "error": average(trained, best, error)},
         "plain": average(ablation, "plain autoencoder", error),
         "default": average(ablation, DEFAULT, error),
+        "fixed": average(ablation, "plain autoencoder", lambda row: row["refitted_log_prob"] - row["log_prob"]),
         "pixels": pixel_coverage(ablation),
         "nll": {
             name: average(ablation, label, lambda row: row["auroc"]["mirrored"]["nll"])

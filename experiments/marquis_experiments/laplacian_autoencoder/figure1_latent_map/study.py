@@ -148,6 +148,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "vae": vae,
         "posthoc": posthoc,
         "online": online,
+        "narrower": posthoc["near"] / online["near"],
         "table": table(["model", "standard deviation of", "near", "far", "far / near", "rank correlation"], lines),
     }
 
