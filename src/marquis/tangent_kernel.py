@@ -97,6 +97,7 @@ class TangentKernel:
         """Return `J Delta^-1/2` of consecutive inputs, `[b, O, P]`."""
         check_inputs(x)
         with naming_inputs(self.function.model, x, lambda: self.function.at_point(x)):
+            self.function.inspect(x)
             outputs = self.function.at_point(x)[0].numel()
         root = self.function.posterior.precision.diagonal().rsqrt()
         for _, _, jacobian in jacobian_chunks(self.function, x, outputs, True, self.memory_limit):

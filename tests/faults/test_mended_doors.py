@@ -294,7 +294,7 @@ def test_scores_that_overflow():
 
 
 def test_names_of_another_network():
-    with pytest.raises(ModelMismatchError, match="no parameters other"):
+    with pytest.raises(ModelMismatchError, match="no trained parameters other"):
         swag_variance(MODEL, [(X, Y)], mq.Gaussian(), ["other"])
 
 

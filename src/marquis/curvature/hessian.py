@@ -76,6 +76,7 @@ def hessian(
         )
     x, y = network.prepare(x, None), network.prepare(y, None)
     with naming_inputs(model, x, lambda: network.at_point(x)):
+        network.inspect(x)
         product = batch_product(network, as_likelihood(likelihood), "hessian", x, y)
     shape = (layout.total, layout.total) if structure == "full" else (layout.total,)
     result = torch.empty(shape, dtype=network.dtype, device=network.device)

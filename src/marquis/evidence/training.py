@@ -23,7 +23,7 @@ from marquis.evidence.log_evidence import effective_parameters, log_evidence
 from marquis.evidence.statistics import Collector
 from marquis.evidence.tuning_result import TuningStep, finish
 from marquis.functional.call import run as run_module
-from marquis.functional.checks import batch_size, naming_inputs
+from marquis.functional.checks import batch_size, naming_inputs, require_derivative
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of, select
 from marquis.functional.unwrap import independent_copy
@@ -262,7 +262,7 @@ class _Run:
         batch, count, total = next(batches, None), 0, self.prior.mean.new_zeros(())
         if batch is not None:
             with naming_inputs(self.network, batch.x, lambda: run_module(self.network, batch.x)):
-                f = run_module(self.network, batch.x)
+                f = require_derivative(self.network, run_module(self.network, batch.x))
             count, log_likelihood = f.shape[0], self.likelihood.log_prob(f, batch.y, batch.mask).sum()
             data = -log_likelihood / ((1 if group_is_up() else count) * self.temperature)
             data.backward()

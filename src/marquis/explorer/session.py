@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.arguments import as_numbers, checked_methods
+from marquis.arguments import as_numbers, checked_methods, describe_value
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.explorer.explored_models import ExploredModel, Points
@@ -331,10 +331,19 @@ class Session:
 
     def _checked_row(self, row: Any) -> Tensor:
         """Return a row of the page as the model takes it, checked."""
-        values = np.asarray(row, dtype=self.points.rows.dtype)
+        values = self._numbers_of_row(row)
         if values.shape != self.points.rows.shape[1:]:
             raise DataError(f"a row has shape {list(self.points.rows.shape[1:])}, not {list(values.shape)}")
         return self.explored.inputs(values[None])
+
+    def _numbers_of_row(self, row: Any) -> np.ndarray:
+        """Return a row in the units of the data, as the points hold theirs; None (JSON's null) becomes NaN."""
+        try:
+            return np.asarray(row, dtype=self.points.rows.dtype)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"a row is {describe_value(row)}; numbers are needed (None: missing)."
+            ) from error
 
     def _code(self, code: Any) -> Tensor:
         """Return a code of the page as a tensor, checked."""

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.functional.unwrap import named_modules
+from marquis.functional.unwrap import entries, named_modules
 
 
 def batch_size(x: Any) -> int:
@@ -163,6 +163,25 @@ def first_layer(model: Any) -> nn.Linear | nn.modules.conv._ConvNd | None:
     """Return the first dense or convolutional layer of a module, which says what inputs it takes; None without one."""
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return next((part for part in parts if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))), None)
+
+
+def require_derivative(model: Any, outputs: Any) -> Tensor:
+    """Return the outputs of a pass that recorded gradients, if they are one tensor that depends on a parameter.
+
+    Raises:
+        UnsupportedOperationError: They are several, or have no derivative: every weight would look certain, or unused.
+    """
+    if not isinstance(outputs, Tensor):
+        raise UnsupportedOperationError(
+            f"{describe(model)} returns a {type(outputs).__name__}{entries(outputs)}; one tensor of outputs is needed. "
+            "Pass a function (params, x) -> tensor, or a module, that picks the output."
+        )
+    if not outputs.requires_grad:
+        raise UnsupportedOperationError(
+            f"the outputs of {describe(model)} have no derivative in any parameter: its forward pass detaches them, "
+            "runs under torch.no_grad() or leaves torch (NumPy); remove that."
+        )
+    return outputs
 
 
 def refuse_training_mode(model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,15 @@ from marquis.functional.call import (
     plain_attention,
     without_inference,
 )
-from marquis.functional.checks import all_finite, batch_size, does_not_take, refuse_training_mode
+from marquis.functional.checks import (
+    all_finite,
+    batch_size,
+    does_not_take,
+    is_close,
+    refuse_training_mode,
+    require_derivative,
+    samples_influence_each_other,
+)
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.functional.unwrap import computing_dtype, entries, named_modules
 
@@ -186,4 +195,36 @@ class NetworkFunction:
 
     def outputs(self, leaves: Sequence[Tensor], x: Any) -> Tensor:
         """Return the outputs with the parameters replaced by `leaves`, in the order of `names`."""
-        return self(dict(zip(self.point, leaves, strict=True)), x)
+        outputs = self(dict(zip(self.point, leaves, strict=True)), x)
+        # Some of the parameters may be unused; that all of them are is a mistake.
+        everything = not self.fixed and torch.is_grad_enabled()
+        return require_derivative(self.model, outputs) if everything else outputs
+
+    def inspect(self, x: Any) -> None:
+        """Refuse a network that is random, couples the samples of a batch, or has no derivative; looks once.
+
+        Raises:
+            UnsupportedOperationError: There is no Jacobian per sample.
+            DataError: As `at_point`.
+        """
+        if self in _INSPECTED:
+            return
+        outputs = self.at_point(x)
+        if not is_close(self.at_point(x), outputs):
+            raise UnsupportedOperationError(f"{self.where} is random: two passes give other outputs. Fix its noise.")
+        with torch.enable_grad():
+            self.outputs(self.leaves(), x)
+        self.refuse_coupled_samples(x)
+        _INSPECTED.add(self)
+
+    def refuse_coupled_samples(self, x: Any) -> None:
+        """Refuse a network whose outputs for a sample depend on the rest of its batch."""
+        if samples_influence_each_other(lambda inputs: self(self.point, inputs), x):
+            raise UnsupportedOperationError(
+                "the outputs for a sample depend on the rest of its batch, so there is no sum over the data; look for "
+                "batch statistics in the model."
+            )
+
+
+_INSPECTED: weakref.WeakSet[NetworkFunction] = weakref.WeakSet()
+"""Functions that `inspect` found to be in order."""

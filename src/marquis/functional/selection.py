@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from marquis.arguments import describe_value
 from marquis.errors import MarquisError
@@ -31,6 +32,9 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
         model: a module, or a function `(params, x) -> outputs`.
         params: the parameters at which a function is differentiated; required for a function. For a module it
             replaces the values of the module's own parameters and must have the same names and shapes.
+
+    Raises:
+        SelectionError: Parameters without values (lazy, meta), complex ones, or `params` that do not fit.
     """
     if not isinstance(model, nn.Module):
         if params is None:
@@ -40,6 +44,7 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
             )
         return dict(params)
     named = named_parameters(model)
+    _refuse_without_values(model, named)
     if params is None:
         return {name: whole(tensor) for name, tensor in named.items()}
     differing = [name for name in named if name not in params or params[name].shape != named[name].shape]
@@ -50,6 +55,24 @@ def parameters_of(model: Model, params: Mapping[str, Tensor] | None = None) -> d
             "pass one tensor for each of model.named_parameters()."
         )
     return {name: params[name] for name in named}
+
+
+def _refuse_without_values(model: nn.Module, named: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that have no values yet, and complex ones, for which curvature is not defined here.
+
+    Raises:
+        SelectionError: Names the first of them, and the remedy.
+    """
+    for name, tensor in named.items():
+        if isinstance(tensor, UninitializedParameter):
+            reason = "has no shape yet (a lazy layer); call the model once, model(x), before anything else"
+        elif tensor.is_meta:
+            reason = "has no values (it is on the device meta); load the weights first"
+        elif tensor.is_complex():
+            reason = "is complex; write it as two real parameters"
+        else:
+            continue
+        raise SelectionError(f"parameter {name!r} of {describe(model)} {reason}.")
 
 
 def select(tensors: Mapping[str, Tensor], parameters: Selection = None) -> dict[str, Tensor]:

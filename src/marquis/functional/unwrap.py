@@ -190,6 +190,8 @@ def one_output(output: Any) -> Any:
 
     That is what models of Hugging Face return (`ModelOutput`). Anything else is returned as it is.
     """
+    if isinstance(output, (tuple, list)) and len(output) == 1 and isinstance(output[0], Tensor):
+        return output[0]
     if isinstance(output, (Tensor, tuple, list)):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

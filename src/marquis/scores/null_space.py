@@ -18,6 +18,7 @@ from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.choices import choose
 from marquis.errors import NumericalError
 from marquis.functional.call import Model
+from marquis.functional.checks import all_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
 from marquis.functional.jacobian import jacobian, sample_gradients
 from marquis.functional.selection import Selection
@@ -122,12 +123,17 @@ class NullSpacePosterior:
         """Yield the rows `[R, P]` of every batch."""
         function = self.function
         needed = "the loss" if self.kept == "losses" else None
-        for batch in read_batches(self.loader, function.device, labels_for=needed):
-            if self.kept == "losses":
-                gradient = self.likelihood.gradient(function.at_point(batch.x), batch.y, batch.mask)
-                yield sample_gradients(function, batch.x, gradient.flatten(1))
-            else:
-                yield jacobian(function, batch.x).flatten(0, 1)
+        for number, batch in enumerate(read_batches(self.loader, function.device, labels_for=needed)):
+            with naming_inputs(function.model, batch.x, lambda x=batch.x: function.at_point(x)):
+                function.inspect(batch.x)
+                if self.kept == "losses":
+                    gradient = self.likelihood.gradient(function.at_point(batch.x), batch.y, batch.mask)
+                    rows = sample_gradients(function, batch.x, gradient.flatten(1))
+                else:
+                    rows = jacobian(function, batch.x).flatten(0, 1)
+            if not all_finite(rows):
+                raise NumericalError(f"batch {number}: the Jacobian of the network is NaN or infinite.")
+            yield rows
 
 
 def _projected(steps: Tensor, rows: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from marquis.arguments import checked
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, run
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, naming_inputs, require_derivative
+from marquis.functional.selection import parameters_of, select
 from marquis.functional.unwrap import independent_copy
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
@@ -62,10 +63,11 @@ def swag_moments(
         raise UnsupportedOperationError("SWAG trains a copy of the network, which needs a module, not a function.")
     if epochs < 2:
         raise DataError(f"epochs={epochs}: a variance needs at least two snapshots.")
+    known = select(parameters_of(model))
+    if unknown := sorted(set(names) - set(known)):
+        raise ModelMismatchError(f"names: the model has no trained parameters {', '.join(unknown)}.")
     trained = independent_copy(model).train()
-    if unknown := sorted(set(names) - {name for name, _ in trained.named_parameters()}):
-        raise ModelMismatchError(f"names: the model has no parameters {', '.join(unknown)}.")
-    device = next(trained.parameters()).device
+    device = next(iter(known.values())).device
     optimiser = torch.optim.SGD(
         [p for p in trained.parameters() if p.requires_grad], lr=lr, momentum=momentum, weight_decay=weight_decay
     )
@@ -76,7 +78,10 @@ def swag_moments(
         torch.manual_seed(seed)
         for epoch in range(epochs):
             for x, y, _ in read_batches(loader, device, labels_for="training (SWAG)"):
-                loss = -likelihood.log_prob(run(trained, x), y).sum() / batch_size(x)
+                with naming_inputs(trained, x, lambda x=x: run(trained, x)):
+                    outputs = require_derivative(trained, run(trained, x))
+                likelihood.validate(outputs.detach(), y)
+                loss = -likelihood.log_prob(outputs, y).sum() / batch_size(x)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()

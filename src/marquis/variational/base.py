@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from marquis.arguments import AtLeastOne, FromZero, NotNegative, checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe, run
-from marquis.functional.checks import check_inputs, naming_inputs
+from marquis.functional.checks import check_inputs, naming_inputs, require_derivative
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of
 from marquis.functional.unwrap import independent_copy
@@ -208,7 +208,7 @@ class Method(nn.Module):
 
     def _penalised(self, outputs: Tensor, y: Any, mask: Tensor | None, penalty: Tensor) -> Tensor:
         """Return the loss of these outputs: `-(1/S) Σ log p(y_i|f_i) + (β/N) penalty`, and note its terms."""
-        self.likelihood.validate(outputs.detach(), y, mask)
+        self.likelihood.validate(require_derivative(self.network, outputs).detach(), y, mask)
         fit, penalty = self.likelihood.log_prob(outputs, y, mask).mean(), self.tempering / self.num_data * penalty
         self.last_terms = Terms(float(fit.detach()), 0.0, float(penalty.detach()))
         return penalty - fit

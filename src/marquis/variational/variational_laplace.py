@@ -14,7 +14,7 @@ from marquis.arguments import AtLeastOne, Share, checked
 from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
-from marquis.functional.checks import batch_size, naming_inputs
+from marquis.functional.checks import batch_size, naming_inputs, require_derivative
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
 from marquis.variational.base import batches, evaluation_mode, names_inputs
@@ -215,7 +215,7 @@ class VariationalLaplace(GaussianMethod):
                 "parameters; pass x.detach(), or make the part before it a module of the same model."
             )
         with torch.enable_grad():
-            return run(self.network, x)
+            return require_derivative(self.network, run(self.network, x))
 
     def _auxiliary_pass(self, trained: Any, x: Any) -> Tensor:
         """Run the network at other parameters; running statistics are updated in copies that are discarded."""

@@ -28,6 +28,9 @@ NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor
 """Loggers that report what we report ourselves, as an error."""
 
 
+_WITHOUT_GRAPH = "use what needs no graph: curvature.operator, curvature.hessian, mq.kernel"
+
+
 class _Caller(nn.Module):
     """Wrap what is exported, a replica of the user's module or a function, behind `forward(x)`.
 
@@ -67,16 +70,22 @@ def capture(model: Model, params: Mapping[str, Tensor], x: Any) -> Network:
     program, fixed = _export(caller, example, size, describe(model), lambda: _refuse_wrong_inputs(model, params, x))
     network = _convert(program, caller, model, params, None if not fixed else size)
     refuse_training_mode(network)
+    _refuse_complex(network, program, describe(model))
     network = _with_axes(network, program, params, x)
     try:
         verify(network, model, params, x)
     except RuntimeError as error:
-        if "vmapped" not in str(error):
-            raise
-        raise UnsupportedOperationError(
-            f"{describe(model)} calls torch.vmap in its forward pass, which no graph holds; write that part for the "
-            "whole batch, or use what needs no graph: curvature.operator, curvature.hessian, mq.kernel."
-        ) from error
+        if "vmapped" in str(error):
+            raise UnsupportedOperationError(
+                f"{describe(model)} calls torch.vmap in its forward pass, which no graph holds; write that part for "
+                f"the whole batch, or {_WITHOUT_GRAPH}."
+            ) from error
+        if "inplace operation" in str(error):
+            raise UnsupportedOperationError(
+                f"{describe(model)} changes a parameter or a tensor in place in its forward pass, so that it has no "
+                f"gradient: {_first_line(error)}"
+            ) from error
+        raise
     check_separation(network, model, params, x)
     return network
 
@@ -279,6 +288,19 @@ def _path(node: Any) -> str:
     if path.startswith("_empty"):
         return ""
     return path.removeprefix("model").removeprefix(".")
+
+
+def _refuse_complex(network: Network, program: Any, name: str) -> None:
+    """Refuse complex tensors that depend on inputs and parameters: the backward pass is written for real numbers."""
+    from_parameters = network.dependents(network.parameters.values())
+    values = {number: node.meta.get("val") for number, node in enumerate(program.graph.nodes)}
+    for step in network.steps:
+        complex_ = any(isinstance(t, Tensor) and t.is_complex() for t in pytree.tree_leaves(values[step.value]))
+        if complex_ and step.value in from_parameters and step.value in network.batched:
+            raise UnsupportedOperationError(
+                f"{step.where} of {name} gives complex numbers that depend on parameters, which no rule follows "
+                f"backwards; compute with real numbers, or {_WITHOUT_GRAPH}."
+            )
 
 
 def _with_axes(network: Network, program: Any, params: Mapping[str, Tensor], x: Any) -> Network:

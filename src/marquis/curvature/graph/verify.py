@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from marquis.curvature.graph.network import Network, Step
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, call, copied_buffers, describe
-from marquis.functional.checks import batch_size, random_weights, samples_influence_each_other
+from marquis.functional.checks import batch_size, random_weights, require_derivative, samples_influence_each_other
 
 RANDOM = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rrelu"}
 BATCH_STATISTICS = {
@@ -71,8 +71,7 @@ def verify(network: Network, model: Model, params: Mapping[str, Tensor], x: Any)
         values = network.bind(leaves, inputs)
         output = network.forward(values)
         _compare(output, expected, f"the captured graph of {describe(model)} gives another output than the model")
-        if not output.requires_grad:
-            return
+        require_derivative(model, output)
         weights = random_weights(output)
         options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
         gradients = torch.autograd.grad(output, free, weights, **options)

@@ -18,7 +18,7 @@ from marquis.curvature.linop.products import KINDS, batch_product
 from marquis.distributed import exchange, fails_together, from_first_process, group_is_up, guarded, sum_tensor
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.functional.checks import all_finite, batch_size, check_finite, is_close, samples_influence_each_other
+from marquis.functional.checks import all_finite, batch_size, check_finite, is_close
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
 from marquis.likelihoods import as_likelihood
@@ -190,11 +190,7 @@ class CurvatureOperator(LinearOperator):
         outputs = network.at_point(x)
         if not is_close(network.at_point(x), outputs):
             return  # random: then two products will differ
-        if samples_influence_each_other(lambda inputs: network(network.point, inputs), x):
-            raise UnsupportedOperationError(
-                "the outputs for a sample depend on the rest of its batch, so there is no sum over the data; look for "
-                "batch statistics in the model."
-            )
+        network.refuse_coupled_samples(x)
 
     def _batches(self) -> Iterator[Any]:
         """Yield the batches of one pass, with a progress bar if there is to be one."""

@@ -26,7 +26,7 @@ from marquis.curvature.planning.memory import allowed_bytes, chunk_bytes, gigaby
 from marquis.curvature.planning.rehearsal import Rehearsal, Rehearsals, Segment
 from marquis.errors import MarquisError, MemoryBudgetError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.functional.checks import batch_size, samples_of
+from marquis.functional.checks import batch_size, check_ordinary, samples_of
 from marquis.functional.selection import Selection, parameters_of, select
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.options import renamed_attributes
@@ -134,6 +134,7 @@ def plan(
         DataError: as `ggn`, for a batch without samples or of the wrong form.
     """
     structure, estimator = check_choices(structure, estimator, probes)
+    check_ordinary(x)
     size = batch_size(x)
     everything = {name: p.detach() for name, p in parameters_of(model, params).items()}
     layout = Layout.of(select(parameters_of(model, params), parameters))
