@@ -22,7 +22,14 @@ from marquis import (
     tomography,
     variational,
 )
-from marquis.errors import DataError, MarquisError, ModelMismatchError, StorageError, UnsupportedOperationError
+from marquis.errors import (
+    DataError,
+    MarquisError,
+    MemoryBudgetError,
+    ModelMismatchError,
+    StorageError,
+    UnsupportedOperationError,
+)
 from marquis.integrations import hub
 from marquis.subnetwork.swag import swag_variance
 
@@ -197,6 +204,44 @@ def test_sizes_that_no_machine_holds():
         vae.sample(10**9)
     with pytest.raises(DataError, match="latent is 0"):
         vae.sample(1, latent=0)
+
+
+@pytest.mark.parametrize("width", [1e5, 1e9, 1e300])
+def test_networks_that_no_memory_holds(width):
+    spec = autoencoders.ModelSpec("ae", (3,), 2, width=width)
+    builds = [lambda: autoencoders.build("fashion-conv", 2, width), lambda: autoencoders.for_data((3,), 2, width)]
+    for build in (*builds, lambda: spec.build(0)):
+        with pytest.raises(MemoryBudgetError, match=r"latent=2, width=.*take fewer units"):
+            build()
+
+
+def test_estimators_that_no_memory_holds():
+    from marquis.sklearn import LaplaceRegressor, LaplacianAutoencoder
+
+    rows = np.random.default_rng(0).normal(size=(30, 3))
+    for size in (10**10, 10**30):
+        for made in (LaplaceRegressor(hidden_layer_sizes=size), LaplacianAutoencoder(hidden_layer_sizes=(4, size))):
+            with pytest.raises(MemoryBudgetError, match=r"hidden_layer_sizes=.*take fewer units"):
+                made.fit(rows, rows[:, 0])
+        with pytest.raises(DataError, match=r"n_components=10+: at most"):
+            LaplacianAutoencoder(n_components=size).fit(rows)
+
+
+def test_a_size_that_fits_changes_no_random_number():
+    torch.manual_seed(0)
+    drawn = autoencoders.build((3,), 2)[0][0].weight.clone(), torch.rand(1)
+    torch.manual_seed(0)
+    torch.testing.assert_close(drawn[0], nn.Linear(3, 64).weight)
+    torch.manual_seed(0)
+    assert torch.equal(drawn[0], autoencoders.build((3,), 2)[0][0].weight) and torch.equal(drawn[1], torch.rand(1))
+
+
+def test_bins_that_do_not_end():
+    prob = torch.full((6, 2), 0.5)
+    calibration = tasks.calibration
+    for name in ("reliability", "expected_calibration_error", "maximum_calibration_error"):
+        with pytest.raises(DataError, match="bins is 1000000000"):
+            getattr(calibration, name)(prob, LABELS, 10**9)
 
 
 def test_pages_with_impossible_names(tmp_path, fitted):

@@ -13,6 +13,7 @@ from torch import nn
 from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.autoencoders.network import seeded
 from marquis.choices import choose
+from marquis.curvature.planning.memory import made_within_memory
 from marquis.errors import DataError
 
 Pair = tuple[nn.Sequential, nn.Sequential]
@@ -57,7 +58,7 @@ def build(
     hint = "Or pass the shape of one sample, for instance (1, 28, 28)."
     name = choose("architecture", name_or_shape, NAMES, hint=hint)
     with seeded(seed):
-        return NAMES[name](latent, width)
+        return made_within_memory(lambda: NAMES[name](latent, width), f"latent={latent}, width={width}")
 
 
 @checked
@@ -85,13 +86,17 @@ def for_data(
         raise DataError(f"convolutions need data of shape (channels, height, width), got {list(shape)}.")
     if kind == "auto":
         kind = "convolutional" if len(shape) == 3 and min(shape[1:]) >= SMALLEST_CONVOLUTIONAL else "dense"
-    with seeded(seed):
+
+    def make() -> Pair:
         if kind == "dense":
             first = min(512, max(64, 2 ** math.ceil(math.log2(4 * math.prod(shape)))))
             return _dense(shape, latent, _scaled((first, first // 2), width))
         steps = max(0, (min(shape[1:]) // SMALLEST_EDGE).bit_length() - 1)
         channels = (*CHANNELS, *[CHANNELS[-1]] * steps)[: max(1, steps)]
         return _convolutional(shape, latent, _scaled(channels, width), _scaled((256,), width), pool=steps > 0)
+
+    with seeded(seed):
+        return made_within_memory(make, f"data of shape {list(shape)} with latent={latent}, width={width}")
 
 
 NAMES: dict[str, Callable[[int, float], Pair]] = {

@@ -341,9 +341,7 @@ class Session:
         try:
             return np.asarray(row, dtype=self.points.rows.dtype)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"a row is {describe_value(row)}; numbers are needed (None: missing)."
-            ) from error
+            raise DataError(f"a row is {describe_value(row)}; numbers are needed (None: missing).") from error
 
     def _code(self, code: Any) -> Tensor:
         """Return a code of the page as a tensor, checked."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.choices import choose
+from marquis.curvature.planning.memory import made_within_memory
 from marquis.errors import DataError
 from marquis.sklearn.parameter_checks import layer_sizes
 
@@ -42,10 +43,14 @@ def perceptron(inputs: int, outputs: int, hidden: Sequence[int], activation: str
     """Build linear layers with an activation between them; no hidden sizes give a linear model."""
     activation = choose("activation", activation, ACTIVATIONS, hint="Or pass your own network as module=.")
     sizes = [inputs, *hidden]
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+    def make() -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(sizes):
+            layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+        return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+    return made_within_memory(make, f"hidden_layer_sizes={tuple(hidden)}", copies=4)
 
 
 def build(

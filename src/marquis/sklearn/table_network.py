@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from marquis.arguments import LARGEST_COUNT
 from marquis.autoencoders import BaseAutoencoder, LaplacianAutoencoder, PosteriorAutoencoder, fit_in_memory
 from marquis.errors import DataError
 from marquis.progress import ProgressBar
@@ -160,6 +161,8 @@ def check_parameters(estimator: Any) -> None:
     for name, other in (("n_components", None), ("batch_size", "auto")):
         if getattr(estimator, name) is not other and getattr(estimator, name) != other:
             whole(name, getattr(estimator, name))
+    if estimator.n_components is not None and estimator.n_components > LARGEST_COUNT:
+        raise DataError(f"n_components={estimator.n_components}: at most {LARGEST_COUNT}.")
     for name in ("prior", "posterior_temperature", "learning_rate_init"):
         positive(name, getattr(estimator, name))
     for name in ("validation_fraction", "mask_fraction"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +21,8 @@ CHUNK_BYTES = 20 * 2**20
 
 RESERVE = 0.9
 """Share of the free memory that may be planned with."""
+
+Made = TypeVar("Made")
 
 SMALL_BYTES = 2**20
 """A result up to this size needs no look at the free memory, which costs more than the result."""
@@ -123,6 +125,38 @@ def gigabytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
     return f"{size:.0f} B"
+
+
+def made_within_memory(make: Callable[[], Made], what: str, copies: int = 1) -> Made:
+    """Return the networks that `make` builds, after building them without entries and comparing their size.
+
+    Args:
+        make: Builds a module, or a tuple of modules; called twice.
+        what: What was asked for, for the message.
+        copies: How often the weights have to fit: 4 where they will be trained (gradient and Adam's two moments).
+
+    Raises:
+        MemoryBudgetError: They take more than is free.
+    """
+    remedy = "take fewer units"
+    try:
+        with torch.device("meta"):
+            built = make()
+        modules = [built] if isinstance(built, nn.Module) else list(built)  # type: ignore[call-overload]
+        size = copies * sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no integer of torch's holds
+        raise MemoryBudgetError(f"{what} makes layers larger than any memory; {remedy}.") from error
+    if size > SMALL_BYTES and size > (free := RESERVE * available_bytes(torch.device("cpu"))):
+        use = "takes" if copies == 1 else "takes in training"
+        raise MemoryBudgetError(
+            f"{what} makes a network that {use} {gigabytes(size)}, but {gigabytes(free)} are free; {remedy}."
+        )
+    try:
+        return make()
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise MemoryBudgetError(f"{what} makes a network of {gigabytes(size)}, which is refused; {remedy}.") from error
 
 
 class AllocationMeter(TorchDispatchMode):
