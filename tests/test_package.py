@@ -114,5 +114,17 @@ def test_no_registry_host_in_the_set_up_files(repository):
         assert "://" not in (repository / name).read_text(), name
 
 
+def test_every_extra_that_is_advised_exists_and_is_listed(repository):
+    block = (repository / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", block, re.MULTILINE))
+    texts = [
+        path for room in ("src", "docs") for path in (repository / room).rglob("*") if path.suffix in (".py", ".md")
+    ]
+    advised = [match for path in texts for match in re.findall(r"marquis\[([\w,]+)\]", path.read_text())]
+    assert {name for names in advised for name in names.split(",")} <= extras
+    table = (repository / "docs/installation.md").read_text().split("## Extras")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == extras
+
+
 def test_python_bound():
     assert metadata("marquis")["Requires-Python"] == ">=3.10"
