@@ -95,7 +95,8 @@ def inherits_options(cls: Class) -> Class:
     constructor, keyword = vars(cls)["__init__"], inspect.Parameter.KEYWORD_ONLY
     arguments = inspect.signature(constructor).parameters
     shown = [argument for argument in arguments.values() if argument.kind is not inspect.Parameter.VAR_KEYWORD]
-    base = inspect.signature(cls.__mro__[1].__init__).parameters.values()
+    inherited = next(vars(parent)["__init__"] for parent in cls.__mro__[1:] if "__init__" in vars(parent))
+    base = inspect.signature(inherited).parameters.values()
     shown += [argument for argument in base if argument.kind is keyword and argument.name not in arguments]
     constructor.__signature__ = inspect.Signature(shown)
     return cls

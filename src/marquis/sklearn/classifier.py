@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from marquis.choices import choose, match_choice
 from marquis.conformal import ConformalSets
 from marquis.errors import DataError
 from marquis.likelihoods import Bernoulli, Categorical, Likelihood
-from marquis.options import renamed_arguments
+from marquis.options import inherits_options, renamed_arguments
 from marquis.predictive.links import LINKS
-from marquis.priors import Prior
 from marquis.sklearn.base import NEW_NAMES, ROWS, LaplaceEstimator, generator_from
 from marquis.sklearn.input_tables import plain_labels, plain_table
 from marquis.sklearn.network import ModuleLike
@@ -29,6 +27,7 @@ DRAWS, SEED = 100, 0
 """Networks whose probabilities link="mc" averages: the same ones for all rows, every time."""
 
 
+@inherits_options
 @checked_methods
 class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     """Classify by a neural network whose probabilities account for the uncertainty of its weights.
@@ -84,53 +83,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     """
 
     @renamed_arguments(**NEW_NAMES)
-    def __init__(
-        self,
-        module: ModuleLike = None,
-        *,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        activation: str = "tanh",
-        solver: str = "auto",
-        max_iter: int = 200,
-        learning_rate_init: float = 1e-2,
-        batch_size: int = 64,
-        tol: float = 1e-5,
-        structure: str = "kronecker",
-        estimator: str | None = None,
-        parameters: Any = "all",
-        prior: float | Prior | None = None,
-        tune: bool | str = True,
-        rounds: int = 5,
-        scale: bool = True,
-        dtype: str = "float64",
-        device: str = "cpu",
-        link: str = "quadrature",
-        posterior_temperature: float | str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(
-            module,
-            hidden_layer_sizes=hidden_layer_sizes,
-            activation=activation,
-            solver=solver,
-            max_iter=max_iter,
-            learning_rate_init=learning_rate_init,
-            batch_size=batch_size,
-            tol=tol,
-            structure=structure,
-            estimator=estimator,
-            parameters=parameters,
-            prior=prior,
-            tune=tune,
-            rounds=rounds,
-            scale=scale,
-            dtype=dtype,
-            device=device,
-            posterior_temperature=posterior_temperature,
-            random_state=random_state,
-            verbose=verbose,
-        )
+    def __init__(self, module: ModuleLike = None, *, link: str = "quadrature", **options: Any) -> None:
+        super().__init__(module, **options)
         self.link = link
 
     def fit(self, X: Any, y: Any) -> LaplaceClassifier:
