@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import refuse_training_mode
 
 SLOPE = 0.2
 SKIP_CHANNELS = 4
@@ -92,14 +93,9 @@ def weight_blocks(network: nn.Module) -> dict[str, list[str]]:
     Raises:
         UnsupportedOperationError: batch statistics or dropout are active, or there is no convolution.
     """
+    refuse_training_mode(network)
     blocks: dict[str, list[str]] = {}
     for name, module in network.named_modules():
-        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if module.training and (batch_norm or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)):
-            raise UnsupportedOperationError(
-                f"{name} ({type(module).__name__}) is in training mode: its output is not a function of the weights "
-                "alone, so there is no Jacobian; call network.eval() first, or use the baseline `dropout`."
-            )
         if isinstance(module, nn.Conv2d):
             parts = name.split(".")
             listed = isinstance(network.get_submodule(parts[0]), nn.ModuleList) and len(parts) > 1
