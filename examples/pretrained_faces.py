@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import marquis as mq
+from marquis.tasks.ranking import auroc
 
 WHEEL, MEMBER = "facenet-pytorch==2.6.0", "facenet_pytorch/data/rnet.pt"
 SHA256 = "bbb937de72efc9ef83b186c49f5f558467a1d7e3453a8ece0d71a886633f6a86"
@@ -122,9 +122,9 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: |")
     for name in ("other pictures", "digits", "noise"):
         scores = [
-            _area(1 - plain["faces"].amax(1), 1 - plain[name].amax(1)),
-            _area(_entropy(probs["faces"]), _entropy(probs[name])),
-            _area(spread["faces"], spread[name]),
+            auroc(1 - plain["faces"].amax(1), 1 - plain[name].amax(1)),
+            auroc(laplace["faces"].entropy, laplace[name].entropy),
+            auroc(spread["faces"], spread[name]),
         ]
         print(f"| {name} | " + " | ".join(f"{score:.3f}" for score in scores) + " |")
     _draw(sets, plain, spread, arguments.picture)
@@ -135,16 +135,6 @@ def _logit_variance(prediction: mq.predictive.Prediction) -> Tensor:
     assert prediction.covariance is not None
     contrast = torch.tensor([-1.0, 1.0])
     return contrast @ prediction.covariance @ contrast
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(1)
-
-
-def _area(inside: Tensor, outside: Tensor) -> float:
-    """Return the AUROC of a score that should be larger outside."""
-    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
-    return float(roc_auc_score(truth, torch.cat([inside, outside])))
 
 
 def _draw(sets: dict[str, Tensor], plain: dict[str, Tensor], spread: dict[str, Tensor], path: Path) -> None:

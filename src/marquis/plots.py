@@ -17,6 +17,7 @@ from marquis.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY = "#2f6db3", "#e07b39", "#777777"
 
@@ -172,16 +173,19 @@ def contributions(values: Any, names: Sequence[str], largest: int = 15, ax: Axes
     return ax
 
 
-def _axes(ax: Axes | None) -> Axes:
-    """Return the axes to draw on, of a new figure where there are none."""
-    if ax is not None:
-        return ax
+def new_figure(width: float, height: float) -> Figure:
+    """Return a figure of this size in inches that is rendered into memory, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    return figure.subplots()
+    return figure
+
+
+def _axes(ax: Axes | None) -> Axes:
+    """Return the axes to draw on, of a new figure where there are none."""
+    return new_figure(4.6, 3.6).subplots() if ax is None else ax
 
 
 def _vectors(**named: Any) -> list[np.ndarray]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -45,3 +46,14 @@ def new_seed(generator: torch.Generator | None = None) -> int:
 def new_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator seeded by torch's global one."""
     return torch.Generator(device=device).manual_seed(new_seed())
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's global random stream within this context and restore it afterwards; None leaves it alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

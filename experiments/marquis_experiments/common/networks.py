@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from marquis.errors import DataError
 from marquis.io.tensors import load_tensors, save_tensors
+from marquis.randomness import seeded
 
 _KIND = "trained-network"
 EDGE = 28
@@ -101,11 +101,3 @@ def _dense(inputs: int, hidden: Sequence[int], outputs: int, activation: type[nn
         layers += [nn.Linear(inputs, width), activation()]
         inputs = width
     return [*layers, nn.Linear(inputs, outputs)]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Set the global generator to a seed and restore it afterwards: layers draw their initial weights from it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -30,12 +30,12 @@ from marquis.autoencoders import (
     save,
 )
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.network import seeded
 from marquis.data import Data
 from marquis.data import load as load_data
 from marquis.errors import DataError, NumericalError
 from marquis.likelihoods import Heteroscedastic
 from marquis.online.settings import NEW_NAMES
+from marquis.randomness import seeded
 from marquis_experiments.common.cells import stored, write_json
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run

@@ -23,9 +23,9 @@ from marquis.data import load
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian
 from marquis.priors import Prior
+from marquis.randomness import seeded
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.networks import seeded
 from marquis_experiments.common.page import Mean, judged
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.linearised_laplace.evidence_loop import Trained, train_with_evidence

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from marquis.arguments import AtLeastOne, Positive, checked
-from marquis.autoencoders.network import seeded
 from marquis.choices import choose
 from marquis.curvature.planning.memory import made_within_memory
 from marquis.errors import DataError
+from marquis.randomness import seeded
 
 Pair = tuple[nn.Sequential, nn.Sequential]
 Kind = Literal["auto", "dense", "convolutional"]

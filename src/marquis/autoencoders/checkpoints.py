@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from marquis.autoencoders.stopping import StoppingRule
 from marquis.errors import DataError, StorageError
-from marquis.io.atomic import make_folder
 from marquis.io.checksum import check_archive, seal_archive
 from marquis.io.previous import read_newest, replacing_twice
 
@@ -145,21 +144,23 @@ class EpochCheckpoints(Checkpoint):
         self.rule.waited = int(state_dict.get("waited", 0))
 
 
-class FolderWatch(Callback):
-    """Stop training at the end of an epoch whose folder was removed; make it again for this epoch's files.
+class RemovalWatch(Callback):
+    """Stop training at the end of an epoch in which a file or folder was removed; this epoch is still written.
+
+    Args:
+        check: Returns whether it is there; if not, makes it again.
 
     Attributes:
-        removed: Whether it was.
+        removed: Whether it was removed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.removed = folder, False
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self.check, self.removed = check, False
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the folder before the files of the epoch are written."""
-        if trainer.is_global_zero and not self.folder.is_dir():
+        """Look for it before the files of the epoch are written."""
+        if trainer.is_global_zero and not self.check():
             self.removed = trainer.should_stop = True
-            make_folder(self.folder)
 
 
 class PlateauSteps(Callback):

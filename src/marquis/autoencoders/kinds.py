@@ -18,7 +18,6 @@ from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.learnt_variance import LearntVarianceAutoencoder, PredictedNoise
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
-from marquis.autoencoders.network import seeded
 from marquis.autoencoders.posthoc import fit_posthoc
 from marquis.autoencoders.variational import VariationalAutoencoder
 from marquis.choices import choose, match_choice
@@ -26,6 +25,7 @@ from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.online.settings import NEW_NAMES, OnlineSettings
 from marquis.options import options_of, rename_options
+from marquis.randomness import seeded
 
 OWN = "own"
 """The architecture of networks that the user brings."""
@@ -77,15 +77,6 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def find_kind(name: str) -> Kind:
-    """Return the kind of this name.
-
-    Raises:
-        UnsupportedOperationError: There is none; the message lists them.
-    """
-    return KINDS[choose("kind of autoencoder", name, KINDS)]
-
-
 @checked_methods
 @dataclass(frozen=True)
 class ModelSpec:
@@ -135,17 +126,17 @@ class ModelSpec:
             raise DataError(f"no architecture is called {self.architecture!r}; known: {', '.join(known)}.")
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> ModelSpec:
+    def from_json(cls, entries: Mapping[str, Any]) -> ModelSpec:
         """Return the description that `as_json` wrote, also in earlier versions."""
-        options = dict(held["options"])
-        if held["kind"] == "lae":
+        options = dict(entries["options"])
+        if entries["kind"] == "lae":
             options = {NEW_NAMES.get(name, name): value for name, value in options.items()}
-        return cls(**{**held, "shape": tuple(int(size) for size in held["shape"]), "options": options})
+        return cls(**{**entries, "shape": tuple(int(size) for size in entries["shape"]), "options": options})
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them; a likelihood that is an object stays one."""
-        held = {name: getattr(self, name) for name in ModelSpec.__dataclass_fields__}
-        return held | {"shape": list(self.shape), "options": dict(self.options)}
+        entries = {name: getattr(self, name) for name in ModelSpec.__dataclass_fields__}
+        return entries | {"shape": list(self.shape), "options": dict(self.options)}
 
     def networks(self, seed: int | None = None) -> tuple[nn.Module, nn.Module]:
         """Build encoder and decoder with new weights.
@@ -196,7 +187,7 @@ class ModelSpec:
             seed: Seed of the weights and of the model's random streams; None continues torch's global stream.
             networks: The user's encoder and decoder, for architecture "own".
         """
-        kind = find_kind(self.kind)
+        kind = KINDS[self.kind]
         with seeded(seed):
             pair = self.networks() if networks is None else networks
             arguments: dict[str, Any] = {"lr": self.lr, "missing": self.missing}
@@ -210,7 +201,7 @@ class ModelSpec:
         self, model: BaseAutoencoder, loader: Iterable[Any], *, seed: int = 0, progress: bool = True
     ) -> BaseAutoencoder:
         """Return the finished model after training: for a post-hoc kind with its posterior, otherwise as it is."""
-        if not find_kind(self.kind).posthoc:
+        if not KINDS[self.kind].posthoc:
             return model
         if not isinstance(model, Autoencoder):
             raise DataError(f"{self.kind} is made of a plain autoencoder, not of {type(model).__name__}.")

@@ -89,14 +89,14 @@ class LaplacianAutoencoder(BaseAutoencoder):
         its learner along: curvature and random streams have to be where the weights are, and Lightning loads first and
         moves then.
         """
-        held, made = self._held, self._online
-        if held is None and made is not None and made.device.type != next(self.parameters()).device.type:
-            held = {"num_data": made.num_data, "state": made.state_dict()}
-        if held is not None:
-            made = self._make(int(held["num_data"]))
-            made.load_state_dict(held["state"])
-            self._online, self._held = made, None
-        return made
+        saved, learner = self._held, self._online
+        if saved is None and learner is not None and learner.device.type != next(self.parameters()).device.type:
+            saved = {"num_data": learner.num_data, "state": learner.state_dict()}
+        if saved is not None:
+            learner = self._make(int(saved["num_data"]))
+            learner.load_state_dict(saved["state"])
+            self._online, self._held = learner, None
+        return learner
 
     def _make(self, num_data: int) -> OnlineLaplace:
         """Return a new online learner of the joined networks."""

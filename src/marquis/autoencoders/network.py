@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from marquis.arguments import checked
 from marquis.errors import UnsupportedOperationError
+from marquis.randomness import seeded
 
 
 class EncoderDecoder(nn.Module):
@@ -64,17 +63,6 @@ def reinitialised(network: nn.Module, seed: int | None = None) -> nn.Module:
                     "there is no second start for it. Write one, or build every network yourself and pass them all."
                 )
     return fresh
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's global random stream within this context and restore it afterwards; None leaves it alone."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def code_size(encoder: nn.Module) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.kinds import OWN, ModelSpec, find_kind
+from marquis.autoencoders.kinds import KINDS, OWN, ModelSpec
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
@@ -37,7 +37,7 @@ def save(path: str | os.PathLike[str], model: BaseAutoencoder, spec: ModelSpec) 
     Raises:
         ModelMismatchError: The model is not of the kind that the description names.
     """
-    kind = find_kind(spec.kind)
+    kind = KINDS[spec.kind]
     expected = PosteriorAutoencoder if kind.posthoc else kind.model
     if type(model) is not expected:
         raise ModelMismatchError(
@@ -111,11 +111,11 @@ def _unpack_spec(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 def _pack_extra(model: BaseAutoencoder) -> State:
     """Return the state of a model besides its weights."""
     if isinstance(model, LaplacianAutoencoder):
-        held: dict[str, Any] = {}
-        model.on_save_checkpoint(held)
-        if not held:
+        checkpoint: dict[str, Any] = {}
+        model.on_save_checkpoint(checkpoint)
+        if not checkpoint:
             raise DataError("this Laplacian autoencoder is not trained yet: there is no posterior to save.")
-        online = held["online_laplace"]
+        online = checkpoint["online_laplace"]
         state = online["state"]
         tensors = {
             f"online.{part}.{name}": tensor for part in ("streams", "noise") for name, tensor in state[part].items()
@@ -143,14 +143,14 @@ def _restore_extra(
     model: BaseAutoencoder, spec: ModelSpec, extra: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> BaseAutoencoder:
     """Restore what `_pack_extra` returned."""
-    if find_kind(spec.kind).posthoc:
-        held = split_prefix(tensors, "laplace.")
+    if KINDS[spec.kind].posthoc:
+        of_laplace = split_prefix(tensors, "laplace.")
         network = EncoderDecoder(model.encoder, model.decoder).eval()
-        likelihood = unpack_likelihood(extra["likelihood"], held)
+        likelihood = unpack_likelihood(extra["likelihood"], of_laplace)
         laplace = Laplace.from_fitted(
             network,
             likelihood,
-            unpack_fitted(extra, held),
+            unpack_fitted(extra, of_laplace),
             temperature=float(extra["temperature"]),
             posterior_temperature=float(extra.get("posterior_temperature", 1.0)),  # files of 0.1.0 have none
             noise_tuned=bool(extra["noise_tuned"]),
@@ -175,12 +175,12 @@ def _restore_extra(
 
 def _require_size(spec: ModelSpec, weights: Mapping[str, Tensor], path: Any) -> None:
     """Refuse a description of networks larger than the file before they are allocated."""
-    held = sum(weight.numel() for weight in weights.values())
+    numbers = sum(weight.numel() for weight in weights.values())
     members = int(spec.options.get("members", 1))
-    if spec.size() * members > held:
+    if spec.size() * members > numbers:
         raise ModelMismatchError(
-            f"{path} describes networks of {spec.size() * members} weights, but holds {held} numbers: damaged, or not "
-            "written by this version."
+            f"{path} describes networks of {spec.size() * members} weights, but holds {numbers} numbers: damaged, or "
+            "not written by this version."
         )
 
 

@@ -21,9 +21,9 @@ from marquis.arguments import AtLeastOne, FromZero, checked
 from marquis.autoencoders.checkpoints import (
     MONITOR,
     EpochCheckpoints,
-    FolderWatch,
     PlateauSteps,
     RandomStream,
+    RemovalWatch,
     SafeCheckpointIO,
     read_checkpoint,
     restore,
@@ -102,7 +102,7 @@ def fit(
     make_folder(checkpoints)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
-    interruption, watch = Interruption(), FolderWatch(checkpoints)
+    interruption, watch = Interruption(), RemovalWatch(lambda: _is_there(checkpoints))
     ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, epoch_checkpoints, interruption]
     if progress and on_terminal:
         ours.append(_Bar(leave=False))
@@ -147,6 +147,14 @@ def fit(
     epoch = restore(model, epoch_checkpoints.best)  # that of the rule, unless its file is damaged
     best = table.rows[epoch].get(MONITOR) if 0 <= epoch < len(table.rows) else None
     return TrainingResult(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
+
+
+def _is_there(folder: Path) -> bool:
+    """Return whether a folder is there; one that was removed is made again."""
+    if folder.is_dir():
+        return True
+    make_folder(folder)
+    return False
 
 
 @contextlib.contextmanager

@@ -83,10 +83,10 @@ def evaluate(
 
 def _ood_figure(result: OodResult, in_distribution: str, out_of_distribution: str) -> Any:
     """Draw ROC curves and histograms of a few scores that vary; the table has them all."""
-    from matplotlib.figure import Figure
+    from marquis.plots import new_figure
 
     shown = [name for name in SHOWN if result.varies(name)]
-    figure = Figure(figsize=(3.4 * (1 + len(shown)), 3.8), layout="constrained")
+    figure = new_figure(3.4 * (1 + len(shown)), 3.8)
     first, *others = figure.subplots(1, 1 + len(shown))
     for name in shown:
         curve, area = result.roc(name), result.table[name]["auroc"]

@@ -54,9 +54,9 @@ def write_pixel_maps(out: Path, model: BaseAutoencoder, x: Tensor, samples: int,
 
 def _figure(rows: np.ndarray, x: np.ndarray, expected: np.ndarray, terms: np.ndarray) -> Any:
     """Draw image, expectation and contributions, one line per image, on one scale of colours."""
-    from matplotlib.figure import Figure
+    from marquis.plots import new_figure
 
-    figure = Figure(figsize=(6.4, 2.0 * len(rows)), layout="constrained")
+    figure = new_figure(6.4, 2.0 * len(rows))
     axes = figure.subplots(len(rows), 3, squeeze=False)
     maps = terms.sum(1)  # over channels
     limit = max(float(np.quantile(np.abs(maps), 0.995)), 1e-12)

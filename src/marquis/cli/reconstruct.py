@@ -223,11 +223,9 @@ def _write(result: UncertainImage, samples: int, out: Path, picture: Path | None
 
 def _draw(result: UncertainImage) -> Any:
     """Draw image and standard deviation side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from marquis.plots import new_figure
 
-    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.4, 3.8)
     for axes, (title, values, colours) in zip(
         figure.subplots(1, 2),
         (("image", result.image, "gray"), ("standard deviation", result.std, "magma")),

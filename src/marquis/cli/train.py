@@ -127,11 +127,11 @@ def _train(run: Run, where: dict[str, Any], report: bool) -> None:
     from torch import distributed as dist
 
     from marquis.autoencoders import fit, save
+    from marquis.autoencoders.checkpoints import RemovalWatch
     from marquis.cli.held_out import untrained_warning
     from marquis.errors import StorageError
     from marquis.io.checksum import write_json
     from marquis.run.directory import CONFIG, SUMMARY, SUMMARY_VERSION
-    from marquis.run.watch import ConfigWatch
 
     settings, data = run.settings, run.data_module
     data.setup()
@@ -141,7 +141,7 @@ def _train(run: Run, where: dict[str, Any], report: bool) -> None:
     echo(f"training {settings.model} on {len(data.train)} rows of {settings.data}; the run is in {run.path}")
     model = run.new_model
     options: dict[str, Any] = {"max_epochs": settings.epochs, "patience": settings.patience, "seed": settings.seed}
-    watch = ConfigWatch(run)
+    watch = RemovalWatch(run.check_config)
     trained = fit(model, data, run.path, resume=True, callbacks=[watch], **options, **where)
     if dist.is_initialized():  # what follows is the first process's, and no sum over all of them
         dist.destroy_process_group()

@@ -108,10 +108,10 @@ def _read_parquet(
 
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
-        held = file.metadata
-        unpacked = sum(held.row_group(number).total_byte_size for number in range(held.num_row_groups))
-        cells = held.num_rows * held.num_columns
-        require_fits(unpacked + 16 * cells, path, f"{held.num_rows} rows of {held.num_columns} columns")
+        metadata = file.metadata
+        unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        cells = metadata.num_rows * metadata.num_columns
+        require_fits(unpacked + 16 * cells, path, f"{metadata.num_rows} rows of {metadata.num_columns} columns")
         table = file.read()
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"{path} cannot be read as parquet: it is truncated or corrupt ({problem})") from problem

@@ -47,21 +47,23 @@ def export_page(workspace: Workspace, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise DataError(f"{path}: an export is an .html file")
-    held: Answer = {"about": workspace.about(), "models": [_precomputed(session) for session in workspace.sessions]}
+    contents: Answer = {"about": workspace.about(), "models": [_precomputed(session) for session in workspace.sessions]}
     low, high = workspace.value_range
     if is_image(workspace.points.rows):
-        held["originals"] = _sheets(workspace.points.rows, low, high)
+        contents["originals"] = _sheets(workspace.points.rows, low, high)
     if workspace.second is not None:
-        held["second"] = workspace.about_second()
+        contents["second"] = workspace.about_second()
         if is_image(workspace.points.rows):
-            held["second"]["sheets"] = _sheets(workspace.second[0].rows, low, high)
-    write_text(path, page_with(held))
+            contents["second"]["sheets"] = _sheets(workspace.second[0].rows, low, high)
+    write_text(path, page_with(contents))
     return path
 
 
-def page_with(held: Answer) -> str:
+def page_with(contents: Answer) -> str:
     """Return the page as one text: styles, scripts and data inside, and a policy that forbids everything else."""
-    data = json.dumps(packed(held), ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(packed(contents), ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     script, style = joined_scripts(), asset("style.css")
     policy = (
         f"default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'; "

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from marquis.plots import new_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,16 +23,6 @@ CLASSES = (
 )
 """Colours of classes; without grey, the colour of the maps."""
 DPI = 130
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return a figure of this size in inches that is rendered into memory, without pyplot's global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def panels(count: int, columns: int, width: float, height: float, margin: float = 0.0) -> tuple[Figure, list[Axes]]:

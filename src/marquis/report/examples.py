@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
-from marquis.report.canvas import GREY, LINES, label, new_figure, panels
+from marquis.plots import new_figure
+from marquis.report.canvas import GREY, LINES, label, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from marquis.errors import DataError
+from marquis.plots import new_figure
 from marquis.posterior import Posterior
-from marquis.report.canvas import BLUE, LINES, ORANGE, label, new_figure, note, panels, use_log
+from marquis.report.canvas import BLUE, LINES, ORANGE, label, note, panels, use_log
 from marquis.report.examples import Examples, image_figure, table_figure
 from marquis.report.latent_map import LatentMap, latent_figure, latent_map
 

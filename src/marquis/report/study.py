@@ -150,7 +150,7 @@ class _Pass:
         self.output: list[Tensor] = []
         self.latent: list[Tensor] = []
         self.codes: list[Tensor] = []
-        self.held = self.entries = 0.0
+        self.covered = self.entries = 0.0
         self.samples = 0
 
     @staticmethod
@@ -174,7 +174,7 @@ class _Pass:
         entries = int((~x.isnan()).sum())
         if self.has_intervals and result.noise_variance is not None and entries:
             share = coverage(result.mean, result.total_variance.expand_as(result.mean), x, [LEVEL])
-            self.held, self.entries = self.held + share[LEVEL] * entries, self.entries + entries
+            self.covered, self.entries = self.covered + share[LEVEL] * entries, self.entries + entries
         self.samples = result.draws
 
     def variances(self) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ class _Pass:
         return {
             "log-likelihood": float(torch.cat(self.log_prob).mean()),
             "squared error": float(torch.cat(self.error).mean()),
-            f"{LEVEL:.0%} coverage": self.held / self.entries if self.entries else math.nan,
+            f"{LEVEL:.0%} coverage": self.covered / self.entries if self.entries else math.nan,
             OUTPUT: float(torch.cat(self.output).mean()),
             CODE: float(torch.cat(self.latent).mean()),
         }

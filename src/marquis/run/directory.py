@@ -136,21 +136,21 @@ class Run:
         if not os.path.isfile(path / CONFIG):  # unlike Path.is_file, False where we may not look
             raise DataError(f"{path} is not a run: there is no {CONFIG} in it; make one with `marquis train`")
         try:
-            held = read_json(path / CONFIG, unsealed=UNSEALED)
-            if held["version"] not in (VERSION, *UNSEALED):
-                raise DataError(f"{path / CONFIG} is of version {held['version']}, this Marquis reads {VERSION}")
-            settings = TrainingSettings.from_json(held["settings"])
-            spec = ModelSpec.from_json(held["model"])
-            scaling = None if held["scaling"] is None else Scaling.from_json(held["scaling"])
-            columns = None if held["columns"] is None else tuple(str(name) for name in held["columns"])
-            if "header" not in held["settings"] and settings.has_csv:
+            config = read_json(path / CONFIG, unsealed=UNSEALED)
+            if config["version"] not in (VERSION, *UNSEALED):
+                raise DataError(f"{path / CONFIG} is of version {config['version']}, this Marquis reads {VERSION}")
+            settings = TrainingSettings.from_json(config["settings"])
+            spec = ModelSpec.from_json(config["model"])
+            scaling = None if config["scaling"] is None else Scaling.from_json(config["scaling"])
+            columns = None if config["columns"] is None else tuple(str(name) for name in config["columns"])
+            if "header" not in config["settings"] and settings.has_csv:
                 settings = replace(settings, header=columns is not None)  # as it was read then: the rule has changed
             widths = [len(part) for part in (columns, scaling and scaling.mean) if part is not None]
             if any((width,) != spec.shape for width in widths):
                 raise ValueError(f"{widths[0]} columns or scales, but data of shape {list(spec.shape)}")
-            brightest = None if held.get("brightest") is None else float(held["brightest"])
-            trained_on = None if held.get("trained_on") is None else str(held["trained_on"])
-            categories = {str(name): tuple(map(str, levels)) for name, levels in held.get("categories", {}).items()}
+            brightest = None if config.get("brightest") is None else float(config["brightest"])
+            trained_on = None if config.get("trained_on") is None else str(config["trained_on"])
+            categories = {str(name): tuple(map(str, levels)) for name, levels in config.get("categories", {}).items()}
             if not {f"{name}={level}" for name, levels in categories.items() for level in levels} <= set(columns or ()):
                 raise ValueError("categories that are not among the columns")
         except DataError:
@@ -249,9 +249,7 @@ class Run:
                 f"{self.path} is of kind {spec.kind!r}, which has no Laplace posterior to linearise; train lae or "
                 "lae-posthoc"
             )
-        if isinstance(model, PosteriorAutoencoder):
-            return linearised(model)
-        return linearised(model, "laplace")
+        return linearised(model, "laplace" if isinstance(model, LaplacianAutoencoder) else None)
 
     def rows_of_training(self) -> list[Row]:
         """Return the rows of `metrics.csv`, one per epoch."""

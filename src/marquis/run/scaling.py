@@ -84,12 +84,12 @@ class Scaling:
         return {"mean": self.mean.tolist(), "scale": self.scale.tolist(), "constant": self.constant.tolist()}
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> Scaling:
+    def from_json(cls, entries: Mapping[str, Any]) -> Scaling:
         """Build the scaling that `as_json` described; runs of earlier versions have no constant columns."""
-        if not {"mean", "scale"} <= held.keys():
+        if not {"mean", "scale"} <= entries.keys():
             raise DataError("a scaling has a mean and a scale for every column.")
-        mean, scale = (torch.tensor(held[name], dtype=torch.float64) for name in ("mean", "scale"))
-        constant = torch.tensor(held.get("constant", [False] * len(mean)), dtype=torch.bool)
+        mean, scale = (torch.tensor(entries[name], dtype=torch.float64) for name in ("mean", "scale"))
+        constant = torch.tensor(entries.get("constant", [False] * len(mean)), dtype=torch.bool)
         if (
             not mean.shape == scale.shape == constant.shape
             or mean.ndim != 1

@@ -154,21 +154,23 @@ class TrainingSettings:
         return {**asdict(self), "target": list(self.target)}
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> TrainingSettings:
+    def from_json(cls, entries: Mapping[str, Any]) -> TrainingSettings:
         """Return what `as_json` described; also what earlier versions wrote.
 
         Raises:
             DataError: Entries are missing or unknown.
         """
-        moved = {name: held[name] for name in MOVED if held.get(name) is not None}
-        if held.get("model") == "lae":
+        moved = {name: entries[name] for name in MOVED if entries.get(name) is not None}
+        if entries.get("model") == "lae":
             moved = {NEW_NAMES.get(name, name): value for name, value in moved.items()}
-        held = {name: value for name, value in held.items() if name not in MOVED}
+        entries = {name: value for name, value in entries.items() if name not in MOVED}
         names = {entry.name for entry in fields(cls)}
-        wrong = sorted((names - set(ADDED) - set(held)) | (set(held) - names))
+        wrong = sorted((names - set(ADDED) - set(entries)) | (set(entries) - names))
         if wrong:
             raise DataError(f"the configuration of the run lacks or has too much: {', '.join(wrong)}")
-        return cls(**{**held, "target": tuple(held["target"]), "options": {**moved, **held.get("options", {})}})
+        return cls(
+            **{**entries, "target": tuple(entries["target"]), "options": {**moved, **entries.get("options", {})}}
+        )
 
 
 def _flag(name: str) -> str:

@@ -27,10 +27,11 @@ from marquis.options import renamed_arguments
 from marquis.predictive import Prediction
 from marquis.priors import BoundPrior, Prior
 from marquis.progress import ProgressBar
+from marquis.randomness import seeded
 from marquis.sklearn.columns import fitted_scaler, labels_of
 from marquis.sklearn.input_tables import plain_table
 from marquis.sklearn.map_training import SMALL, Objective, Training
-from marquis.sklearn.network import ModuleLike, build, output_size, private_randomness
+from marquis.sklearn.network import ModuleLike, build, output_size
 from marquis.sklearn.parameter_checks import positive, whole
 from marquis.sklearn.refits import FOLDS, choose_by_refits, laplace_like
 from marquis.structures import Layout
@@ -170,7 +171,7 @@ class LaplaceEstimator(BaseEstimator):
         generator = torch.Generator().manual_seed(seed)
         self.x_scaler_ = self._scaler(X, labels_of(self))
         x = self._inputs(X)
-        with private_randomness(seed, device), self._progress(len(X), rounds) as bar:
+        with seeded(seed), self._progress(len(X), rounds) as bar:
             network = build(self.module, X.shape[1], outputs, self.hidden_layer_sizes, self.activation, dtype, device)
             likelihood = self._likelihood(output_size(network, x[:2]))
             labels = self._encode(y, output_size(network, x[:2])).to(device)

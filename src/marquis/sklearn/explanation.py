@@ -9,6 +9,7 @@ import numpy as np
 
 from marquis import notebook
 from marquis.errors import DataError
+from marquis.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,11 +78,7 @@ class Explanation:
             row: Number of the row.
             ax: Axes to draw into; None makes a figure.
         """
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(7, 3.6), layout="constrained").subplots()
-        assert ax is not None
+        ax = new_figure(7, 3.6).subplots() if ax is None else ax
         place = self._place(row)
         terms = self.contributions[place]
         order = np.argsort(-np.abs(terms))[:MOST_BARS][::-1]

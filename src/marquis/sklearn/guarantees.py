@@ -104,11 +104,11 @@ class Guarantees:
         for category in self._columns.categories:
             codes = table[:, category.column]
             missing = np.isnan(codes)
-            held = codes[:, None] == np.arange(len(category.levels))
+            in_set = codes[:, None] == np.arange(len(category.levels))
             chances = _chances(imputed, category)[missing]
-            held[missing] = sets[category.column].sets(chances, alpha, random_state)
+            in_set[missing] = sets[category.column].sets(chances, alpha, random_state)
             sets_of_levels[X.columns[category.column]] = pd.DataFrame(
-                held, index=X.index, columns=list(category.levels)
+                in_set, index=X.index, columns=list(category.levels)
             )
         return sets_of_levels
 

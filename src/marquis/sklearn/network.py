@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +25,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
 }
 """Activations of the default network by name."""
-
-
-@contextmanager
-def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators, by which layers are initialised, within the context; restore them afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
-        yield
 
 
 def perceptron(inputs: int, outputs: int, hidden: Sequence[int], activation: str) -> nn.Sequential:

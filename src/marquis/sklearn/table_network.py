@@ -11,8 +11,9 @@ from marquis.arguments import LARGEST_COUNT
 from marquis.autoencoders import BaseAutoencoder, LaplacianAutoencoder, PosteriorAutoencoder, fit_in_memory
 from marquis.errors import DataError
 from marquis.progress import ProgressBar
+from marquis.randomness import seeded
 from marquis.sklearn.linear_gaussian import LinearGaussian
-from marquis.sklearn.network import perceptron, private_randomness
+from marquis.sklearn.network import perceptron
 from marquis.sklearn.parameter_checks import fraction, is_number, layer_sizes, positive, whole
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def train_network(
     masked = sees_mask(estimator, bool(x.isnan().any()))
     hidden, columns = layer_sizes("hidden_layer_sizes", estimator.hidden_layer_sizes), x.shape[1]
     into = torch.cat([components.T, torch.zeros_like(components.T)], 1) if masked else components.T
-    with private_randomness(seed, torch.device("cpu")):
+    with seeded(seed):
         encoder = SkipPerceptron(into, hidden, estimator.activation)
         decoder = SkipPerceptron(components, hidden[::-1], estimator.activation)
     model = FillingTrainer(

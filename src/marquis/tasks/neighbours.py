@@ -129,11 +129,11 @@ def cross_validated(
         )
     right = torch.zeros(len(ks), dtype=torch.float64)
     for part in parts:
-        held = fold == part
+        held_out = fold == part
         predictions = predict(
-            *flat(copies[:, ~held], labels[~held.to(labels.device)]), queries[:, held].flatten(0, 1), ks
+            *flat(copies[:, ~held_out], labels[~held_out.to(labels.device)]), queries[:, held_out].flatten(0, 1), ks
         )
-        truth = flat(queries[:, held], labels[held.to(labels.device)])[1].cpu()
+        truth = flat(queries[:, held_out], labels[held_out.to(labels.device)])[1].cpu()
         right += (predictions == truth).double().flatten(1).sum(1)
     return dict(zip(ks, right.tolist(), strict=True))
 

@@ -66,8 +66,11 @@ class SampledDecoders:
     @torch.no_grad()
     def outputs(self, z: Tensor) -> Iterator[Tensor]:
         """Yield the decoded means of codes `z [n, K]`, flattened to `[n, D]`, network by network."""
-        for output in self._decoded(z):
-            yield output.flatten(1)
+        if self._draws is None:
+            yield from self._by_protocol(z).samples.flatten(2)
+            return
+        for draw in self._draws:
+            yield self._called(draw, z).mean.flatten(1)
 
     @torch.no_grad()
     def shaped_outputs(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -117,14 +120,6 @@ class SampledDecoders:
         for number, outputs in enumerate(at):
             columns = [(above[number] - below[number]).flatten(1) / (2 * step) for above, below in beside]
             yield outputs.flatten(1), torch.stack(columns, -1)
-
-    def _decoded(self, z: Tensor) -> Iterator[Tensor]:
-        """Yield the decoded means, network by network."""
-        if self._draws is None:
-            yield from self._by_protocol(z).samples
-        else:
-            for draw in self._draws:
-                yield self._called(draw, z).mean
 
     def _called(self, draw: Any, z: Tensor) -> Any:
         """Return the output of one sampled network in evaluation mode."""

@@ -194,22 +194,6 @@ def evaluate_multilabel_codes(
     return _multilabel_result(existing, attributes, names, sets, candidates, count, generator)
 
 
-def _predictions(
-    codes: Codes, chosen: Tensor, known: Tensor, candidates: Sequence[int], count: Count, one: bool, generator: Any
-) -> tuple[Tensor, Tensor, int]:
-    """Return predictions for the rows that are not `chosen`, these rows, and the k that cross-validation chose.
-
-    `known` are the labels of the chosen rows; with `one`, a single row per class, there is no k to choose.
-    """
-    copies = codes.copies_of(chosen)
-    each = len(copies) if count == "data" else 1
-    k, ks = each, [each * k for k in candidates]
-    if not one:
-        k = choose_k(copies, known, candidates=ks, at=codes.means[chosen], generator=generator)
-    rest = others(len(codes.means), chosen)
-    return predict(*flat(copies, known), codes.means[rest], [k])[0], rest, k
-
-
 def _few_labels_result(
     codes: Codes,
     labels: Tensor,
@@ -220,14 +204,12 @@ def _few_labels_result(
     generator: torch.Generator | None,
 ) -> FewLabelsResult:
     """Classify with every set of labelled rows, and return the accuracies."""
-    count = choose("count", count, ("codes", "data"), error=DataError)
     accuracy = torch.zeros(len(sets), len(sets[0]), dtype=torch.float64)
     neighbours = torch.zeros(accuracy.shape, dtype=torch.long)
     for row, n in enumerate(per_class):
         for column, chosen in enumerate(sets[row]):
-            predictions, rest, k = _predictions(codes, chosen, labels[chosen], candidates, count, n == 1, generator)
-            accuracy[row, column] = (predictions == labels[rest].cpu()).double().mean()
-            neighbours[row, column] = k
+            right, _, neighbours[row, column] = _classified(codes, labels, chosen, n == 1, candidates, count, generator)
+            accuracy[row, column] = right.mean()
     return FewLabelsResult(tuple(per_class), accuracy, neighbours, len(codes.copies))
 
 
@@ -241,21 +223,34 @@ def _multilabel_result(
     generator: torch.Generator | None,
 ) -> MultiLabelResult:
     """Classify every attribute with every set of labelled rows, and return the accuracies."""
-    count = choose("count", count, ("codes", "data"), error=DataError)
-    accuracy, balanced, majority, ks, copies = [], [], [], [], len(codes.copies)
+    accuracy, balanced, majority, ks = [], [], [], []
     for chosen in sets:
-        predictions, rest, k = _predictions(
-            codes, chosen, attributes[chosen], candidates, count, len(chosen) == 1, generator
-        )
-        truth, ks = attributes[rest].cpu(), [*ks, k]
-        right, share = (predictions == truth).double(), truth.double().mean(0)
+        right, truth, k = _classified(codes, attributes, chosen, len(chosen) == 1, candidates, count, generator)
+        share = truth.double().mean(0)
         accuracy.append(right.mean(0))
         rates = [(right * (truth == value)).sum(0) / (truth == value).sum(0) for value in (0, 1)]
         balanced.append((rates[0] + rates[1]) / 2)
         majority.append(torch.maximum(share, 1 - share))
-    return MultiLabelResult(
-        names, torch.stack(accuracy), torch.stack(balanced), torch.stack(majority), tuple(ks), len(sets[0]), copies
-    )
+        ks.append(k)
+    right, balance, majorities = (torch.stack(part) for part in (accuracy, balanced, majority))
+    return MultiLabelResult(names, right, balance, majorities, tuple(ks), len(sets[0]), len(codes.copies))
+
+
+def _classified(
+    codes: Codes, labels: Tensor, chosen: Tensor, one: bool, candidates: Sequence[int], count: Count, generator: Any
+) -> tuple[Tensor, Tensor, int]:
+    """Classify the rows that are not `chosen`; return which are right (1 or 0), their labels, and k.
+
+    k is chosen by cross-validation; with `one`, a single row per class, there is none to choose.
+    """
+    copies, known = codes.copies_of(chosen), labels[chosen]
+    each = len(copies) if choose("count", count, ("codes", "data"), error=DataError) == "data" else 1
+    k, ks = each, [each * k for k in candidates]
+    if not one:
+        k = choose_k(copies, known, candidates=ks, at=codes.means[chosen], generator=generator)
+    rest = others(len(codes.means), chosen)
+    truth = labels[rest].cpu()
+    return (predict(*flat(copies, known), codes.means[rest], [k])[0] == truth).double(), truth, k
 
 
 def _checked_labels(x: Tensor, labels: Tensor, dim: int) -> Tensor:

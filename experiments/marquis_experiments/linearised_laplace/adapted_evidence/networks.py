@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis_experiments.common.networks import seeded
+from marquis.randomness import seeded
 
 WIDTHS = {"transformer": (4, 62), "CNN": (5, 60), "ResNet": (5, 48), "pre-ResNet": (5, 48), "FixUp": (5, 48)}
 """Channels of the convolutions, or numbers per patch of the transformer, of the small and the wide networks."""
