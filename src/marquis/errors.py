@@ -27,7 +27,7 @@ class ModelMismatchError(MarquisError, ValueError):
 
 
 class NumericalError(MarquisError, ArithmeticError):
-    """Report a matrix that is singular or not positive definite where it has to be."""
+    """Report numbers that are not finite, or a matrix that is singular or not positive definite where it has to be."""
 
 
 class StorageError(MarquisError, OSError):

@@ -166,3 +166,11 @@ def test_the_learning_rate_of_forgetting_is_the_present_one():
     fit_in_memory(model, rows(20), max_epochs=1, batch_size=20)
     model._optimiser.param_groups[0]["lr"] = 0.125  # type: ignore[union-attr]
     assert model.learning_rate == 0.125
+
+
+def test_validation_of_a_diverged_model_is_nan():
+    model = Autoencoder(nn.Linear(3, 2).double(), nn.Linear(2, 3).double())
+    with torch.no_grad():
+        model.encoder.weight.fill_(torch.inf)
+    loss, error = model.validation_loss(rows(20))
+    assert loss.isnan() and error.isnan()

@@ -280,6 +280,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
     def validation_loss(self, batch: Any, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute the expected negative log-likelihood of a batch over ten samples of fixed seed, and squared error.
 
+        Both are NaN where the training diverged.
+
         Args:
             batch: Data, or `(data, ...)`.
             seen: 1 where the encoder sees an entry; by default where it was observed.
@@ -289,8 +291,11 @@ class BaseAutoencoder(DataInputs, LightningModule):
         inputs = self._visible(x, mask, seen)
         log_prob, mean = x.new_zeros(len(x)), Average()
         for draw in self._draws_in_evaluation_mode(VALIDATION_SAMPLES, generator):
-            output = draw.reconstruct(inputs)[1]
-            log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
+            try:
+                output = draw.reconstruct(inputs)[1]
+                log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
+            except NumericalError:  # the stopping rule ends a training whose loss is NaN, and keeps its best epoch
+                return x.new_tensor(math.nan), x.new_tensor(math.nan)
             mean.add(output.mean)
         assert mean.mean is not None
         error = mean.mean - x if mask is None else torch.where(mask, mean.mean - x, 0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marquis.arguments import checked, checked_on_any_device
-from marquis.errors import DataError, ModelMismatchError, UnsupportedOperationError
+from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.functional.checks import all_finite
 from marquis.likelihoods.tools import any_not_finite, any_true, as_mask, describe, flatten_outputs, sum_outputs
 
@@ -238,7 +238,10 @@ class Likelihood:
     def _require_number(self, log_prob: Tensor) -> Tensor:
         """Return log densities unless one of them is NaN; minus infinity is a density of 0."""
         if any_true(log_prob.isnan()):
-            raise DataError(f"{self}: the log density is NaN, as outputs or observed labels hold NaN or infinity.")
+            raise NumericalError(
+                f"{self}: the log density is NaN, as outputs or observed labels hold NaN or infinity. Check the data; "
+                "in a training, it has diverged: lower the learning rate."
+            )
         return log_prob
 
     def _check_target_shape(self, f: Tensor, y: Tensor) -> None:
@@ -269,7 +272,7 @@ class Likelihood:
             if not moment.dtype.is_floating_point:
                 raise DataError(f"{self}: values of the {name} are {moment.dtype}; pass floating-point numbers.")
             if any_not_finite(moment):
-                raise DataError(f"{self}: the {name} of the outputs holds NaN or infinity.")
+                raise NumericalError(f"{self}: the {name} of the outputs holds NaN or infinity.")
 
     def _check_coefficients(self, f: Tensor, v: Tensor) -> None:
         self._check_outputs(f)
