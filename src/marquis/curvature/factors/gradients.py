@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -66,14 +67,15 @@ class ParameterGradients(ABC):
                 total.addcmul_(row, row)
 
 
+@dataclass(eq=False)
 class LazyGradients(ParameterGradients):
     """Compute gradients by a function of the sample range: the exact fall-back, and derived weights."""
 
-    def __init__(
-        self, make: Callable[[int, int], Tensor], columns: int, samples: int, shape: tuple[int, ...], item: int
-    ) -> None:
-        super().__init__(shape, columns, samples, item)
-        self.make = make
+    make: Callable[[int, int], Tensor]
+    columns: int
+    samples: int
+    shape: tuple[int, ...]
+    item: int
 
     @override
     def explicit(self, start: int, stop: int) -> Tensor:

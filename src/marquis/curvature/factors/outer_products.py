@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -73,6 +74,7 @@ class RankOne(ParameterGradients):
         )
 
 
+@dataclass(eq=False)
 class OuterProducts(ParameterGradients):
     """Represent gradients of a weight shared over positions: G[c, n] = sum_t g_t a_tᵀ (sequences, convolutions).
 
@@ -91,32 +93,22 @@ class OuterProducts(ParameterGradients):
         channels: input channels that stand before the outputs in the weight, as in `KroneckerPiece`.
     """
 
-    def __init__(
-        self,
-        inputs: Callable[[int, int], Tensor],
-        outputs: Tensor,
-        samples: int,
-        sizes: tuple[int, int, int],
-        shape: tuple[int, ...],
-        arrange: Callable[[Tensor], Tensor],
-        swapped: bool = False,
-        input_products: Callable[[str], tuple[Tensor, float]] | None = None,
-        direct: Callable[[int, int], Tensor] | None = None,
-        one_column: Callable[[int, int], Tensor] | None = None,
-        order: Tensor | None = None,
-        channels: int = 1,
-    ) -> None:
-        super().__init__(shape, outputs.shape[0], samples, outputs.element_size())
-        self.inputs = inputs
-        self.outputs = outputs
-        self.sizes = sizes
-        self.arrange = arrange
-        self.swapped = swapped
-        self.input_products = input_products
-        self.direct = direct
-        self.one_column = one_column
-        self.order = order
-        self.channels = channels
+    inputs: Callable[[int, int], Tensor]
+    outputs: Tensor
+    samples: int
+    sizes: tuple[int, int, int]
+    shape: tuple[int, ...]
+    arrange: Callable[[Tensor], Tensor]
+    swapped: bool = False
+    input_products: Callable[[str], tuple[Tensor, float]] | None = None
+    direct: Callable[[int, int], Tensor] | None = None
+    one_column: Callable[[int, int], Tensor] | None = None
+    order: Tensor | None = None
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        """Read columns and type from the outputs."""
+        super().__init__(self.shape, self.outputs.shape[0], self.samples, self.outputs.element_size())
 
     @property
     @override

@@ -110,6 +110,7 @@ class Context:
         return Factor(columns, tuple(columns.shape[1:]), batch_first=self.batch_first(number))
 
 
+@dataclass(eq=False)
 class SquaredCall:
     """Hold one operation for a squared rule: its arguments, the m of its results, and who receives it.
 
@@ -118,21 +119,14 @@ class SquaredCall:
         values: forward values.
         parts: m of each of its results (an operation with one result has part 0 only).
         wanted: the inputs that selected parameters lie upstream of.
+        receive: takes the number of a value, which part of it, and a contribution to its m.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        values: dict[int, Any],
-        parts: dict[int, Tensor],
-        wanted: frozenset[int],
-        receive: Callable[[int, int, Tensor], None],
-    ) -> None:
-        self.step = step
-        self.values = values
-        self.parts = parts
-        self.wanted = wanted
-        self._receive = receive
+    step: Step
+    values: dict[int, Any]
+    parts: dict[int, Tensor]
+    wanted: frozenset[int]
+    receive: Callable[[int, int, Tensor], None]
 
     @property
     def m(self) -> Tensor:
@@ -170,11 +164,11 @@ class SquaredCall:
         """Add a contribution to the m of an argument."""
         number = self.step.reference(argument)
         assert number is not None
-        self._receive(number, 0, m)
+        self.receive(number, 0, m)
 
     def give_to(self, number: int, m: Tensor, part: int = 0) -> None:
         """Add a contribution to the m of a value by its number."""
-        self._receive(number, part, m)
+        self.receive(number, part, m)
 
 
 def per_dimension(value: Any, dims: int) -> list[int]:
