@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -739,10 +741,17 @@ def test_a_module_that_returns_several_outputs_is_refused():
         operator(build(Two), [randn(3, 4)], "gaussian")
 
 
-def test_progress_shows_the_pass(capsys: pytest.CaptureFixture[str]):
-    case = Case("gaussian")
-    case.operator(progress=True)
-    assert "ggn product" in capsys.readouterr().out
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_shows_the_pass_on_a_terminal(progress: bool, monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("marquis.progress.PATIENCE", 0.0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    Case("gaussian").operator(progress=progress)
+    assert ("ggn product" in sys.stderr.getvalue()) == progress  # type: ignore[attr-defined]
 
 
 # ---- several processes
