@@ -158,7 +158,7 @@ def _draw(sets: dict[str, Tensor], plain: dict[str, Tensor], spread: dict[str, T
     merged = [figure.add_subplot(grid[:, 13:16]), figure.add_subplot(grid[:, 17:])]
     for place, values, title in (
         (merged[0], {name: p[:, 1] for name, p in plain.items()}, "probability of a face"),
-        (merged[1], {name: s.sqrt() for name, s in spread.items()}, "deviation of the logit"),
+        (merged[1], {name: s.sqrt() for name, s in spread.items()}, "standard deviation of the logit"),
     ):
         place.boxplot([value.numpy() for value in values.values()], widths=0.6, flierprops={"markersize": 2})
         place.set_xticks(range(1, len(sets) + 1), list(sets), rotation=40, ha="right", fontsize=8)

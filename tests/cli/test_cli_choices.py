@@ -18,7 +18,6 @@ from marquis.cli.held_out import ERROR, ERROR_OF_MEAN, untrained_warning
 from marquis.data import Data, images, load
 from marquis.errors import DataError
 from marquis.run import Run, Scaling
-from marquis.run.rows import at_random
 from marquis.run.settings import rows_per_batch
 from marquis.run.training_data import fingerprint
 from marquis.sklearn import LaplacianAutoencoder
@@ -52,11 +51,11 @@ def run(kept, tmp_path):
 
 def test_rows_at_random_are_a_few_of_all_in_their_order():
     data = Data(torch.arange(100.0).reshape(100, 1), None, "x", "all")
-    some = at_random(data, 20, 0).x[:, 0]
+    some = data.random_rows(20, 0).x[:, 0]
     assert len(some) == 20 and some.max() > 50 and bool((some.diff() > 0).all())
-    assert torch.equal(some, at_random(data, 20, 0).x[:, 0])
-    assert not torch.equal(some, at_random(data, 20, 1).x[:, 0])
-    assert at_random(data, 100, 0) is data
+    assert torch.equal(some, data.random_rows(20, 0).x[:, 0])
+    assert not torch.equal(some, data.random_rows(20, 1).x[:, 0])
+    assert data.random_rows(100, 0) is data
 
 
 def test_ordinary_rows_of_a_sorted_table_are_no_outliers(marquis, run, tmp_path):

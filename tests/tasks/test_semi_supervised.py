@@ -50,21 +50,23 @@ def test_neighbours_with_many_labels_agree_with_scikit_learn():
 def test_copies_without_variance_change_nothing_for_one_neighbour():
     codes, labels = codes_and_labels()
     queries, _ = codes_and_labels(n=200, seed=1)
-    copied = neighbours.flat(codes.repeat(100, 1, 1), labels)
+    copied = neighbours.labelled_copies(codes.repeat(100, 1, 1), labels)
     assert len(copied[0]) == 6000
     once = neighbours.predict(codes, labels, queries, [1])
     assert torch.equal(neighbours.predict(*copied, queries, [1]), once)
     spread = codes.repeat(100, 1, 1) + torch.randn(100, 60, 3, generator=seeded(), dtype=torch.float64)
-    assert not torch.equal(neighbours.predict(*neighbours.flat(spread, labels), queries, [1]), once)  # variance does
+    assert not torch.equal(
+        neighbours.predict(*neighbours.labelled_copies(spread, labels), queries, [1]), once
+    )  # variance does
 
 
 def test_flat_keeps_each_copy_with_its_label():
     codes, labels = codes_and_labels(n=4)
-    copied, repeated = neighbours.flat(torch.stack([codes, codes + 1]), labels)
+    copied, repeated = neighbours.labelled_copies(torch.stack([codes, codes + 1]), labels)
     assert torch.equal(copied, torch.cat([codes, codes + 1]))
     assert torch.equal(repeated, torch.cat([labels, labels]))
     many = torch.stack([labels, labels], 1)
-    assert torch.equal(neighbours.flat(codes[None].repeat(3, 1, 1), many)[1], many.repeat(3, 1))
+    assert torch.equal(neighbours.labelled_copies(codes[None].repeat(3, 1, 1), many)[1], many.repeat(3, 1))
 
 
 @pytest.mark.parametrize("folds", [2, 5])
@@ -92,7 +94,7 @@ def noisy_copies(seed: int = 0, copies: int = 20, n: int = 30):
 def test_choice_of_k_agrees_with_scikit_learn_on_grouped_folds(seed):
     codes, labels = codes_and_labels(n=40, seed=seed)
     copies = codes + 0.5 * torch.randn(6, 40, 3, generator=seeded(seed), dtype=torch.float64)
-    x, y = neighbours.flat(copies, labels)
+    x, y = neighbours.labelled_copies(copies, labels)
     fold = neighbours.grouped_folds(labels, 2, seeded(seed)).repeat(6)
     accuracy = {}
     for k in range(1, 11):
@@ -118,10 +120,13 @@ def test_copies_of_one_datum_never_face_each_other(monkeypatch):
     for codes, queries in seen:
         assert len(codes) + len(queries) == copies.shape[0] * copies.shape[1]
         assert torch.cdist(queries, codes).min() > 0.01  # ten times the distance of copies
-    x, y = neighbours.flat(copies, labels)
+    x, y = neighbours.labelled_copies(copies, labels)
     leaky = cross_val_score(KNeighborsClassifier(1), x, y, cv=StratifiedKFold(2, shuffle=True, random_state=0))
     assert leaky.mean() == 1.0  # what happens otherwise: labels without meaning, predicted perfectly
-    assert float((real(*neighbours.flat(copies[:, :15], labels[:15]), x, [chosen])[0] == y).double().mean()) < 0.9
+    assert (
+        float((real(*neighbours.labelled_copies(copies[:, :15], labels[:15]), x, [chosen])[0] == y).double().mean())
+        < 0.9
+    )
 
 
 def test_candidates_are_limited_by_the_fold():
@@ -272,7 +277,7 @@ def test_held_out_data_are_judged_where_it_is_said():
     for part in (0, 1):
         held = fold == part
         for k in range(1, 11):
-            theirs = KNeighborsClassifier(k).fit(*neighbours.flat(copies[:, ~held], labels[~held]))
+            theirs = KNeighborsClassifier(k).fit(*neighbours.labelled_copies(copies[:, ~held], labels[~held]))
             right[k - 1] += (torch.from_numpy(theirs.predict(at[held])) == labels[held]).sum()
     assert neighbours.choose_k(copies, labels, at=at, generator=seeded(3)) == int(right.argmax()) + 1
     with pytest.raises(DataError, match="at must be"):

@@ -40,7 +40,6 @@ def evaluate(
     from marquis.io.atomic import write_json
     from marquis.report.comparison import REPORT
     from marquis.run import Run
-    from marquis.run.rows import at_random
 
     if limit < 1:
         raise DataError(f"--limit {limit}: at least 1")
@@ -54,7 +53,7 @@ def evaluate(
     if data.test is None:
         raise DataError(f"{opened.settings.data} has no test rows to evaluate on")
     if ood is None:
-        result: dict[str, Any] = held_out_metrics(model, at_random(data.test, limit, seed), samples, seed)
+        result: dict[str, Any] = held_out_metrics(model, data.test.random_rows(limit, seed), samples, seed)
         for key, value in result.items():
             typer.echo(f"{key:<30} {value:.6g}")
     else:
@@ -64,8 +63,8 @@ def evaluate(
 
         # as many in-distribution as OOD rows: the area under precision-recall depends on it
         out_of_distribution = opened.read(ood, some=min(limit, len(data.test)), seed=seed, header=header).x
-        in_distribution = at_random(data.test, len(out_of_distribution), seed).x
-        train = at_random(data.train, limit, seed).x
+        in_distribution = data.test.random_rows(len(out_of_distribution), seed).x
+        train = data.train.random_rows(limit, seed).x
         generator = torch.Generator().manual_seed(seed)
         scores = evaluate_ood(model, in_distribution, out_of_distribution, train, samples, generator=generator)
         typer.echo(str(scores))

@@ -40,10 +40,8 @@ def held_out_metrics(
 
 def error_of_mean(train: Data, held_out: Data) -> float:
     """Return the squared error of predicting the mean training row, averaged over held-out rows: a baseline."""
-    from marquis.run.rows import at_random
-
-    mean = at_random(train, MEAN_ROWS, 0).x.double().nanmean(0)
-    error = (at_random(held_out, MEAN_ROWS, 0).x.double() - mean).square().nan_to_num(0.0)
+    mean = train.random_rows(MEAN_ROWS, 0).x.double().nanmean(0)
+    error = (held_out.random_rows(MEAN_ROWS, 0).x.double() - mean).square().nan_to_num(0.0)
     return float(error.flatten(1).sum(1).mean())
 
 

@@ -80,7 +80,6 @@ def _samples(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Te
 
     from marquis.autoencoders import VariationalAutoencoder
     from marquis.errors import DataError
-    from marquis.run.rows import at_random
     from marquis.tasks import generation, imputation
 
     model, shape = run.model(), run.spec.shape
@@ -96,5 +95,5 @@ def _samples(run: Run, n: int, method: str | None, rounds: int, seed: int) -> Te
         run.data_module.setup()
     except DataError as problem:
         raise DataError(f"{problem}; --method two-stage needs no training rows") from problem
-    known = at_random(run.data_module.train, KNOWN, seed).x
+    known = run.data_module.train.random_rows(KNOWN, seed).x
     return generation.sample(model, known, n, noise=is_table, generator=generator)

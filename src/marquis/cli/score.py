@@ -53,7 +53,6 @@ def score(
     from marquis.cli.table_estimator import is_for_estimator, write_explanation
     from marquis.errors import DataError
     from marquis.run import Run
-    from marquis.run.rows import at_random
 
     opened = Run.open(run)
     out = beside_run(run, "scores", data, linear) if out is None else out
@@ -81,11 +80,11 @@ def score(
     def scores(x: Tensor) -> ood.Scores:  # the same networks for all three, so that they can be compared
         return ood.scores(model, x, samples, generator=torch.Generator().manual_seed(seed))
 
-    train_rows = at_random(data_module.train, reference, seed).x
+    train_rows = data_module.train.random_rows(reference, seed).x
     result, trained = scores(rows.x), scores(train_rows)
     result["combined"] = ood.combined(result, trained)
     if data_module.test is not None:
-        held_out = ood.combined(scores(at_random(data_module.test, reference, seed).x), trained)
+        held_out = ood.combined(scores(data_module.test.random_rows(reference, seed).x), trained)
         at_least = (held_out[None, :] >= result["combined"][:, None]).sum(1)
         result["p_value"] = (1 + at_least).double() / (1 + len(held_out))
         outliers = int((at_least < 0.01 * len(held_out)).sum())

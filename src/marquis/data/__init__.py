@@ -17,7 +17,7 @@ from marquis.arguments import AtLeastOne, checked
 from marquis.choices import choose
 from marquis.data.limits import allowing
 from marquis.data.registry import SETS, find_set, set_name
-from marquis.data.value import Data, RowDataset, rows_at_random
+from marquis.data.value import Data, RowDataset
 from marquis.errors import DataError
 from marquis.lazy import lazy_names
 
@@ -102,8 +102,8 @@ def load(
         else:
             data = _load_path(path, split, limit, options, dtype, some=some, seed=seed)
     data = data[:limit]
-    if some is not None and len(data) > some:
-        data = data[rows_at_random(len(data), some, seed)]
+    if some is not None:
+        data = data.random_rows(some, seed)
     if data.y is not None and data.y.is_floating_point():
         data = replace(data, y=data.y.to(dtype))
     return replace(data, dtype=dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from marquis.arguments import checked_methods
+from marquis.arguments import AtLeastOne, checked_methods
 from marquis.errors import DataError
 
 
@@ -86,6 +86,10 @@ class Data:
         if files is not None:
             files = tuple(files[row] for row in torch.arange(len(self))[picked].tolist())
         return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked], files=files)
+
+    def random_rows(self, most: AtLeastOne, seed: int) -> Data:
+        """Return at most `most` random rows in their order: files and folders are often sorted by class."""
+        return self if len(self) <= most else self[rows_at_random(len(self), most, seed)]
 
     def tensor_dataset(self) -> RowDataset:
         """Return a map-style dataset of `(x, y)`, or `(x,)` where there are no targets, for any `DataLoader`.

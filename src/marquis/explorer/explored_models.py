@@ -43,11 +43,11 @@ class Points:
     columns: tuple[str, ...] | None = None
     levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def some(self, most: int | None, seed: int = 0) -> Points:
+    def some(self, most: int | None) -> Points:
         """Return at most `most` rows, chosen at random and in their order."""
         if most is None or len(self.rows) <= most:
             return self
-        chosen = rows_at_random(len(self.rows), most, seed)
+        chosen = rows_at_random(len(self.rows), most, 0)
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, rows=self.rows[chosen], labels=labels)
 
@@ -159,21 +159,19 @@ class ExploredRun(ExploredModel):
         return self.named(str(self.run.settings.data), split, most)
 
     def reference(self) -> Tensor | None:  # noqa: D102
-        from marquis.run.rows import at_random
-
         data_module = self.run.data_module
         data_module.setup()
-        return at_random(data_module.train, 1000, 0).x
+        return data_module.train.random_rows(1000, 0).x
 
 
 class ExploredEstimator(ExploredModel):
     """Wrap a fitted `marquis.sklearn.LaplacianAutoencoder`, whose network takes standardised columns that vary."""
 
-    def __init__(self, estimator: Any, name: str | None = None) -> None:
+    def __init__(self, estimator: Any) -> None:
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(estimator, "model_")
-        super().__init__(estimator.model_, name or type(estimator).__name__)
+        super().__init__(estimator.model_, type(estimator).__name__)
         self.estimator = copy.deepcopy(estimator)
 
     def inputs(self, rows: np.ndarray) -> Tensor:  # noqa: D102
@@ -238,24 +236,24 @@ class ExploredEstimator(ExploredModel):
         return np.asarray(result.mean)[0], np.asarray(result.std)[0], result.samples[:, 0]
 
 
-def explored_model(model: Any, name: str | None = None) -> ExploredModel:
+def explored_model(model: Any) -> ExploredModel:
     """Return the explored model for a run's folder, an estimator, or a model of the protocol."""
     if isinstance(model, ExploredModel):
         return model
     if isinstance(model, (str, os.PathLike)):
         return ExploredRun(model)
     if hasattr(model, "inverse_transform"):
-        return ExploredEstimator(model, name)
-    return ExploredModel(model, name)
+        return ExploredEstimator(model)
+    return ExploredModel(model)
 
 
-def points_of_data(data: Any, labels: Any = None, source: str = UNNAMED) -> Points:
+def points_of_data(data: Any, labels: Any = None) -> Points:
     """Return rows for the map from `marquis.data.Data`, an array, a tensor or a pandas table.
 
     Raises:
         DataError: There are no rows, or not one label per row.
     """
-    columns = None
+    columns, source = None, UNNAMED
     if isinstance(data, Data):
         rows, source, columns = data.x.numpy(), data.source or data.name, data.feature_names
         labels = data.y if labels is None else labels

@@ -144,11 +144,15 @@ class Session:
 
     def decode_many(self, z: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return mean, two standard deviations and samples of codes `[n, K]`, in the units of the data."""
-        outputs, noise = self.decoders.shaped_outputs(self.decoders.like_codes(z))
-        variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+        outputs, variance, noise = self._decoded(self.decoders.like_codes(z))
         total = variance if noise is None else variance + noise
         rows, stds = self.explored.rows, self.explored.stds
         return rows(outputs.mean(0)), stds(variance.sqrt()), stds(total.sqrt()), rows(outputs)
+
+    def _decoded(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the decoded means `[S, n, ...]` of codes, their variance over the networks, and the noise variance."""
+        outputs, noise = self.decoders.shaped_outputs(z)
+        return outputs, outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0]), noise
 
     def _background(
         self,
@@ -183,8 +187,7 @@ class Session:
             return torch.linalg.det(restricted).clamp_min(0).sqrt().view(size, size).numpy()
         rows = []
         for part in grid.split(BATCH):
-            outputs, noise = self.decoders.shaped_outputs(part)
-            variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+            _, variance, noise = self._decoded(part)
             if quantity == "total_std" and noise is not None:
                 variance = variance + noise
             rows.append(variance.flatten(1).mean(1).sqrt())
@@ -279,8 +282,7 @@ class Session:
         curves = {"straight": (straight, curve.straight_length), "geodesic": (curve.points[0], curve.length)}
         answer: Answer = {"converged": bool(curve.converged[0])}
         for name, (codes, length) in curves.items():
-            outputs, _ = self.decoders.shaped_outputs(codes)
-            variance = outputs.var(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
+            outputs, variance, _ = self._decoded(codes)
             answer[name] = {
                 "codes": codes.double().numpy(),
                 "mean": self.explored.rows(outputs.mean(0)),

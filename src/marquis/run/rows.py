@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from marquis.data import Data
-from marquis.data.value import rows_at_random
 from marquis.errors import DataError
 from marquis.run.scaling import Scaling
 
@@ -40,11 +39,6 @@ class Rows:
     file_names: tuple[str, ...] | None = None
     aside: Mapping[str, Tensor] = field(default_factory=dict)
     files: tuple[str, ...] | None = None
-
-
-def at_random(data: Data, most: int, seed: int) -> Data:
-    """Return at most `most` random rows in their order: files and folders are often sorted by class."""
-    return data if len(data) <= most else data[rows_at_random(len(data), most, seed)]
 
 
 def rows_of(

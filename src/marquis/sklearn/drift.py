@@ -43,7 +43,7 @@ class Drift:
         return self.is_drift
 
 
-def tested(reference: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray], alpha: float) -> Drift:
+def compare_samples(reference: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray], alpha: float) -> Drift:
     """Compare statistics of rows by two-sample Kolmogorov-Smirnov tests, corrected for their number (Bonferroni).
 
     Raises:

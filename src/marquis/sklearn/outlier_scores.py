@@ -12,7 +12,7 @@ from torch import Tensor
 from marquis.arguments import checked_methods
 from marquis.errors import DataError
 from marquis.sklearn.categories import EncodedColumns
-from marquis.sklearn.drift import Drift, tested
+from marquis.sklearn.drift import Drift, compare_samples
 from marquis.sklearn.entry_predictions import EntryModel
 from marquis.sklearn.explanation import Explanation
 from marquis.sklearn.input_tables import require_finite
@@ -102,7 +102,7 @@ class OutlierScores:
         table = self._validated(X)
         statistics = self._statistics(self._inputs(table))
         statistics["score"] -= self._columns.constant_penalty(table).sum(1)
-        return tested(self._reference, statistics, alpha)
+        return compare_samples(self._reference, statistics, alpha)
 
     def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
         """Return what the test for drift compares: the outlier score and the epistemic uncertainty of rows."""

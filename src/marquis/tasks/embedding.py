@@ -70,18 +70,11 @@ def label_sets(
             f"per_class={list(per_class)}: at least 1, at most the {smallest} data of the smallest class, and some of "
             f"the {len(labels)} data must be left for evaluation."
         )
-    return [[of_each_class(labels, n, generator) for _ in range(repetitions)] for n in per_class]
+    return [[rows_of_each_class(labels, n, generator) for _ in range(repetitions)] for n in per_class]
 
 
-def of_each_class(labels: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+def rows_of_each_class(labels: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
     """Return indices of n random rows of each class."""
     order = permutation(len(labels), generator)
     shuffled = labels.cpu()[order]
     return torch.cat([order[shuffled == c][:n] for c in shuffled.unique().tolist()])
-
-
-def others(n: int, chosen: Tensor) -> Tensor:
-    """Return rows 0 to n - 1 without the chosen ones, in order."""
-    rest = torch.ones(n, dtype=torch.bool)
-    rest[chosen] = False
-    return rest.nonzero().squeeze(1)

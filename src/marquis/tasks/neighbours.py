@@ -131,14 +131,16 @@ def cross_validated(
     for part in parts:
         held_out = fold == part
         predictions = predict(
-            *flat(copies[:, ~held_out], labels[~held_out.to(labels.device)]), queries[:, held_out].flatten(0, 1), ks
+            *labelled_copies(copies[:, ~held_out], labels[~held_out.to(labels.device)]),
+            queries[:, held_out].flatten(0, 1),
+            ks,
         )
-        truth = flat(queries[:, held_out], labels[held_out.to(labels.device)])[1].cpu()
+        truth = labelled_copies(queries[:, held_out], labels[held_out.to(labels.device)])[1].cpu()
         right += (predictions == truth).double().flatten(1).sum(1)
     return dict(zip(ks, right.tolist(), strict=True))
 
 
-def flat(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def labelled_copies(copies: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return copies `[S, n, K]` as codes `[S n, K]`, each with the label of its sample."""
     return copies.flatten(0, 1), labels.repeat(len(copies), *[1] * (labels.dim() - 1))
 

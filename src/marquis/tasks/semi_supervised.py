@@ -14,8 +14,8 @@ from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.randomness import permutation
 from marquis.tasks.batches import SameSeed, as_tensor, data_tensor
-from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies, others
-from marquis.tasks.neighbours import CANDIDATES, choose_k, flat, predict
+from marquis.tasks.embedding import Codes, codes_of, label_sets, means_and_copies
+from marquis.tasks.neighbours import CANDIDATES, choose_k, labelled_copies, predict
 from marquis.tasks.semi_supervised_results import FewLabelsResult, MultiLabelResult
 
 if TYPE_CHECKING:
@@ -248,9 +248,10 @@ def _classified(
     k, ks = each, [each * k for k in candidates]
     if not one:
         k = choose_k(copies, known, candidates=ks, at=codes.means[chosen], generator=generator)
-    rest = others(len(codes.means), chosen)
-    truth = labels[rest].cpu()
-    return (predict(*flat(copies, known), codes.means[rest], [k])[0] == truth).double(), truth, k
+    rest = torch.ones(len(codes.means), dtype=torch.bool)
+    rest[chosen] = False
+    truth = labels[rest.to(labels.device)].cpu()
+    return (predict(*labelled_copies(copies, known), codes.means[rest], [k])[0] == truth).double(), truth, k
 
 
 def _checked_labels(x: Tensor, labels: Tensor, dim: int) -> Tensor:

@@ -97,8 +97,8 @@ class DataOperator:
         if not solution.converged:
             raise NumericalError(
                 f"conjugate gradients reached a relative residual of {float(solution.residual.max()):.2g} after "
-                f"{solution.iterations} iterations (limit {max_iterations}, tolerance {tol:g}); linearise in float64, "
-                "raise rank=, or raise the limit."
+                f"{solution.iterations} iterations (limit {max_iterations}, tolerance {tol:g}); raise rank=, or the "
+                "limit."
             )
         return solution.x
 

@@ -31,16 +31,17 @@ class LinearisedImage:
         weights: `θ̂`, `[P]`.
     """
 
-    def __init__(self, network: nn.Module, inputs: Tensor, dtype: torch.dtype = torch.float64) -> None:
+    dtype = torch.float64
+
+    def __init__(self, network: nn.Module, inputs: Tensor) -> None:
         self.blocks = weight_blocks(network)
-        self._network = copy.deepcopy(network).to(dtype).requires_grad_(False)
-        self._inputs = inputs.to(dtype)
+        self._network = copy.deepcopy(network).to(self.dtype).requires_grad_(False)
+        self._inputs = inputs.to(self.dtype)
         self._names = [name for names in self.blocks.values() for name in names]
         self._values = {name: self._network.get_parameter(name).detach() for name in self._names}
         self.shapes = {name: tuple(value.shape) for name, value in self._values.items()}
         self.sizes = [sum(self._values[name].numel() for name in names) for names in self.blocks.values()]
         self.weights = torch.cat([value.flatten() for value in self._values.values()])
-        self.dtype = dtype
         self.image = self._call(self._values).detach()
 
     def _call(self, values: dict[str, Tensor]) -> Tensor:
