@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,20 @@ def test_nothing_is_overwritten(marquis, sinogram):
     np.save("s.npy", sinogram)
     np.savez("r.npz", a=np.zeros(2))
     one_line(marquis("reconstruct", "s.npy", "--out", "r.npz", *QUICK), "r.npz", "--force")
+
+
+@pytest.mark.parametrize("edge", [8000, 20000])  # 64 megapixels are read, 400 are what Pillow calls a bomb
+def test_images_that_unpack_to_far_more_than_they_are(marquis, edge):
+    Image.new("1", (edge, edge)).save("bomb.tif", compression="group4")
+    assert Path("bomb.tif").stat().st_size < 20_000
+    said = marquis("--max-bytes", 10**8, "reconstruct", "bomb.tif", "--out", "r.npz")
+    one_line(said, "bomb.tif", "--max-bytes" if edge == 8000 else "decompression bomb")
+    assert not Path("r.npz").exists() and not Path("r.npz.partial").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_that_never_end(marquis):
+    os.mkfifo("pipe.npy")
+    Path("zero.csv").symlink_to("/dev/zero")
+    one_line(marquis("reconstruct", "pipe.npy", "--out", "r.npz"), "pipe.npy is a device or a pipe")
+    one_line(marquis("train", "ae", "--data", "zero.csv", "--out", "run"), "zero.csv")

@@ -32,6 +32,10 @@ def problem_with(code: object, errors: str) -> str | None:
         return f"exit code {code!r}"
     if code in (1, 2) and not errors.strip():
         return "it failed without a word"
+    if code == 2 and not (errors.startswith("marquis: error: ") and errors.count("\n") == 1):
+        return f"not one line: {errors!r:.200}"
+    if not all(c.isprintable() for line in errors.splitlines() for c in line):
+        return f"characters that a terminal obeys: {errors!r:.200}"
     return None
 
 

@@ -17,7 +17,7 @@ import torch
 
 from marquis.errors import DataError, StorageError
 from marquis.io import checksum
-from marquis.io.atomic import replacing, write_text
+from marquis.io.atomic import remove_leftovers, replacing, write_text
 from marquis.io.lock import exclusive
 from marquis.io.previous import previous_of, read_newest, replacing_twice
 from marquis.io.tensors import load_tensors, save_tensors
@@ -198,3 +198,67 @@ def test_a_lock_is_exclusive_and_dies_with_its_process(tmp_path):
         except StorageError:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+WRITE = """
+import sys, time
+from marquis.io.atomic import replacing
+with replacing(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    print(temporary.name, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs locks that a process's end releases")
+@pytest.mark.parametrize("twice", [False, True])
+def test_left_overs_of_a_killed_process_are_removed_by_the_next_write(tmp_path, twice):
+    path = tmp_path / "a [1].txt"
+    (tmp_path / ".part-other-1.txt").write_text("of another path")
+    write = (lambda: save_with_previous(path)) if twice else (lambda: write_text(path, "whole"))
+    with subprocess.Popen([sys.executable, "-c", WRITE, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        left = tmp_path / other.stdout.readline().decode().strip()
+        write()
+        assert left.read_text() == "half", "a process that lives still writes to it"
+        other.kill()
+        other.wait()
+    assert left.exists()
+    write()
+    names = {"a [1].txt", ".part-other-1.txt", *({"a [1].previous.txt"} if twice else ())}
+    assert {p.name for p in tmp_path.iterdir()} == names
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.glob(".part-*"))
+
+
+def save_with_previous(path):
+    with replacing_twice(path) as temporary:
+        temporary.write_text("whole")
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(handle, operation):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    said = pytest.warns(UserWarning, match=r"\.lock cannot be locked \(No locks available\)")
+    with said, exclusive(tmp_path, "a training"):
+        write_text(tmp_path / "a.txt", "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_ctrl_c_releases_the_lock_and_its_file(tmp_path):
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+    before = opened()
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt), exclusive(tmp_path, "a training"), replacing(tmp_path / "a.txt"):
+            raise KeyboardInterrupt
+        with pytest.raises(StorageError, match="another thread"), exclusive(tmp_path, "a"), exclusive(tmp_path, "a"):
+            pass
+    assert opened() == before and not list(tmp_path.iterdir())
+    with exclusive(tmp_path, "a training"):
+        pass

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marquis.io import atomic
+from marquis.errors import DataError
+from marquis.io import atomic, checksum
+from marquis.io.atomic import make_folder
+
+VERSION = 2
+"""Cells without a version are of before and carry no checksum."""
 
 
 def cell(
@@ -29,21 +35,30 @@ def cell(
         return previous
     identity = json_values(settings)
     result = json_values(compute())
-    write_json(folder / f"{name}.json", {"settings": identity, "result": result})
+    keep(folder, name, identity, result)
     return {**identity, **result}
 
 
+def keep(folder: Path, name: str, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Write a finished cell with a checksum; its folder is made if it does not exist."""
+    make_folder(folder)
+    sealed = {"version": VERSION, "settings": dict(settings), "result": dict(result)}
+    checksum.write_json(folder / f"{name}.json", sealed)
+
+
 def stored(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the cell if it was computed before with these settings, else None."""
+    """Return the cell if it was computed before with these settings, else None; warns of a damaged one."""
     path = folder / f"{name}.json"
     if not path.is_file():
         return None
     try:
-        previous = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # cut short when the machine stopped
+        previous = checksum.read_json(path, unsealed=(None,))
+        found, result = previous["settings"], dict(previous["result"])
+    except (DataError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(f"{path} cannot be used ({error}) and is computed again.", stacklevel=2)
         return None
     identity = json_values(settings)
-    return {**identity, **previous["result"]} if previous.get("settings") == identity else None
+    return {**identity, **result} if found == identity else None
 
 
 def committed_row(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,6 +11,8 @@ from typing import Any
 from torch import nn
 
 from marquis.errors import DataError
+from marquis.io.atomic import make_folder
+from marquis.io.lock import exclusive
 from marquis_experiments.common.cells import cell, committed_row, stored, write_json
 from marquis_experiments.common.networks import trained
 from marquis_experiments.common.page import RESULTS, committed, fill, write_text
@@ -206,11 +208,12 @@ class Study:
                 on another machine.
         """
         run = self.start(size, out, data_dir, say, settings, go_on)
-        results = {"size": size, **self.measure(run)}
-        run.keep(results)
-        if self.draw is not None:
-            self.draw(run.folder, results)
-        return write_text(run.folder / f"{self.name}.md", self.text(results))
+        with exclusive(make_folder(run.folder), "another run of this study", again=True):
+            results = {"size": size, **self.measure(run)}
+            run.keep(results)
+            if self.draw is not None:
+                self.draw(run.folder, results)
+            return write_text(run.folder / f"{self.name}.md", self.text(results))
 
     def text(self, results: dict[str, Any]) -> str:
         """Return the page: the template filled from results alone."""

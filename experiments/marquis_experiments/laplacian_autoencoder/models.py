@@ -36,7 +36,7 @@ from marquis.errors import DataError, NumericalError
 from marquis.likelihoods import Heteroscedastic
 from marquis.online.settings import NEW_NAMES
 from marquis.randomness import seeded
-from marquis_experiments.common.cells import stored, write_json
+from marquis_experiments.common.cells import keep, stored
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run
 from marquis_experiments.common.training import Shuffled, descend
@@ -254,7 +254,7 @@ def model(
         folder.mkdir(parents=True, exist_ok=True)
         save(path, outcome.model, spec)
     result = {"cpu_seconds": outcome.cpu_seconds, "steps": outcome.steps, "failed": outcome.failed}
-    write_json(folder / f"{name}.json", {"settings": settings, "result": result})
+    keep(folder, name, settings, result)
     say(f"{key}, seed {seed}: {outcome.failed or 'trained'} ({outcome.cpu_seconds:.0f} s of CPU)")
     return outcome
 

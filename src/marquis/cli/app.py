@@ -1,8 +1,8 @@
 """Define the root command and its options, and turn errors into exit codes.
 
 Exit codes: 0 all went well; 1 a `StorageError` (disk full, read-only, in use), printed in one line, or a bug of ours
-(with a traceback, please report it); 2 wrong usage, such as a path that cannot exist, or any other `MarquisError`,
-printed in one line; 130 stopped with Ctrl-C.
+(with a traceback, please report it); 2 wrong usage, such as an unknown option or a path that cannot exist, or any other
+`MarquisError`, printed in one line; 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +25,7 @@ from marquis.errors import MarquisError, StorageError
 STORAGE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
+_UsageError: Any = typer.BadParameter.__base__  # click's, or typer's own copy of it
 IMPOSSIBLE_PATHS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
 """The system's numbers for names that are too long, folders below a file, and the like."""
 
@@ -116,21 +117,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8, and messages repeat them
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(args=arguments, prog_name="marquis")
+        code = app(args=arguments, prog_name="marquis", standalone_mode=False)
     except MarquisError as error:
-        # One line, however the message was laid out, so that logs and scripts can read it.
         storage = isinstance(error, StorageError) and error.errno not in IMPOSSIBLE_PATHS
-        code = STORAGE_EXIT_CODE if storage else USAGE_EXIT_CODE
-        _leave(f"marquis: error: {' '.join(str(error).split())}", code)
-    except KeyboardInterrupt:
+        _leave(f"marquis: error: {_one_line(str(error))}", STORAGE_EXIT_CODE if storage else USAGE_EXIT_CODE)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # no words at all: the help is the answer
+            error.show()
+            sys.exit(error.exit_code)
+        path = "marquis" if error.ctx is None else error.ctx.command_path
+        message = _one_line(error.format_message()).rstrip(".")
+        _leave(f"marquis: error: {message}. See {path} --help.", USAGE_EXIT_CODE)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED_EXIT_CODE
+    if code == INTERRUPTED_EXIT_CODE:  # also what typer makes of Ctrl-C
         _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
-    except SystemExit as end:
-        if end.code == INTERRUPTED_EXIT_CODE:  # typer makes this of Ctrl-C, and says nothing
-            _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
-        raise
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave(message: str, code: int) -> None:
+def _one_line(message: str) -> str:
+    """Return a message in one line of printable characters, however it was laid out, for logs and terminals."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+def _leave(message: str, code: int) -> NoReturn:
     """Print a message to standard error and exit."""
     print(message, file=sys.stderr)
     sys.exit(code)

@@ -37,9 +37,10 @@ def evaluate(
     from marquis.cli.held_out import held_out_metrics
     from marquis.cli.outputs import require_free, write_figure
     from marquis.errors import DataError
-    from marquis.io.atomic import write_json
+    from marquis.io.checksum import write_json
     from marquis.report.comparison import REPORT
     from marquis.run import Run
+    from marquis.run.directory import SUMMARY_VERSION
 
     if limit < 1:
         raise DataError(f"--limit {limit}: at least 1")
@@ -72,7 +73,7 @@ def evaluate(
         result = {**counts, "samples": scores.samples, "table": scores.table}
         write_figure(figure, lambda: _ood_figure(scores, opened.settings.data, ood))
         typer.echo(f"written: {figure}")
-    write_json(table, result)
+    write_json(table, {"version": SUMMARY_VERSION, **result})
     typer.echo(f"written: {table}")
     if ood is not None and out is None and (run / REPORT).is_file():
         from marquis.report import write_report

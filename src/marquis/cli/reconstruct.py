@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,14 +130,26 @@ def _read_tiff(path: Path) -> np.ndarray:
     import io
 
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     from marquis.data.files import read_bytes
+    from marquis.data.limits import require_fits
 
+    content = read_bytes(path)
     try:
-        with Image.open(io.BytesIO(read_bytes(path))) as image:
-            return np.asarray(image)
-    except (UnidentifiedImageError, OSError, ValueError) as problem:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size is checked here
+            with Image.open(io.BytesIO(content)) as image:
+                numbers = image.width * image.height * len(image.getbands())
+                require_fits(8 * numbers, path, f"{image.width} x {image.height} pixels")
+                return np.asarray(image)
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        Image.DecompressionBombError,
+    ) as problem:
         raise DataError(f"{path} is no TIFF image, or a damaged one ({problem})") from problem
 
 

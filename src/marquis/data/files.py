@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -29,7 +30,10 @@ _NUMPY_COMPLAINTS = (
 def read_bytes(path: Path) -> bytes:
     """Return the file's bytes; errors of the file system become a `DataError` with the file's name."""
     try:
-        require_fits(path.stat().st_size, path, "the file itself")
+        described = path.stat()
+        if stat.S_ISCHR(described.st_mode) or stat.S_ISFIFO(described.st_mode) or stat.S_ISSOCK(described.st_mode):
+            raise DataError(f"{path} is a device or a pipe, which may never end; save its contents to a file first")
+        require_fits(described.st_size, path, "the file itself")
         return path.read_bytes()
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem

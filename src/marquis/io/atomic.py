@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from marquis.errors import StorageError
 
 LEFTOVER = ".part-"
-"""Prefix of files that are being written; one that no process holds is what a killed process left."""
+"""Prefix of files that are being written; one that no process has locked is what a killed process left."""
 
 
 @contextmanager
@@ -77,16 +78,16 @@ def _kind(mode: int) -> str:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary file that takes the place of `path` when the block ends well, and is removed if it does not.
 
-    It has the same suffix, because some writers go by that. What a killed process left, `remove_leftovers` removes.
+    It has the same suffix, because some writers go by that. What a killed process left of an earlier write to the same
+    path is removed first.
 
     Raises:
         StorageError: The system cannot write there, or `destination` refuses the path.
     """
     path = destination(path)
     with storage_errors(path):
-        # the stem is cut, so that a name of the greatest length still has a temporary one
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{LEFTOVER}{path.stem[:64]}-", suffix=path.suffix)
-        os.close(handle)
+        remove_leftovers(path.parent, f"{leftover_of(path)}*{path.suffix}")
+        handle, name = _temporary(path)
         try:
             yield Path(name)
             with open(name, "rb+") as written:
@@ -98,6 +99,38 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def leftover_of(path: Path) -> str:
+    """Return how the names of temporary files of a path begin; cut, so that a name of the greatest length has one."""
+    return f"{LEFTOVER}{path.stem[:64]}-"
+
+
+def _temporary(path: Path) -> tuple[int | None, str]:
+    """Make a temporary file, and return what holds its lock (None where the system has no such locks) and its name."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=leftover_of(path), suffix=path.suffix)
+        if not _locked(handle):
+            os.close(handle)
+            return None, name
+        with suppress(FileNotFoundError):  # another process took it for a left-over before it was locked
+            if os.path.samestat(os.fstat(handle), os.stat(name)):
+                return handle, name
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Return whether the lock of an open file could be taken; False also where there are none."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Windows; held by another process, or a file system without locks
+        return False
+    return True
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -111,7 +144,25 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove what processes that were killed in the middle of `replacing` left in a folder."""
-    for path in Path(folder).glob(f"{LEFTOVER}*"):
-        path.unlink(missing_ok=True)
+def remove_leftovers(folder: str | os.PathLike[str], pattern: str = "*") -> None:
+    """Remove what processes that were killed in the middle of `replacing` left; never what one still writes.
+
+    Args:
+        folder: Where to look.
+        pattern: Which names; of these only temporary ones.
+    """
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(LEFTOVER)]
+    except OSError:  # not there, or not to be listed
+        return
+    for name in names:
+        path = Path(folder, name)
+        if not fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")):
+            continue
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                if _locked(handle):
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(handle)

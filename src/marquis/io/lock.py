@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def _locked(file: Path, path: Path, what: str) -> int:
     while True:
         with storage_errors(file, "locked"):
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        if not _try_lock(handle):
+        if not _try_lock(handle, file):
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             another = "another thread" if holder == str(os.getpid()) else f"another process (number {holder})"
@@ -72,8 +73,8 @@ def _locked(file: Path, path: Path, what: str) -> int:
         os.close(handle)
 
 
-def _try_lock(handle: int) -> bool:
-    """Take the lock unless another process has it."""
+def _try_lock(handle: int, file: Path) -> bool:
+    """Take the lock unless another process has it; warn where the file system has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -88,6 +89,12 @@ def _try_lock(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as problem:
+        warnings.warn(
+            f"{file} cannot be locked ({problem.strerror}): its file system has no locks. See to it yourself that no "
+            "other process writes there.",
+            stacklevel=4,
+        )
     return True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from marquis.errors import DataError
-from marquis.io.atomic import LEFTOVER, destination, replacing, storage_errors
+from marquis.io.atomic import destination, leftover_of, remove_leftovers, replacing, storage_errors
 
 Contents = TypeVar("Contents")
 
@@ -42,7 +42,8 @@ def replacing_twice(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _link(path: Path, name: Path) -> None:
     """Give a file a second name, in place of whatever has that name."""
-    link = name.with_name(f"{LEFTOVER}{os.getpid()}-{name.name}")
+    remove_leftovers(name.parent, f"{leftover_of(name)}*{name.suffix}")
+    link = name.with_name(f"{leftover_of(name)}{os.getpid()}{name.suffix}")
     link.unlink(missing_ok=True)
     os.link(path, link)
     os.replace(link, name)

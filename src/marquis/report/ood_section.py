@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+from marquis.errors import MarquisError
+from marquis.io.checksum import read_json
 from marquis.report.html import Page, cell
 
 MEANINGS = {
@@ -57,10 +58,10 @@ def add_ood(page: Page, folder: Path) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the results; a damaged file is no reason to have no report."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = read_json(path, unsealed=(None,))
         _ = {key: result[key] for key in ("in_distribution", "out_of_distribution", "samples")}
         _ = [float(row[key]) for row in result["table"].values() for key in ("auroc", "aupr", "fpr95")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (MarquisError, ValueError, KeyError, TypeError, AttributeError) as problem:
         warnings.warn(f"the report leaves out {path}, which cannot be read ({problem})", stacklevel=3)
         return None
     return result
