@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,8 @@ from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, check_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
-from marquis.likelihoods import as_likelihood
+from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import Diagonal, Full, Layout
-
-if TYPE_CHECKING:
-    from marquis.likelihoods import Likelihood
 
 
 @checked

@@ -16,6 +16,8 @@ from marquis.distributed import fails_together, group_is_up
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.evidence.grid import Score
 from marquis.evidence.inputs import EvidenceProblem
+from marquis.evidence.log_evidence import effective_parameters, log_evidence
+from marquis.evidence.tune import METHODS, tune
 from marquis.evidence.tuning_result import Tuned
 from marquis.functional.call import Model
 from marquis.functional.checks import check_finite
@@ -111,15 +113,11 @@ class Hyperparameters:
 
     def log_evidence(self) -> Tensor:
         """Return the log marginal likelihood of the data under prior and noise (docs/method/evidence.md)."""
-        from marquis.evidence import log_evidence
-
         return log_evidence(self.problem())
 
     @checked
     def effective_parameters(self, per_group: bool = False) -> Tensor:
         """Return how many parameters the data determine: one number, or one per prior group."""
-        from marquis.evidence import effective_parameters
-
         gamma = effective_parameters(self.problem())
         return gamma if per_group else gamma.sum()
 
@@ -211,9 +209,6 @@ class Hyperparameters:
         options: dict[str, Any],
     ) -> Tuned:
         """Tune as `tune` says, in this process alone or in all of a group."""
-        from marquis.evidence import tune
-        from marquis.evidence.tune import METHODS
-
         method = choose("method", method, (*METHODS, "loo"))
         leaves_one_out = method == "loo"
         if leaves_one_out:
@@ -283,8 +278,6 @@ class Hyperparameters:
             sigma_noise: Standard deviation of the noise to evaluate at instead. Nothing is changed by either, and
                 gradients flow to both.
         """
-        from marquis.evidence import log_evidence
-
         problem = self.problem()
         check_finite((prior_precision, sigma_noise), "(prior_precision, sigma_noise)")
         if prior_precision is not None:

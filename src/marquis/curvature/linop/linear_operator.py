@@ -6,7 +6,7 @@ Vectors are rows: `v` has shape `[..., P]`, as in the structures, and several of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from marquis.curvature.linop import iterative
 from marquis.curvature.linop.iterative import Matvec, Spectrum, StochasticEstimate
 from marquis.curvature.linop.nystrom import Nystrom, nystrom
 from marquis.errors import DataError, MemoryBudgetError, NumericalError
-
-if TYPE_CHECKING:
-    from marquis.structures.layout import Layout
+from marquis.structures.layout import Layout
 
 DENSE_LIMIT = 10_000
 """Above this many parameters a dense matrix (0.8 GB in float64) is refused."""
@@ -182,7 +180,7 @@ class LinearOperator(ABC):
             NumericalError: not positive definite, or not converged within `max_iterations`.
         """
         diagonal = self._shift(shift)
-        precondition = _as_function(preconditioner)
+        precondition: Any = getattr(preconditioner, "solve", preconditioner)
         solution = iterative.conjugate_gradients(
             lambda rows: self._product(rows) + diagonal * rows,
             self._rows(v),
@@ -272,12 +270,6 @@ class LinearOperator(ABC):
         if probes < 1:
             raise DataError(f"probes is {probes}; at least one is needed.")
         return iterative.rademacher(probes, self.size, generator=generator, device=self.device, dtype=self.dtype)
-
-
-def _as_function(preconditioner: Solver | Matvec | None) -> Matvec | None:
-    """Return the preconditioner as a function on rows."""
-    solve = getattr(preconditioner, "solve", None)
-    return solve if solve is not None else preconditioner  # pyright: ignore[reportReturnType]
 
 
 class _Sum(LinearOperator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,11 @@ from marquis.functional.call import Model, describe
 from marquis.functional.checks import all_finite, batch_size, check_finite, is_close
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
-from marquis.likelihoods import as_likelihood
+from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import number_of_batches, refuse_one_shot, split_batch
 from marquis.progress import ProgressBar
 from marquis.randomness import new_seed
 from marquis.structures.layout import Layout
-
-if TYPE_CHECKING:
-    from marquis.likelihoods import Likelihood
-
 
 VECTORS_PER_PASS = 8
 """Vectors that go through a batch of a dense network together."""

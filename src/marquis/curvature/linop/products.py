@@ -6,7 +6,7 @@ Every vector costs a forward-mode pass and a backward pass through the recorded 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,7 @@ from torch import Tensor
 from marquis.errors import DataError
 from marquis.functional.function import NetworkFunction
 from marquis.functional.linearise import BatchJacobian, vector_jacobian_products
-
-if TYPE_CHECKING:
-    from marquis.likelihoods import Likelihood
+from marquis.likelihoods import Likelihood
 
 KINDS = ("ggn", "hessian", "fisher", "empirical-fisher")
 NEEDS_LABELS = ("hessian", "empirical-fisher")
