@@ -51,9 +51,9 @@ class Structure(ABC):
     def tensors(self) -> list[Tensor]:
         """Return the accumulators. Where `reduction` is "sum", their sum over processes is the sum `+`."""
 
-    @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same kind of value with other accumulators, in the order of `tensors()`."""
+        return type(self)(self.layout, *tensors)  # type: ignore[call-arg]
 
     @abstractmethod
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:

@@ -51,11 +51,6 @@ class Diagonal(Structure):
         """Return the values."""
         return [self.values]
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same layout with other values."""
-        (values,) = tensors
-        return type(self)(self.layout, values)
-
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
         """Return diag(values + d), O(P)."""
         spread = self.layout.spread(diagonal, self.values)

@@ -45,11 +45,6 @@ class Full(Structure):
         """Return the matrix."""
         return [self.matrix]
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same layout with another matrix."""
-        (matrix,) = tensors
-        return type(self)(self.layout, matrix)
-
     def add_diagonal(self, diagonal: DiagonalLike) -> Self:
         """Return A + diag(d), O(P^2) for the copy."""
         return type(self)(self.layout, self.matrix + torch.diag(self.layout.vector(diagonal, self.matrix)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -152,33 +152,33 @@ class VariationalLaplace(GaussianMethod):
 
     def _data_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
         """Return the data term; without labels only the regulariser, and no pass then updates batch statistics."""
-        with _replaying(self.means[0].device) as replay:
-            if y is None:
-                with torch.enable_grad():
-                    outputs = self._auxiliary_pass(self.means, x)
-            else:
-                outputs = self._main_pass(x)
-                self.likelihood.validate(outputs.detach(), y, mask)
-            sampled = self.likelihood.sample(outputs.detach(), self.generator)
-            side = 1
-            if self.gradient == "one-sided":
-                coin = torch.randint(2, (), device=outputs.device, generator=self.generator)
-                side = 2 * int(coin) - 1
+        replay = _replaying(self.means[0].device)
+        if y is None:
+            with torch.enable_grad():
+                outputs = self._auxiliary_pass(self.means, x)
+        else:
+            outputs = self._main_pass(x)
+            self.likelihood.validate(outputs.detach(), y, mask)
+        sampled = self.likelihood.sample(outputs.detach(), self.generator)
+        side = 1
+        if self.gradient == "one-sided":
+            coin = torch.randint(2, (), device=outputs.device, generator=self.generator)
+            side = 2 * int(coin) - 1
 
-            def again(trained: Any) -> Tensor:
-                with replay():
-                    return self._auxiliary_pass(trained, x)
+        def again(trained: Any) -> Tensor:
+            with replay():
+                return self._auxiliary_pass(trained, x)
 
-            return data_term(
-                LabelledOutputs(self.likelihood, outputs, y, sampled, mask),
-                self.means,
-                self.log_sigmas,
-                again,
-                method=self.gradient,
-                side=side,
-                epsilon=self.epsilon,
-                score_correction=self.score_correction,
-            )
+        return data_term(
+            LabelledOutputs(self.likelihood, outputs, y, sampled, mask),
+            self.means,
+            self.log_sigmas,
+            again,
+            method=self.gradient,
+            side=side,
+            epsilon=self.epsilon,
+            score_correction=self.score_correction,
+        )
 
     def _hessian_term(self, x: Any, y: Any, mask: Tensor | None) -> DataTerm:
         """Return the data term with the true Hessian."""
@@ -234,9 +234,8 @@ class VariationalLaplace(GaussianMethod):
         self._examined.add(flags)
 
 
-@contextmanager
-def _replaying(device: torch.device) -> Iterator[Any]:
-    """Yield a context in which passes meet the present random state, so that dropout keeps its mask."""
+def _replaying(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Return what makes a context in which passes meet the present random state, so that dropout keeps its mask."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -248,4 +247,4 @@ def _replaying(device: torch.device) -> Iterator[Any]:
                 torch.cuda.set_rng_state(cuda, device)
             yield
 
-    yield replay
+    return replay
