@@ -55,6 +55,7 @@ _RANGES = dict(AtLeastOne=AtLeastOne, FromZero=FromZero, Positive=Positive, NotN
 
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LISTS = (list, tuple, range)
+_PLAIN = frozenset((type(None), str, bool, int, float, dict, list, tuple, types.FunctionType))
 _CONTAINERS = (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Mapping, collections.abc.Collection)
 
 
@@ -145,6 +146,8 @@ def _in_words(name: re.Match[str]) -> str:
 
 def _device(value: Any) -> str | None:
     """Return the kind of device of a tensor; None for anything else."""
+    if type(value) in _PLAIN:  # most values of most calls
+        return None
     return getattr(getattr(value, "device", None), "type", None)
 
 
@@ -211,8 +214,9 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 
 def _is_array(value: Any, meta: bool = False) -> bool:
     """Return whether this is a dense tensor (with `meta` also one without entries), or may hold numbers otherwise."""
-    if _device(value) is not None:
-        return (meta or _device(value) != "meta") and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+    device = _device(value)
+    if device is not None:
+        return (meta or device != "meta") and str(getattr(value, "layout", "torch.strided")) == "torch.strided"
     return hasattr(value, "__array__") or isinstance(value, (numbers.Number, *_LISTS))
 
 

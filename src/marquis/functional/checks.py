@@ -58,7 +58,14 @@ def check_ordinary(x: Any, name: str = "x") -> None:
 
     That is a sparse one, a quantised one, or one without entries (meta).
     """
-    for path, leaf in pytree.tree_flatten_with_path(x)[0]:
+    for _ in _ordinary_tensors(x, name):
+        pass
+
+
+def _ordinary_tensors(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of a pytree with its name, after `check_ordinary` of it."""
+    single = isinstance(x, (Tensor, float)) or x is None  # walking a tree costs more than all checks
+    for path, leaf in [((), x)] if single else pytree.tree_flatten_with_path(x)[0]:
         where = f"{name}{pytree.keystr(path)}"
         if isinstance(leaf, np.ndarray):
             raise DataError(f"{where} is a NumPy array; pass torch.as_tensor of it.")
@@ -70,6 +77,7 @@ def check_ordinary(x: Any, name: str = "x") -> None:
             raise DataError(f"{where} is without entries (meta); pass a tensor that has them.")
         if leaf.is_quantized:
             raise DataError(f"{where} is quantised; pass an ordinary tensor ({where}.dequantize()).")
+        yield where, leaf
 
 
 def check_finite(x: Any, name: str = "x") -> None:
@@ -77,16 +85,13 @@ def check_finite(x: Any, name: str = "x") -> None:
 
     That is NaN or infinity in a floating tensor, complex numbers, or what `check_ordinary` refuses.
     """
-    check_ordinary(x, name)
-    for path, leaf in pytree.tree_flatten_with_path(x)[0]:
-        if not isinstance(leaf, Tensor):
-            continue
+    for where, leaf in _ordinary_tensors(x, name):
         if leaf.is_complex():
-            raise DataError(f"{name}{pytree.keystr(path)} is complex; pass an ordinary real tensor.")
+            raise DataError(f"{where} is complex; pass an ordinary real tensor.")
         if leaf.is_floating_point() and not all_finite(leaf):
             raise DataError(
-                f"{name}{pytree.keystr(path)} holds {int((~torch.isfinite(leaf)).sum())} NaN or infinite value(s) of "
-                f"{leaf.numel()}; impute or mask them before computing curvature."
+                f"{where} holds {int((~torch.isfinite(leaf)).sum())} NaN or infinite value(s) of {leaf.numel()}; "
+                "impute or mask them before computing curvature."
             )
 
 

@@ -279,7 +279,8 @@ class Hyperparameters:
                 gradients flow to both.
         """
         problem = self.problem()
-        check_finite((prior_precision, sigma_noise), "(prior_precision, sigma_noise)")
+        check_finite(prior_precision, "prior_precision")
+        check_finite(sigma_noise, "sigma_noise")
         if prior_precision is not None:
             present = problem.grouped_prior.precision
             prior_precision = torch.as_tensor(prior_precision).to(present)
