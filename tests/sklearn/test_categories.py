@@ -102,6 +102,20 @@ def test_unseen_levels_stay_and_count(fitted, complete):
     np.testing.assert_allclose(fitted.score_samples(rows)[0], expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["kind", "flag", "word"])
+def test_unseen_levels_stay_in_columns_of_every_type(fitted, complete, name):
+    """A new level of a category became missing, one of a boolean column True."""
+    rows = complete[["size", "kind", "name", "flag", "word", "other"]].head(6).copy()
+    values = rows[name].astype(object)
+    values.iloc[0], values.iloc[1] = "new", None
+    rows[name] = pd.Categorical(values) if name == "kind" else values
+    imputed = fitted.impute(rows).mean[name]
+    assert imputed.iloc[0] == "new" and imputed.iloc[1] in fitted.categories_[name]
+    assert imputed.iloc[2:].tolist() == complete[name].iloc[2:6].tolist()
+    if name == "kind":
+        assert imputed.dtype == pd.CategoricalDtype(["small", "middle", "large", "new"], ordered=True)
+
+
 def test_strange_combinations_have_low_scores(fitted, complete):
     strange = complete.copy()
     strange["kind"] = complete["kind"].to_numpy()[::-1]
@@ -132,6 +146,8 @@ def test_one_level_and_nothing_but_categories(complete):
     requested = only.head(4).copy()
     requested.loc[0, "kind"] = None
     assert model.impute(requested).mean.loc[0, "kind"] == only.loc[0, "kind"]
+    certain = model.impute(requested.assign(same=pd.Series(["x", None, "x", "x"], dtype=object)))
+    assert certain.mean.loc[1, "same"] == "x" and certain.std.loc[1, "same"] == 0.0
     requested.loc[1, "same"] = "y"
     assert model.score_samples(requested)[1] < model.score_samples(only.head(4))[1] - 5
 
@@ -144,6 +160,11 @@ def test_imputer(holes, complete):
     assert len(tables) == 3 and all(part.dtypes.equals(holes.dtypes) for part in tables)
     with pytest.raises(mq.DataError, match="add_indicator"):
         LaplacianImputer(add_indicator=True).fit(holes)
+    with pytest.raises(mq.DataError, match="keep_empty_features"):
+        LaplacianImputer(keep_empty_features=True).fit(holes)
+    empty = LaplacianImputer(LaplacianAutoencoder(1, **FAST)).fit(holes[["size", "name"]].assign(none=np.nan))
+    with pytest.warns(UserWarning, match=r"\['none'\] had no value"):
+        assert list(empty.transform(holes[["size", "name"]].assign(none=np.nan))) == ["size", "name"]
 
 
 def test_codes(complete):

@@ -89,6 +89,34 @@ def test_drift(fitted):
         fitted.is_drift(rows(30, 0), alpha=2)
 
 
+@pytest.mark.parametrize("count", [44, 120])
+def test_drift_compares_scores_of_models_that_have_seen_neither_sample(count):
+    """Many columns and few rows: a Gaussian that has seen a row scores it better than one of the same distribution."""
+    source = np.random.default_rng(0)
+    X, new = (source.normal(size=(n, 15)) @ np.tril(np.ones((15, 15))) for n in (count, 2000))
+    model = LaplacianAutoencoder(2, hidden_layer_sizes=(4,), max_iter=1, samples=2, random_state=0).fit(X)
+    reference, statistics = model._reference, model._statistics(model._inputs(new), model._unseen)
+    honest, error = statistics["score"].mean(), statistics["score"].std() / np.sqrt(len(reference["score"]))
+    assert abs(reference["score"].mean() - honest) < 2.5 * error
+    assert -model.score_samples(X).mean() < honest - 2.5 * error * np.sqrt(len(reference["score"]) / count)
+    assert len(reference["score"]) == (count // 2 if count < 50 else count // 10)
+    assert ("epistemic" in reference) == (count >= 50)
+
+
+def test_rows_of_categories_do_not_drift_by_a_change_of_the_model():
+    """Scores of categories take few values: models that differ by little would have no two of them in common."""
+    source = np.random.default_rng(0)
+
+    def table(count):
+        one = source.random(count) < 0.5
+        other = one ^ (source.random(count) < 0.1)
+        return pd.DataFrame({"a": np.where(one, "x", "y"), "b": np.where(other, "u", "v")})
+
+    for count in (40, 120):
+        model = LaplacianAutoencoder(**FAST).fit(table(count))
+        assert model.is_drift(table(300)).p_value > 0.01
+
+
 def test_detector_of_pyod():
     """Against PyOD itself: its base class, its score to label rules, its clone and its evaluation."""
     pyod = pytest.importorskip("pyod.models.base")

@@ -130,3 +130,16 @@ def test_a_column_whose_rare_value_is_hidden_keeps_its_unit():
         assert float(fitted.standardised.square().nansum()) < 1000
     constant = torch.full((30, 1), 2.0, dtype=torch.float64)
     assert float(spectrum_of(torch.cat([x[:30, :2], constant], 1)).gaussian(3, 0.1).noise[2]) == 1.0
+
+
+def test_a_column_without_entries_in_a_part_of_the_rows():
+    """The few entries of a column can all be in the rows that are held out; its Gaussian was NaN everywhere."""
+    x = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 3] = torch.nan
+    gaussian = spectrum_of(x).gaussian(4, 0.1)
+    mean, variance = gaussian.entries(x)
+    assert bool((mean[:, 3] == 0.0).all())  # of all rows, as columns are standardised
+    torch.testing.assert_close(variance[:, 3], torch.ones(40, dtype=torch.float64))
+    x[:, 3] = 1.0
+    mean, variance = gaussian.entries(x)
+    assert bool(mean.isfinite().all()) and bool((variance > 0).all())

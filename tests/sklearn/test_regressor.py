@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -139,7 +141,9 @@ def test_draws(fitted):
     apart = fitted.sample_y(np.array([[10.0], [10.0]]), 5, noise=True)
     assert not np.allclose(apart[0], apart[1], rtol=1e-4)
     _, noise = fitted.predict_variance(X)
-    observed = fitted.sample_y(X, 400) - functions  # the same functions
+    normal = copy.copy(fitted)
+    normal.degrees_of_freedom_ = 1e12
+    observed = normal.sample_y(X, 400) - functions  # the same functions
     assert np.sqrt(np.mean(observed**2 / noise[:, None])) == pytest.approx(1, abs=0.03)  # 16000 normal numbers
 
 
@@ -262,6 +266,20 @@ def test_few_rows_repeated_are_few_rows():
     np.testing.assert_allclose(again.predict(x, return_std=True), once.predict(x, return_std=True))
     replicates = LaplaceRegressor(random_state=0, max_iter=30).fit(np.repeat(x, 2, 0), source.normal(size=10))
     assert replicates.degrees_of_freedom_ <= 5  # distinct inputs, not rows
+
+
+def test_draws_of_observations_are_those_of_the_student_t():
+    """From few rows the tails are heavy: normal draws would nearly all lie within these intervals."""
+    source = np.random.default_rng(0)
+    X, y = source.normal(size=(6, 2)), source.normal(size=6)
+    model = LaplaceRegressor(hidden_layer_sizes=(4,), random_state=0, max_iter=30).fit(X, y)
+    assert model.degrees_of_freedom_ < 6
+    new = source.normal(size=(1, 2))
+    draws = model.sample_y(new, 20000)[0]
+    for alpha in (0.05, 0.5):
+        low, high = model.predict_interval(new, alpha)
+        held = ((low <= draws) & (draws <= high)).mean()
+        assert abs(held - (1 - alpha)) < 4 * np.sqrt(alpha * (1 - alpha) / 20000)
 
 
 def test_student_t_on_ordinary_data_is_normal(diabetes):

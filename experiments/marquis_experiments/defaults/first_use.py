@@ -282,7 +282,7 @@ STUDY = Study(
     measure,
     values,
     default={
-        "splits": 2,
+        "splits": 5,
         "tables": 5,
         "rows": 200,
         "regression": [["uci protein", 4000]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 Random = int | np.random.RandomState | None
 EXPLAINED, MOST_CODES = 0.95, 32
 """Share of the variance that principal components as many as the default code have to explain, and their most."""
-DRIFT_ROWS = 2000
-"""Largest number of held-out rows whose statistics are kept for `is_drift`."""
 APART_ROWS = 5000
 """Number of rows up to which the linear model is fitted once more without the held-out rows, to judge the network."""
 DESCRIBED_ROWS = 10_000
@@ -184,11 +183,11 @@ class LaplacianAutoencoder(
         components = fitted.spectrum.directions(self.n_components_)
         trained, self.n_iter_ = table_network.train_network(self, train, held_out, apart, components, self._seed)
         network = table_network.FillingAutoencoder.of(trained, apart)
-        self._entries = combined(fitted, network, apart, held_out, int(self.samples), self._seed, groups)
-        network.linear = fitted.gaussian
-        self.model_ = network
+        entries = combined(fitted, network, apart, held_out, int(self.samples), self._seed, groups)
+        self.model_ = network.filling_by(fitted.gaussian)
+        self._entries = replace(entries, network=self.model_)
         self._keep_statistics(x)
-        self._reference = self._statistics((held_out if len(held_out) else x)[:DRIFT_ROWS])
+        self._keep_reference(x, held_out, replace(entries, linear=apart), fitted)
         return self
 
     def _keep_statistics(self, x: Tensor) -> None:
@@ -354,6 +353,8 @@ class LaplacianAutoencoder(
             self.__dict__.setdefault("_categories", ())
         if "model_" in state and "_entries" not in state:
             self._entries = self._network_alone()
+        if "_reference" in state:
+            self.__dict__.setdefault("_unseen", self._entries)
 
     def _network_alone(self) -> EntryModel:
         """Return predictions by the network alone, as earlier versions had them; scores are on another scale."""

@@ -79,9 +79,20 @@ class Category:
         """Return the levels of codes as a pandas column of the type it had."""
         import pandas as pd
 
-        if isinstance(self.dtype, pd.CategoricalDtype):
-            return pd.Series(pd.Categorical([self.levels[int(code)] for code in codes], dtype=self.dtype), index=index)
         return pd.Series([self.levels[int(code)] for code in codes], index=index, dtype=self.dtype)
+
+    def in_own_type(self, values: Any) -> Any:
+        """Return a pandas column of objects in the type it had, or one that also holds levels which were not there."""
+        import pandas as pd
+
+        new = [level for level in dict.fromkeys(values) if level not in self.levels]
+        if not new:
+            return values.astype(self.dtype)
+        if isinstance(self.dtype, pd.CategoricalDtype):
+            there = self.dtype.categories.tolist()
+            added = [level for level in new if level not in there]
+            return values.astype(pd.CategoricalDtype([*there, *added], self.dtype.ordered))
+        return values if pd.api.types.is_bool_dtype(self.dtype) else values.astype(self.dtype)
 
 
 def category_columns(X: Any) -> list[int]:

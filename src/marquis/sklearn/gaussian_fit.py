@@ -141,7 +141,7 @@ def spectrum_of(x: Tensor) -> CovarianceSpectrum:
     Above `DENSE` columns the covariances of missing entries enter its diagonal only.
     """
     present = ~x.isnan()
-    mean = x.nanmean(0)
+    mean = x.nanmean(0).nan_to_num(0.0)  # a column may have no entry in a part of the rows
     centred = (x - mean).nan_to_num(0.0)
     spectrum = _spectrum(mean, centred, _missing_variance(centred, present))
     if bool(present.all()):

@@ -45,8 +45,8 @@ class ImputedTable:
         mean, chances = columns.table(self.mean, X.columns, X.index), {}
         for category in (*columns.categories, *columns.constant):
             place, name = category.column, str(X.columns[category.column])
-            filled = X.iloc[:, place].where(~self.missing[:, place], mean.iloc[:, place])
-            mean.isetitem(place, filled.astype(category.dtype))
+            given, imputed = (part.iloc[:, place].astype(object) for part in (X, mean))
+            mean.isetitem(place, category.in_own_type(given.where(~self.missing[:, place], imputed)))
             codes = self.mean[:, place]
             certain = np.where(
                 (codes >= 0)[:, None], np.eye(len(category.levels))[np.maximum(codes, 0).astype(int)], 0.0
@@ -104,6 +104,8 @@ def write_imputations(
     into.mean[rows] = np.where(missing, columns.rows(predicted.mean.numpy()), into.mean[rows])
     into.std[rows] = np.where(missing, columns.deviations(predicted.variance.sqrt().numpy()), 0.0)
     into.samples[:, rows] = np.where(missing, columns.rows(imputations.numpy()), into.samples[:, rows])
+    for category in columns.constant:
+        into.std[rows, category.column] = 0.0  # there is no other level
     for category, group in zip(columns.categories, columns.groups, strict=True):
         place, chances = category.column, category.probabilities(predicted.mean[:, group])
         into.chances(category, chances.numpy(), rows)

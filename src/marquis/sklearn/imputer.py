@@ -96,8 +96,11 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _fit_mixed(self, X: Any) -> LaplacianImputer:
         """Learn from a pandas table with categorical columns."""
-        if self.add_indicator or not self._marked_by_nan:
-            raise DataError("add_indicator and missing_values are for tables of numbers; this one has categories.")
+        if self.add_indicator or self.keep_empty_features or not self._marked_by_nan:
+            raise DataError(
+                "add_indicator, keep_empty_features and missing_values are for tables of numbers; this one has "
+                "categories."
+            )
         validate_data(self, X, skip_check_array=True)
         self._known = X.notna().any().to_numpy()
         self.estimator_ = self._autoencoder().fit(X.loc[:, self._known])
@@ -142,6 +145,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self, "estimator_")
         if getattr(self, "_mixed", False):
             validate_data(self, X, reset=False, skip_check_array=True)
+            self._warn_of_empty_columns()
             return self.estimator_.impute(X.loc[:, self._known], self.samples).mean
         table, missing = self._with_nan(X)
         filled = self._impute(table).mean
@@ -162,6 +166,7 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self, "estimator_")
         count = whole("n_samples", n_samples)
         if getattr(self, "_mixed", False):
+            self._warn_of_empty_columns()
             known = X.loc[:, self._known]
             imputed = self.estimator_.impute(known, count, random_state=random_state)
             return [self.estimator_.completed(known, sample) for sample in imputed.samples]
@@ -180,17 +185,19 @@ class LaplacianImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if self.keep_empty_features:
             parts = np.repeat(np.where(missing, 0.0, table)[None], len(filled), 0)
             parts[:, :, self._known] = filled
-        elif not self._known.all():  # as SimpleImputer says it, whenever columns get lost
-            empty = np.flatnonzero(~self._known)
-            names = getattr(self, "feature_names_in_", np.arange(self._known.size))[empty].tolist()
-            warnings.warn(
-                f"Columns {names} had no value in fit and are left out; keep_empty_features=True fills them with 0.",
-                stacklevel=3,
-            )
+        else:
+            self._warn_of_empty_columns("; keep_empty_features=True fills them with 0")
         if self.indicator_ is not None:
             flags = self.indicator_.transform(table).astype(np.float64)
             parts = np.concatenate([parts, np.repeat(flags[None], len(parts), 0)], 2)
         return parts.astype(table.dtype, copy=False)
+
+    def _warn_of_empty_columns(self, remedy: str = "") -> None:
+        """Warn of columns that get lost, as `SimpleImputer` does."""
+        empty = np.flatnonzero(~self._known)
+        if len(empty):
+            names = getattr(self, "feature_names_in_", np.arange(self._known.size))[empty].tolist()
+            warnings.warn(f"Columns {names} had no value in fit and are left out{remedy}.", stacklevel=4)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the columns that `transform` gives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,17 @@ from torch import Tensor
 
 from marquis.arguments import checked_methods
 from marquis.errors import DataError
+from marquis.sklearn.base import ROWS
 from marquis.sklearn.categories import EncodedColumns
 from marquis.sklearn.drift import Drift, compare_samples
 from marquis.sklearn.entry_predictions import EntryModel
 from marquis.sklearn.explanation import Explanation
+from marquis.sklearn.gaussian_fit import FittedGaussian, spectrum_of
 from marquis.sklearn.input_tables import require_finite
 from marquis.sklearn.parameter_checks import fraction
+
+DRIFT_ROWS = 2000
+"""Largest number of held-out rows whose statistics are kept for `is_drift`."""
 
 
 @checked_methods
@@ -27,8 +33,9 @@ class OutlierScores:
     _entries: EntryModel
     _entry_log_prob: float
     _inputs: Callable[[np.ndarray], Tensor]
-    _reconstructions: Callable[[Tensor], Any]
+    _draws: Callable[[], torch.Generator]
     _reference: dict[str, np.ndarray]
+    _unseen: EntryModel
     _validated: Callable[[Any], np.ndarray]
     offset_: float
 
@@ -45,10 +52,16 @@ class OutlierScores:
         scores = self._terms(self._inputs(table))[0].sum(1).numpy() + self._columns.constant_penalty(table).sum(1)
         return require_finite(scores, "scores")
 
-    def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing."""
-        predicted = self._entries.alone(x)
-        log_prob = self._columns.log_prob(x, self._entries.log_prob(x, predicted), predicted.mean)
+    def _terms(self, x: Tensor, entries: EntryModel | None = None) -> tuple[Tensor, Tensor]:
+        """Return the terms of the score of everything that varies, `[N, units]`, and which of it is missing.
+
+        Args:
+            x: Standardised rows.
+            entries: Other predictions than those of the estimator.
+        """
+        entries = self._entries if entries is None else entries
+        predicted = entries.alone(x)
+        log_prob = self._columns.log_prob(x, entries.log_prob(x, predicted), predicted.mean)
         missing = self._columns.missing(x)
         return torch.where(missing, self._entry_log_prob, log_prob), missing
 
@@ -92,22 +105,43 @@ class OutlierScores:
 
         The outlier scores and the epistemic standard deviations of the codes' reconstructions of `X` are compared with
         those of rows that were held out in `fit` by two-sample Kolmogorov-Smirnov tests; the smaller p-value, times
-        two, is that of both (Bonferroni). Held-out rows were not trained on, so that p-values hold; with fewer than 50
-        rows in `fit`, training rows take their place, and drift is found too often.
+        two, is that of both (Bonferroni). Both samples are scored by models that have seen neither. With fewer than 50
+        rows in `fit` the network has seen all of them: the scores by the Gaussian of one half of the rows are compared,
+        with those of the other half. Training rows themselves are no new rows: they count as held out where they were
+        not.
 
         Args:
-            X: `[N, columns]`; at least 5 rows.
+            X: `[N, columns]`, rows that were not in `fit`; at least 5.
             alpha: Level of the test: how often rows of the same distribution are called drift.
         """
         table = self._validated(X)
-        statistics = self._statistics(self._inputs(table))
+        statistics = self._statistics(self._inputs(table), self._unseen)
         statistics["score"] -= self._columns.constant_penalty(table).sum(1)
         return compare_samples(self._reference, statistics, alpha)
 
-    def _statistics(self, x: Tensor) -> dict[str, np.ndarray]:
+    def _statistics(self, x: Tensor, entries: EntryModel) -> dict[str, np.ndarray]:
         """Return what the test for drift compares: the outlier score and the epistemic uncertainty of rows."""
-        variance = torch.cat([part.variance.sum(1) for part in self._reconstructions(x)])
-        return {"score": -self._terms(x)[0].sum(1).numpy(), "epistemic": variance.sqrt().numpy()}
+        variance = [
+            entries.network.reconstruct(part, entries.samples, generator=self._draws()).variance.sum(1)
+            for part in x.split(ROWS)
+        ]
+        return {"score": -self._terms(x, entries)[0].sum(1).numpy(), "epistemic": torch.cat(variance).sqrt().numpy()}
+
+    def _keep_reference(self, x: Tensor, held_out: Tensor, apart: EntryModel, fitted: FittedGaussian) -> None:
+        """Keep the statistics of rows for `is_drift`, and the models that have not seen these rows.
+
+        Args:
+            x: All rows of `fit`.
+            held_out: Rows that neither `apart` nor its network was fitted to; there may be none.
+            apart: Predictions of single entries.
+            fitted: The Gaussian of all rows, whose rank and shrinkage that of half of them gets.
+        """
+        if len(held_out):
+            self._unseen, self._reference = apart, self._statistics(held_out[:DRIFT_ROWS], apart)
+            return
+        half, other = x[torch.randperm(len(x), generator=self._draws())].tensor_split(2)
+        self._unseen = replace(apart, linear=spectrum_of(half).gaussian(fitted.rank, fitted.shrinkage))
+        self._reference = {"score": self._statistics(other, self._unseen)["score"]}
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean of the log pseudo-likelihood of rows, missing entries left out; `y` is ignored.

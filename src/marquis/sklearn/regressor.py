@@ -209,14 +209,23 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
             X: features.
             n_samples: number of draws; the weights of a draw are the same for every row.
             random_state: of the draws.
-            noise: draws of new observations; False for draws of the function itself.
+            noise: draws of new observations, by the Student t; False for draws of the function itself, by the Gaussian
+                posterior.
         """
         generator, count = generator_from(random_state), whole("n_samples", n_samples)
         prediction = self._predict(X, keep_inputs=True, diagonal=True)
         samples = prediction.sample(count, generator, labels=noise).double().cpu().numpy()
+        if noise:
+            mean = prediction.mean.double().cpu().numpy()
+            samples = mean + self._student_factors(count, generator)[:, None, None] * (samples - mean)
         values = samples * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
         values = np.moveaxis(values, 0, -1)
         return values[:, 0] if self._is_flat else values
+
+    def _student_factors(self, count: int, generator: torch.Generator) -> np.ndarray:
+        """Return factors that make normal deviations those of the Student t, one for all rows of a draw, `[count]`."""
+        source = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        return np.sqrt(self.degrees_of_freedom_ / source.chisquare(self.degrees_of_freedom_, count))
 
     def __sklearn_tags__(self) -> Tags:
         """Declare that several outputs are accepted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +79,12 @@ class FillingAutoencoder(_Filling, PosteriorAutoencoder):
         made = cls(trained.encoder, trained.decoder, posterior, likelihood, missing=trained.missing)
         made.linear = linear
         return made
+
+    def filling_by(self, linear: LinearGaussian) -> FillingAutoencoder:
+        """Return the same network, which fills missing entries by another linear model; weights are shared."""
+        other = copy.copy(self)
+        other.linear = linear
+        return other
 
 
 def train_network(
