@@ -131,6 +131,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "done": splits_done(outliers, missing),
         "first_round": first_round(missing),
         "losses": losses(outliers, missing, ours),
+        "network": network_gains(missing),
         "table": table(["tables", "task and score", "ours", "best other method", COUNTS], first),
         "every_method": table(["tables", "task and score", "method", "mean", COUNTS], body),
         "outliers_table": outlier_table(outliers),
@@ -201,6 +202,25 @@ def losses(outliers: list[Row], missing: list[Row], ours: Mapping[str, str]) -> 
                 places.append(f"{short(place['table'])} ({place['group']}, {place[key]}): {', '.join(better)}")
         lines.append(f"{SCORES[score][0]}: {'; '.join(places) if places else 'nowhere'}")
     return ". ".join(lines)
+
+
+def network_gains(missing: list[Row]) -> dict[str, Any]:
+    """Return in how many cases the network lowers and raises the RMSE of its Gaussian, and where it lowers it most."""
+    gains, signs = {}, []
+    for place in unique(missing, "group", "table", "pattern"):
+        mine, linear = (numbers(missing, score, method=IMPUTER, **place) for score in ("rmse", "rmse_linear"))
+        if len(mine) == len(linear) and mine:
+            signs.append(compared(mine, linear, False))
+            named = f"{short(place['table'])} ({place['group']}, {place['pattern']})"
+            gains[named] = 1 - mean(mine) / mean(linear)
+    largest = sorted(gains, key=gains.__getitem__, reverse=True)[:4]
+    return {
+        "cases": len(signs),
+        "lower": signs.count(1),
+        "higher": signs.count(-1),
+        "largest": ", ".join(f"{name} by {100 * gains[name]:.0f} %" for name in largest) or "nowhere",
+        "loss": f"{100 * -min(gains.values(), default=0.0):.1f}",
+    }
 
 
 def counts(rows: list[Row], score: str, ours: str, other: str, places: list[dict[str, Any]]) -> str:
