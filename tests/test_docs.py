@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,12 @@ def python_blocks(text: str) -> list[str]:
     return blocks
 
 
-def run_blocks(text: str, name: str) -> None:
-    """Run a page's blocks one after the other, as a reader would type them."""
-    namespace: dict[str, object] = {"__name__": "__main__"}
+def run_blocks(text: str, name: str) -> dict[str, Any]:
+    """Run a page's blocks one after the other, as a reader would type them, and return the names they leave."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in python_blocks(text):
         exec(compile(block, name, "exec"), namespace)
+    return namespace
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,10 @@ def run_blocks(text: str, name: str) -> None:
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    run_blocks(page.read_text(), name_of(page))
+    names = run_blocks(page.read_text(), name_of(page))
+    if page.name == "README.md":  # its first network is a trained one
+        images = names["test"]
+        assert (names["model"](images.x).argmax(1) == images.y).float().mean() > 0.9
 
 
 def test_a_wrong_example_is_found_with_its_line():

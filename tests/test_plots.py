@@ -61,3 +61,5 @@ def test_refusals():
         plots.contributions([1.0, 2.0], ["a"])
     with pytest.raises(DataError, match="numbers"):
         plots.roc(["x"], [1.0])
+    with pytest.raises(DataError, match="from 0 to 1"):
+        plots.reliability_diagram([[0.9, 0.1], [0.2, 0.8]], [1, 2])

@@ -65,6 +65,8 @@ def reliability_diagram(probs: Any, y: Any, bins: int = 10, ax: Axes | None = No
     (y,) = _vectors(y=y)
     if probs.ndim != 2 or len(y) != len(probs) or bins < 1:
         raise DataError(f"{len(probs)} rows of probabilities, {len(y)} labels and bins={bins} do not fit.")
+    if not np.isin(y, np.arange(probs.shape[1])).all():
+        raise DataError(f"labels are numbers of columns, from 0 to {probs.shape[1] - 1}; there are {np.unique(y)[:5]}.")
     confidence, right = probs.max(1), probs.argmax(1) == y
     parts = [part for part in np.array_split(np.argsort(confidence, kind="stable"), bins) if len(part)]
     middle = np.array([confidence[part].mean() for part in parts])

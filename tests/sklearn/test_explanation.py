@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -52,6 +54,8 @@ def test_table_and_picture(fitted):
     np.testing.assert_allclose(shown["contribution"].sum(), result.scores[2])
     axes = result.plot(2)
     assert len(axes.patches) == 5 and axes.get_yticklabels()[-1].get_text().startswith("b = 150 (")
+    in_dollars = dataclasses.replace(result, names=["a", "b in $ of $2020", "c", "d", "e"]).plot(2)
+    assert in_dollars.get_yticklabels()[-1].get_text().startswith(r"b in \$ of \$2020 = 150 (")  # no formula
     own = Figure().subplots()
     assert result.plot(0, own) is own
     with pytest.raises(mq.DataError, match="row=9: there are 5 rows"):

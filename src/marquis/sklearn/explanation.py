@@ -86,7 +86,7 @@ class Explanation:
         labels = [f"{self.names[j]} = {_text(self.values[place, j])} ({_text(self.expected[place, j])})" for j in order]
         colours = ["C3" if terms[j] > 0 else "C0" for j in order]
         ax.barh(range(len(order)), terms[order], color=colours)
-        ax.set_yticks(range(len(order)), labels, fontsize=8)
+        ax.set_yticks(range(len(order)), [label.replace("$", r"\$") for label in labels], fontsize=8)
         ax.axvline(0, color="k", lw=0.8)
         ax.set_xlabel("contribution to the outlier score; in brackets the expected value")
         ax.set_title(f"row {row}: score {self.scores[place]:.1f}", fontsize=10)

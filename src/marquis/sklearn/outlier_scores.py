@@ -105,10 +105,10 @@ class OutlierScores:
 
         The outlier scores and the epistemic standard deviations of the codes' reconstructions of `X` are compared with
         those of rows that were held out in `fit` by two-sample Kolmogorov-Smirnov tests; the smaller p-value, times
-        two, is that of both (Bonferroni). Both samples are scored by models that have seen neither. With fewer than 50
-        rows in `fit` the network has seen all of them: the scores by the Gaussian of one half of the rows are compared,
-        with those of the other half. Training rows themselves are no new rows: they count as held out where they were
-        not.
+        two, is that of both (Bonferroni). Both samples are scored by models that have seen neither (above 5,000 rows
+        the Gaussian has, which hardly matters there). With fewer than 50 rows in `fit` the network has seen all of
+        them: the scores by the Gaussian of one half of the rows are compared, with those of the other half. Rows of
+        `fit` are no new rows, and can be called drift because they were learnt.
 
         Args:
             X: `[N, columns]`, rows that were not in `fit`; at least 5.
