@@ -122,7 +122,7 @@ def test_training_on_at_the_tuned_prior_keeps_the_noise_tuned():
     laplace = LaplaceRegressor(hidden_layer_sizes=(5,), random_state=0).fit(X, y).laplace_
     inputs, labels = torch.randn(20, 1, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
     for tuned in (True, False):
-        laplace._noise_tuned = tuned
+        laplace.noise_tuned = tuned
         other = laplace_like(laplace, laplace.model, [(inputs, labels)], torch.Generator())
         assert other.check([(inputs, labels)]).noise_is_tuned is tuned
 

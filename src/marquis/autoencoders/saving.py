@@ -131,7 +131,7 @@ def _pack_extra(model: BaseAutoencoder) -> State:
             )
         header, tensors = pack_fitted(model.laplace.fitted)
         likelihood, more = pack_likelihood(model.laplace.likelihood)
-        header |= {"likelihood": likelihood, "noise_tuned": model.laplace._noise_tuned}
+        header |= {"likelihood": likelihood, "noise_tuned": model.laplace.noise_tuned}
         header |= {name: getattr(model.laplace, name) for name in ("temperature", "posterior_temperature")}
         return header, {f"laplace.{name}": tensor for name, tensor in {**tensors, **more}.items()}
     if isinstance(model, MeanFieldAutoencoder):

@@ -53,7 +53,7 @@ class Hyperparameters:
     _mask_of: MaskOf | None
     _fitted: Fitted | None
     _posterior: Posterior | None
-    _noise_tuned: bool
+    noise_tuned: bool
     _changed: bool
     _distributed: bool
 
@@ -231,7 +231,7 @@ class Hyperparameters:
         else:
             held_out = None
         self.update(tuned.prior, tuned.likelihood)
-        self._noise_tuned = True
+        self.noise_tuned = True
         if held_out is None and method == "grid":  # whose own table is about validation data
             return tuned
         if held_out is None:

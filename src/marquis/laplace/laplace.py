@@ -94,7 +94,7 @@ class Laplace(Hyperparameters):
         self._posterior: Posterior | None = None
         self._loader: Iterable[Any] | None = None
         self._mask_of: MaskOf | None = None
-        self._noise_tuned = self._changed = False
+        self.noise_tuned = self._changed = False
         self._distributed = True
         self._initial = self.likelihood, self.posterior_temperature
 
@@ -173,13 +173,13 @@ class Laplace(Hyperparameters):
             generator=generator,
             **changed,
         )
-        self._posterior, self._mask_of, self._noise_tuned, self._changed = None, mask_of, False, False
+        self._posterior, self._mask_of, self.noise_tuned, self._changed = None, mask_of, False, False
         # A process of a group holds only a part of the data, and a pass over it is one of all processes: never implied.
         self._distributed, a_share = distributed, distributed and group_is_up()
         self._loader = None if a_share or is_one_shot(loader) else loader
         if continue_from is not None:
             self._fitted = joined(continue_from.fitted, self._fitted)
-            self.likelihood, self._noise_tuned = continue_from.likelihood, continue_from._noise_tuned
+            self.likelihood, self.noise_tuned = continue_from.likelihood, continue_from.noise_tuned
             self._loader = None  # holds only a part of the data
         return self
 
@@ -319,7 +319,7 @@ class Laplace(Hyperparameters):
             generator: Source of randomness for the weight samples.
         """
         data = self._data(loader, "check")
-        noise = None if self.likelihood.scalar_noise_precision is None else self._noise_tuned
+        noise = None if self.likelihood.scalar_noise_precision is None else self.noise_tuned
         run = lambda: check(self.model, self.posterior, self.problem(), data, noise, generator)  # noqa: E731
         return self._in_shares(run, loader)
 
@@ -349,7 +349,7 @@ class Laplace(Hyperparameters):
             params=params,
             kind=kind,
         )
-        made._fitted, made._noise_tuned = fitted, noise_tuned
+        made._fitted, made.noise_tuned = fitted, noise_tuned
         return made
 
     @checked
@@ -364,7 +364,7 @@ class Laplace(Hyperparameters):
             "likelihood": likelihood,
             "temperature": self.temperature,
             "posterior_temperature": self.posterior_temperature,
-            "noise_tuned": self._noise_tuned,
+            "noise_tuned": self.noise_tuned,
             "kind": self.kind,
             "model": describe_model(self.model, self.fitted.mean),
         }

@@ -120,7 +120,7 @@ class Likelihood:
 
     def root_shape(self, f: Tensor) -> torch.Size:
         """Return the shape of a sample's coordinates in the root: `S` maps `[*root_shape]` to `f.shape[1:]`."""
-        if self._only_columns():
+        if self.only_columns:
             return self.hessian_sqrt(f).shape[:1]
         return f.shape[1:]
 
@@ -312,7 +312,8 @@ class Likelihood:
         """Show name and arguments."""
         return f"{type(self).__name__}()"
 
-    def _only_columns(self) -> bool:
+    @property
+    def only_columns(self) -> bool:
         """Return whether the class writes `hessian_sqrt` only, for an L that is not diagonal."""
         cls = type(self)
         writes_columns = cls.hessian_sqrt is not Likelihood.hessian_sqrt

@@ -126,7 +126,8 @@ class CustomLikelihood(Likelihood):
     def _has_own_root(self) -> bool:
         return self._offers("apply_sqrt") and self._offers("root_shape")
 
-    def _only_columns(self) -> bool:
+    @property
+    def only_columns(self) -> bool:  # noqa: D102
         return self.coupling is not None and not self._has_own_root()
 
     def _offers(self, name: str) -> bool:

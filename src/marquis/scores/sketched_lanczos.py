@@ -85,7 +85,7 @@ def sketched_lanczos(
         dtype: Compute in this type.
     """
     matrix = operator(model, loader, likelihood, params=params, parameters=parameters, dtype=dtype)
-    start = matrix._probes(1, generator)  # in a group of processes, the first one's
+    start = matrix.probe_vectors(1, generator)  # in a group of processes, the first one's
     sketching = None
     if sketch is not None:
         if sketch < 2 * steps:

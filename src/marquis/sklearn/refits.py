@@ -117,7 +117,7 @@ def laplace_like(laplace: Laplace, network: torch.nn.Module, data: object, gener
     present = other.prior
     if not isinstance(present, BoundPrior) or present.precision.shape != prior.precision.shape:
         raise MarquisError("the prior has other groups than that of all data.")
-    other._noise_tuned = laplace._noise_tuned
+    other.noise_tuned = laplace.noise_tuned
     return other.update(prior=present.with_precision(prior.precision))
 
 

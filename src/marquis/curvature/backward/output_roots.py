@@ -242,7 +242,7 @@ def exact_root(
         if type(likelihood) is Categorical and outputs.dim() == 2 and outputs.shape[1] >= MANY_CLASSES:
             return CentredRoot(outputs, mask)
         # a likelihood that only writes columns forms the whole root each time
-        if not likelihood._only_columns() and prod(likelihood.root_shape(source)) * source.numel() > LARGEST_WHOLE_ROOT:
+        if not likelihood.only_columns and prod(likelihood.root_shape(source)) * source.numel() > LARGEST_WHOLE_ROOT:
             return AppliedRoot(likelihood, source, mask, shared)
         return ExplicitRoot(likelihood.hessian_sqrt(source, mask), tuple(outputs.shape), shared)
     if image is not None and (

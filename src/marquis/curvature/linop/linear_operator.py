@@ -100,11 +100,11 @@ class LinearOperator(ABC):
                 (a Hadamard matrix, or `sqrt(P)` times the identity, makes the estimate exact).
             generator: source of the random signs.
         """
-        return iterative.hutchinson_trace(self._product, self._probes(probes, generator))
+        return iterative.hutchinson_trace(self._product, self.probe_vectors(probes, generator))
 
     def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> StochasticEstimate:
         """Estimate the diagonal by `E[z * (A z)]` with random signs; unbiased, with its standard error per entry."""
-        return iterative.hutchinson_diagonal(self._product, self._probes(probes, generator))
+        return iterative.hutchinson_diagonal(self._product, self.probe_vectors(probes, generator))
 
     def spectrum(
         self, steps: int = 30, probes: int | Tensor = 5, *, generator: torch.Generator | None = None
@@ -113,7 +113,7 @@ class LinearOperator(ABC):
 
         Costs `steps` products of all probes together and `steps * probes * P` numbers of memory.
         """
-        return iterative.spectrum(self._product, self._probes(probes, generator), steps)
+        return iterative.spectrum(self._product, self.probe_vectors(probes, generator), steps)
 
     def logdet(
         self,
@@ -133,7 +133,7 @@ class LinearOperator(ABC):
             shift: a number, or one per parameter `[P]`, added to the diagonal.
             generator: source of the random signs.
         """
-        z = self._probes(probes, generator)
+        z = self.probe_vectors(probes, generator)
         diagonal = self._shift(shift)
         if diagonal.ndim == 0:
             offset, inner, matvec = float(diagonal), 0.0, self._product
@@ -230,7 +230,7 @@ class LinearOperator(ABC):
         if not 1 <= k <= self.size:
             raise DataError(f"k is {k}; a matrix of size {self.size} has 1 to {self.size} eigenvalues.")
         accepted = float(torch.finfo(self.dtype).eps ** 0.5) if tol is None else tol
-        start = self._probes(k, generator)
+        start = self.probe_vectors(k, generator)
         return iterative.top_eigenpairs(self._product, start, tol=accepted, max_iterations=max_iterations)
 
     def as_scipy(self) -> Any:
@@ -264,7 +264,8 @@ class LinearOperator(ABC):
             raise DataError("shift is negative or NaN; it is a precision added to the diagonal.")
         return diagonal
 
-    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+    def probe_vectors(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return random signs `[probes, P]`, or the probes that were passed."""
         if isinstance(probes, Tensor):
             return self._rows(probes)
         if probes < 1:
@@ -283,9 +284,9 @@ class _Sum(LinearOperator):
         left, right = (term.matvec(rows).to(self.device, self.dtype) for term in self._terms)
         return left + right
 
-    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+    def probe_vectors(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the random probe vectors of the first term."""
-        return self._terms[0]._probes(probes, generator).to(self.dtype)
+        return self._terms[0].probe_vectors(probes, generator).to(self.dtype)
 
 
 class _Scaled(LinearOperator):
@@ -296,5 +297,5 @@ class _Scaled(LinearOperator):
     def _product(self, rows: Tensor) -> Tensor:
         return self._factor * self._operator._product(rows)
 
-    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
-        return self._operator._probes(probes, generator)
+    def probe_vectors(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        return self._operator.probe_vectors(probes, generator)

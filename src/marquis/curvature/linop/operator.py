@@ -204,8 +204,9 @@ class CurvatureOperator(LinearOperator):
         seed = (self.seed + index * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F) % 2**63
         return torch.Generator(device=self.device).manual_seed(seed)
 
-    def _probes(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
-        vectors = super()._probes(probes, generator)
+    def probe_vectors(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return random signs `[probes, P]`, those of the first process, or the probes that were passed."""
+        vectors = super().probe_vectors(probes, generator)
         if self.shared and not isinstance(probes, Tensor):
             return from_first_process(vectors)
         return vectors
