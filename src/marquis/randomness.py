@@ -49,11 +49,17 @@ def new_generator(device: torch.device | str = "cpu") -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's global random stream within this context and restore it afterwards; None leaves it alone."""
+def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's global random streams within this context and restore them afterwards; None leaves them alone.
+
+    Those of CUDA are left alone, and CUDA is not started, unless it is in use or the `device` is one of it.
+    """
     if seed is None:
         yield
         return
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    cuda = torch.cuda.is_initialized() or torch.device(device).type == "cuda"
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.manual_seed_all(seed)
         yield

@@ -33,7 +33,7 @@ class Interruption(Callback):
     def listening(self) -> Iterator[None]:
         """Remember Ctrl-C within this context; afterwards it does what it did before."""
         before = signal.getsignal(signal.SIGINT)
-        # Signals are the main thread's business; and a Ctrl-C that was switched off is meant for somebody else.
+        # Only the main thread may handle signals; and where Ctrl-C was switched off, it stays so.
         if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
             yield
             return

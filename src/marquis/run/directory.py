@@ -363,13 +363,13 @@ def _require_free(path: Path, force: bool) -> None:
 
 
 def _remove_run(path: Path) -> None:
-    """Remove what a run consists of, and nothing else that somebody may have put there."""
+    """Remove the files of a run, and nothing else that may be in its folder."""
     remove_leftovers(path)
     for name in (CHECKPOINTS, TENSORBOARD, "report"):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (MODEL, SUMMARY, METRICS, "report.html"):
         (path / name).unlink(missing_ok=True)
-    # what the commands said about it, where nobody asked for another place
+    # results of commands that were written to the default place
     for pattern in ("evaluation.*", "evaluation-linearised.*", "ood-*.*", "scores-*.csv", "codes-*.csv", "samples.*"):
         for stale in path.glob(pattern):
             stale.unlink(missing_ok=True)

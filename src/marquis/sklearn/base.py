@@ -171,7 +171,7 @@ class LaplaceEstimator(BaseEstimator):
         generator = torch.Generator().manual_seed(seed)
         self.x_scaler_ = self._scaler(X, labels_of(self))
         x = self._inputs(X)
-        with seeded(seed), self._progress(len(X), rounds) as bar:
+        with seeded(seed, device), self._progress(len(X), rounds) as bar:
             network = build(self.module, X.shape[1], outputs, self.hidden_layer_sizes, self.activation, dtype, device)
             likelihood = self._likelihood(output_size(network, x[:2]))
             labels = self._encode(y, output_size(network, x[:2])).to(device)

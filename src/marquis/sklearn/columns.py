@@ -151,7 +151,7 @@ def fitted_scaler(X: np.ndarray, labels: np.ndarray) -> tuple[StandardScaler, np
 
 def like_table(X: Any, values: np.ndarray) -> Any:
     """Return `values` as a pandas table with the index and columns of `X`, if `X` is one; else as they are."""
-    pandas = sys.modules.get("pandas")  # nobody has a table of it who has not imported it
+    pandas = sys.modules.get("pandas")  # without an import of it there is no table of it
     if pandas is not None and isinstance(X, pandas.DataFrame):
         return pandas.DataFrame(values, index=X.index, columns=X.columns)
     return values

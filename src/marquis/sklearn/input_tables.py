@@ -68,7 +68,7 @@ def plain_targets(y: Any) -> Any:
 
 
 def require_finite(values: np.ndarray, what: str) -> np.ndarray:
-    """Return results of `X` as they are.
+    """Return results of `X`, after refusing those that overflowed.
 
     Raises:
         DataError: One overflows, because its row lies too far from those of `fit`.

@@ -173,7 +173,7 @@ class Training:
         return parts
 
     def _report(self, line: str) -> None:
-        """Report a line, if somebody listens."""
+        """Pass a line of text to `report`, if there is one."""
         if self.report is not None:
             self.report(line)
 
