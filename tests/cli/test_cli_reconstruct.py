@@ -159,3 +159,17 @@ def test_pipes_and_devices_that_never_end(marquis):
     Path("zero.csv").symlink_to("/dev/zero")
     one_line(marquis("reconstruct", "pipe.npy", "--out", "r.npz"), "pipe.npy is a device or a pipe")
     one_line(marquis("train", "ae", "--data", "zero.csv", "--out", "run"), "zero.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--noise", "1e300"), "no float holds"),
+        (("--pixel-size", "1e-300", "--noise", 0.1), "other units"),
+        (("--spacing", "inf", "--noise", 0.1), "--spacing inf"),
+        (("--geometry", "fan", "--source", 0, "--detector", 0, "--noise", 0.1), "--source 0"),
+    ],
+)
+def test_lengths_and_noise_that_overflow(marquis, sinogram, options, words):
+    np.save("s.npy", sinogram)
+    one_line(marquis("reconstruct", "s.npy", "--out", "r.npz", "--steps", 3, *options), words)

@@ -87,7 +87,7 @@ VALUES: dict[str, Make] = {
     "numpy number": _constant(np.float64(0.5)),
     "numpy array": lambda good: np.ones((4, 3)),
     "array of objects": lambda good: np.array([None, "a"], dtype=object),
-    "path": _constant(Path("/nowhere/at/all")),
+    "path": _constant(Path("/proc/nowhere/at/all")),
     "module": lambda good: torch.nn.Linear(2, 2).eval(),
     "module without parameters": lambda good: torch.nn.ReLU().eval(),
     "generator object": lambda good: (value for value in ()),

@@ -14,7 +14,7 @@ from marquis.cli.app import GROUPS
 
 WEIRD = (
     "", " ", "-", "--", "0", "-1", "1e400", "nan", "inf", "99999999999999999999", "1.5", "true", "None", "../..", "/",
-    "/dev/null", "/proc/self/mem", "/nowhere/at/all", "x" * 5000, "a\x01b", "[/b] bold", "[red]", "%s%n",
+    "/dev/null", "/proc/self/mem", "/proc/nowhere/at/all", "x" * 5000, "a\x01b", "[/b] bold", "[red]", "%s%n",
     "$(touch owned)",     "caf\u00e9", "\u202e", "\udcff\udcfe", "'; drop table", "*.csv", "~nobody/x", "a/" * 60 + "b",
 )  # fmt: skip
 """Values of no option, among them bytes that are not UTF-8 (as Python passes them on) and Rich's markup."""

@@ -51,7 +51,11 @@ def embed(
         encoded = model.encode(x, samples, generator=same.generator())
         means.append(encoded.mean.cpu())
         stds.append(encoded.std.cpu())
-    mean, std = torch.cat(means).numpy(), torch.cat(stds).numpy()
+    empty = rows.x.isnan().flatten(1).all(1)
+    if bool(empty.any()):  # the network has a code for nothing, too
+        typer.echo(f"{int(empty.sum())} rows have no values at all: their codes are left empty")
+    means, stds = (torch.cat(parts) for parts in (means, stds))
+    mean, std = (values.where(~empty[:, None], torch.nan).numpy() for values in (means, stds))
     if out.suffix.lower() in ARRAYS:
         labels = {} if rows.y is None else {"y": rows.y.numpy()}
         write_columns(out, {**path_column(rows.files), "mean": mean, "std": std, **labels, **aside})

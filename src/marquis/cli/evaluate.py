@@ -64,6 +64,8 @@ def evaluate(
 
         # as many in-distribution as OOD rows: the area under precision-recall depends on it
         out_of_distribution = opened.read(ood, some=min(limit, len(data.test)), seed=seed, header=header).x
+        if bool((empty := out_of_distribution.isnan().flatten(1).all(1)).any()):
+            raise DataError(f"{int(empty.sum())} rows of {ood} have no values at all; remove them")
         in_distribution = data.test.random_rows(len(out_of_distribution), seed).x
         train = data.train.random_rows(limit, seed).x
         generator = torch.Generator().manual_seed(seed)

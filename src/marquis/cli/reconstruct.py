@@ -176,6 +176,9 @@ def _geometry(
     if count != rows:
         hint = "; it has that many columns: transpose it" if count == bins else ""
         raise DataError(f"{path} has {rows} rows, one per angle, but there are {count} angles{hint}")
+    for option, value in {"--spacing": spacing, "--source": source, "--detector": detector}.items():
+        if value is not None and not (0 <= value < math.inf and value + (option == "--detector")):
+            raise DataError(f"{option} {value}: a finite length in pixels, and above 0 but for --detector")
     if size is None:  # the largest even image whose diagonal the detector covers
         width = bins * spacing
         if kind == "fan" and source is not None and detector is not None:

@@ -89,6 +89,10 @@ def score(
         result["p_value"] = (1 + at_least).double() / (1 + len(held_out))
         outliers = int((at_least < 0.01 * len(held_out)).sum())
         typer.echo(f"{len(rows.x)} rows, {outliers} with a higher score than 99 % of {len(held_out)} held-out rows")
+    empty = rows.x.isnan().flatten(1).all(1)
+    if bool(empty.any()):  # nothing was left out of nothing: their scores would be the most ordinary of all
+        result = {name: values.where(~empty, torch.nan) for name, values in result.items()}
+        typer.echo(f"{int(empty.sum())} rows have no values at all: their scores are left empty")
     first = ("combined", "p_value")
     ordered = [name for name in first if name in result] + [name for name in result if name not in first]
     write_columns(out, {**path_column(rows.files), **{name: result[name].numpy() for name in ordered}})

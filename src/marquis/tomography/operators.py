@@ -17,6 +17,8 @@ from marquis.arguments import NotNegative, as_numbers, checked
 from marquis.errors import DataError
 from marquis.functional.linear_map import LinearMap
 
+LARGEST_STD = 1e150
+"""Largest standard deviation of the noise: its square is a float."""
 ADJOINT_TOLERANCE = 1e-4
 LARGEST_EDGE = 8192
 """Pixels along an edge: more do not fit the network's memory, and are taken for a mistake."""
@@ -131,7 +133,13 @@ def check_measurement(measurement: Measurement, seed: int = 0) -> None:
         raise DataError(f"{name}.forward maps a random image to zero: there is nothing to reconstruct from.")
     for vector, back in ((data, returned), (projected, measurement.adjoint(projected))):
         left, right = float((projected * vector).sum()), float((image * back).sum())
-        mismatch = abs(left - right) / float(projected.norm() * vector.norm())
+        size = float(projected.norm() * vector.norm())
+        if not 0.0 < size < math.inf:
+            raise DataError(
+                f"{name}.forward maps numbers around 1 to some of size {float(projected.norm()):.3g}, whose products "
+                "no float holds; give lengths and readings in other units."
+            )
+        mismatch = abs(left - right) / size
         if mismatch > ADJOINT_TOLERANCE:
             raise DataError(
                 f"{name}.adjoint is not the transpose of {name}.forward: <A x, y> = {left:.6g} but <x, Aᵀ y> = "
@@ -176,11 +184,13 @@ def noise_std(data: Tensor, noise: float) -> float:
     """Return the noise's standard deviation: `noise` times the mean absolute reading.
 
     Raises:
-        DataError: all data are zero.
+        DataError: all data are zero, or no float holds the variance.
     """
     level = float(data.abs().mean())
     if level == 0.0:
         raise DataError("all readings are zero: there is nothing to reconstruct, and noise relative to them is zero.")
+    if noise * level > LARGEST_STD:
+        raise DataError(f"noise={noise:.3g} of readings of {level:.3g} has a variance that no float holds; pass less.")
     return noise * level
 
 
