@@ -221,7 +221,7 @@ def autoencoder_doors() -> Iterator[Door]:
     yield door("autoencoders.ModelSpec", lambda **a: autoencoders.ModelSpec(**a).build(0), **saved)
     yield door("autoencoders.ModelSpec.build", spec.build, seed=0, networks=None)
     yield door("autoencoders.ModelSpec.networks", spec.networks, seed=0)
-    yield door("autoencoders.ModelSpec.from_json", autoencoders.ModelSpec.from_json, held=spec.as_json())
+    yield door("autoencoders.ModelSpec.from_json", autoencoders.ModelSpec.from_json, entries=spec.as_json())
     folder = Path(tempfile.mkdtemp())
     built = spec.build(0)
     autoencoders.save(folder / "model.safetensors", built, spec)

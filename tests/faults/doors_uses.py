@@ -227,10 +227,10 @@ def data_doors() -> Iterator[Door]:
     yield door("run.Scaling.scaled", scaling.scaled, x=X, linear=True)
     yield door("run.Scaling.unscaled", scaling.unscaled, x=X, linear=True)
     yield door("run.Scaling.deviations", scaling.deviations, std=X.abs(), linear=True)
-    yield door("run.Scaling.from_json", run.Scaling.from_json, held=scaling.as_json())
+    yield door("run.Scaling.from_json", run.Scaling.from_json, entries=scaling.as_json())
     settings = run.TrainingSettings.of({"model": "ae", "data": "digits"})
     yield door("run.TrainingSettings.of", run.TrainingSettings.of, chosen={"model": "ae", "data": "digits"})
-    yield door("run.TrainingSettings.from_json", run.TrainingSettings.from_json, held=settings.as_json())
+    yield door("run.TrainingSettings.from_json", run.TrainingSettings.from_json, entries=settings.as_json())
     yield door("run.TrainingSettings.resumed", settings.resumed, chosen={"epochs": 3})
     yield door("run.TrainingSettings.model_options", settings.model_options, rows=10)
     text = {"model": "ae", "data": "digits", "latent": 2, "width": 0.1, "epochs": 1, "lr": 1e-3, "seed": 0}

@@ -17,7 +17,7 @@ from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.mean_field import MeanFieldAutoencoder
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.posthoc import PosteriorAutoencoder, from_posterior
-from marquis.errors import DataError, MarquisError, ModelMismatchError, UnsupportedOperationError
+from marquis.errors import DataError, MarquisError, MemoryBudgetError, ModelMismatchError, UnsupportedOperationError
 from marquis.io.tensors import load_tensors, save_tensors, split_prefix
 from marquis.laplace import Laplace
 from marquis.laplace.file_format import State, pack_fitted, pack_likelihood, unpack_fitted, unpack_likelihood
@@ -177,9 +177,13 @@ def _require_size(spec: ModelSpec, weights: Mapping[str, Tensor], path: Any) -> 
     """Refuse a description of networks larger than the file before they are allocated."""
     numbers = sum(weight.numel() for weight in weights.values())
     members = int(spec.options.get("members", 1))
-    if spec.size() * members > numbers:
+    try:
+        size = spec.size() * members
+    except MemoryBudgetError as error:
+        raise ModelMismatchError(f"{path} holds {numbers} numbers, but its description is corrupt: {error}") from error
+    if size > numbers:
         raise ModelMismatchError(
-            f"{path} describes networks of {spec.size() * members} weights, but holds {numbers} numbers: damaged, or "
+            f"{path} describes networks of {size} weights, but holds {numbers} numbers: damaged, or "
             "not written by this version."
         )
 
