@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from marquis.errors import DataError
 from marquis_experiments.common import cells
 from marquis_experiments.common.metrics import classification_scores, expected_calibration_error
-from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, comparisons, line
+from marquis_experiments.variational_laplace.fashion_mnist.page import chosen_tempering, comparisons, figure_2, line
 from marquis_experiments.variational_laplace.fashion_mnist.regularisers import EmpiricalFisher, SquaredGradient
 from marquis_experiments.variational_laplace.fashion_mnist.study import STUDY, best_tempering
 
@@ -190,3 +191,24 @@ def test_settings_of_the_other_parts_say_nothing_of_overfitting(quick):
         known = json.loads(path.read_text())
         watched = path.name.startswith(("overfit-", "multiplier-"))
         assert ("watch_every" in known["settings"]) == watched == ("watched" in known["result"])
+
+
+def test_figure_2_claims_need_both_temperings():
+    def row(method: str, tempering: float, multiplier: float, bound: float, nll: float) -> dict[str, Any]:
+        scored = {"diverged": False, "elbo_by_draws": bound, "mean": {"nll": nll}}
+        return {"method": method, "tempering": tempering, "multiplier": multiplier, **scored}
+
+    rows = [
+        *(row("vi", 1.0, 1.0, -1.2, 0.4), row("vi", 1.0, 10.0, -0.8, 0.6)),
+        *(row("vl", 1.0, 1.0, -0.9, 0.5), row("vl", 1.0, 10.0, -0.9, 0.55)),
+    ]
+    both = figure_2(rows)
+    assert both["unconverged"] and both["robust"]
+    assert (both["bounds"], both["ranges"]) == ("-1.20 against -0.80", "0.050 against 0.200")
+    more = [
+        *(row("vi", 0.1, 1.0, -0.4, 0.40), row("vi", 0.1, 10.0, -0.5, 0.41)),
+        *(row("vl", 0.1, 1.0, -0.4, 0.40), row("vl", 0.1, 10.0, -0.4, 0.45)),
+    ]
+    neither = figure_2([*rows, *more])
+    assert not neither["unconverged"] and not neither["robust"]
+    assert not figure_2([])["unconverged"]

@@ -63,6 +63,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "met": sum(row[2] for row in claims),
         "count": len(claims),
         "psnr": {name: mean(row["psnr"][name] for row in rows) for name in ("fbp", "tv", "dip")},
+        "marginal": ", ".join(
+            f"{SHORT_NAMES[method]} {mean(density):.2f}"
+            for method in SHORT_NAMES
+            if (density := column(all_rows(results, main), method, "marginal_log_density"))
+        ),
         "default": {key: mean(column(rows, "predcp", key)) for key in ("log_density", "coverage", "correlation")},
         "without_floor": mean(column(rows, "predcp", "raw_marginal_log_density")),
         "stop": stop_table(results["stop"]),

@@ -110,6 +110,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "paper": " ".join(f"{goals[score]:.2f}" for score in CLAIMED),
         "reached": sum(reached),
         "rivals": bool(rivals),
+        "against": {score: against(rows, contender, rivals, score) for score in ahead},
         "holds": {score: yes(better) for score, better in ahead.items()},
         "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
         "table": auroc_table(rows, PAPER if comparable else {}, sizes["rows"]),
@@ -125,6 +126,12 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "finished": len(results["rows"]),
         "failed": failures(every),
     }
+
+
+def against(rows: list[Row], contender: str, rivals: Sequence[str], score: str) -> str:
+    """Return the AUROC by a variance, and those of the models that it is held against."""
+    theirs = (f"{label(key)} {mean(numbers(rows, key, claimed(key, score))):.3f}" for key in rivals)
+    return f"{mean(numbers(rows, contender, score)):.3f}; {', '.join(theirs)}"
 
 
 def pair_name(one: Mapping[str, Any], ood: str) -> str:

@@ -32,8 +32,12 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     rows, settings = results["rows"], results["settings"]
     names = list(dict.fromkeys(row["name"] for row in rows if not row["failed"]))
     paper = PAPER if settings["recipe"]["data"] == "mnist" else {}  # other data do not compare
-    posthoc, online, sketched, plain = (
-        averages(rows, name) for name in ("posthoc-exact-unit-noise", "online-exact", "online-sketched", "ae")
+    posthoc, factored, online, sketched, plain = (
+        averages(rows, name)
+        for name in (
+            *("posthoc-exact-unit-noise", "posthoc-kronecker-unit-noise"),
+            *("online-exact", "online-sketched", "ae"),
+        )
     )
     gap = posthoc["nlp"] > 2 * posthoc["mse"]
     closed = online["nlp"] < (1 + CLOSE) * online["mse"]
@@ -42,6 +46,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     return {
         "training": training(settings["recipe"]),
         "posthoc": posthoc,
+        "factored": factored,
         "learnt": averages(rows, "posthoc-exact") if "posthoc-exact" in names else None,
         "stopped": settings["recipe"]["validation"] > 0,
         "seeds": seeds_of(rows, results["planned"]),
@@ -49,7 +54,12 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "sketched": sketched,
         "plain": plain,
         "verdict": verdict(gap, closed, level),
-        "holds": {"gap": yes(gap), "closed": yes(closed), "level": yes(level)},
+        "holds": {
+            "gap": yes(gap),
+            "factored": yes(factored["nlp"] > posthoc["nlp"]),
+            "closed": yes(closed),
+            "level": yes(level),
+        },
         "main": {row_label(name): line(rows, name, paper) for name in MAIN if name in names},
         "densities": {row_label(name): line(rows, name, paper) for name in names},
         "image_error": next(row for row in rows if row["name"] == "online-sketched" and not row["failed"]),

@@ -85,9 +85,14 @@ def jobs(settings: Any) -> list[tuple[str, int]]:
     """Return rows and seeds, the first seed of all rows first.
 
     In a seed the rows that carry the claims and are made of the plain autoencoder come first, then the other rows made
-    of it, which cost no training, then online rows.
+    of it, which cost no training, then the other trainings, the longest ones last.
     """
-    order = sorted(ROWS, key=lambda name: (not (name == "ae" or name.startswith("posthoc")), name not in MAIN))
+
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        trained = not (name == "ae" or name.startswith("posthoc"))
+        return trained, name not in MAIN, trained and (name == "ensemble" or "exact" in name)
+
+    order = sorted(ROWS, key=rank)
     seeds = {name: settings.main_seeds if name in MAIN else settings.seeds for name in order}
     return [(name, seed) for seed in range(max(seeds.values())) for name in order if seed < seeds[name]]
 

@@ -79,6 +79,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "training": training(settings["recipe"]),
         "ours": ours,
         "reached": {way: sum(one) for way, one in targets.items()},
+        "rivals": ", ".join(f"{label(key)} {average(rows, key, 'published', 'ece'):.2f}" for key in rivals),
         "plain_reached": sum(reached(score, value) for score, value in plain.items()),
         **judged({**dict(zip(SCORES, targets["published"], strict=True)), "calibrated": calibrated}),
         "table": main_table(rows, keys),

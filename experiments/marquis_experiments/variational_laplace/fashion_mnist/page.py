@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from marquis_experiments.common.figure import BLUE, GREY, LIGHT_BLUE, ORANGE, Figure
-from marquis_experiments.common.page import Row, verdict
+from marquis_experiments.common.page import Row, verdict, yes
 
 VARIANTS = {
     "VL": ("vl", "mean"),
@@ -167,6 +167,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
             for row in sorted(results["multiplier"], key=lambda r: (-r["tempering"], r["method"], r["multiplier"]))
             if not row["diverged"]
         ],
+        "figure_2": (swept := figure_2(results["multiplier"])),
+        "holds": {name: yes(swept[name]) for name in ("unconverged", "robust")},
         "regulariser_chosen": chosen_regularisers(results),
         "regulariser_lines": [
             _regulariser_line(OTHERS[row["method"]], row["tempering"], row["weight"], [row])
@@ -209,6 +211,30 @@ def missing(results: dict[str, Any]) -> str:
     }
     parts = [(label, planned[part] - count(results[part])) for part, label in PARTS.items()]
     return ", ".join(f"{left} of {label}" for label, left in parts if left > 0)
+
+
+def figure_2(rows: list[Row]) -> dict[str, Any]:
+    """Return the two claims of VL Figure 2 with their numbers, per tempering, the largest first.
+
+    With a multiplier of one VI's bound has not converged: it is the smallest one. And VL's test log-likelihood changes
+    less between the multipliers than VI's.
+    """
+    bounds, ranges = [], []
+    for tempering in reversed(temperings(rows)):
+        vi, vl = (
+            sorted(of_variant(rows, name, tempering), key=lambda r: r["multiplier"]) for name in ("VI (mean)", "VL")
+        )
+        if vi and vl:
+            bound = [row["elbo_by_draws"] for row in vi]
+            bounds.append((bound[0], max(bound)))
+            losses = [[row["mean"]["nll"] for row in each] for each in (vl, vi)]
+            ranges.append(tuple(max(each) - min(each) for each in losses))
+    return {
+        "unconverged": bool(bounds) and all(first < best for first, best in bounds),
+        "robust": bool(ranges) and all(ours < theirs for ours, theirs in ranges),
+        "bounds": ", ".join(f"{first:.2f} against {best:.2f}" for first, best in bounds),
+        "ranges": ", ".join(f"{ours:.3f} against {theirs:.3f}" for ours, theirs in ranges),
+    }
 
 
 def chosen_regularisers(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -278,12 +304,17 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 
 
 def draw_scores(axes: Any, rows: list[Row]) -> None:
-    """Draw test NLL and ECE against the tempering: means, and the single seeds faintly."""
-    for axis, metric, name in ((axes[0], "nll", "test NLL"), (axes[1], "ece", "test ECE")):
+    """Draw test NLL minus MAP's mean at the same tempering, and ECE: means, and the single seeds faintly."""
+    base = {t: scores(of_variant(rows, "MAP", t), "MAP", "nll") for t in temperings(rows)}
+    names = {"nll": "test NLL minus MAP's at the same β", "ece": "test ECE"}
+    for axis, (metric, name) in zip(axes, names.items(), strict=True):
         for variant in VARIANTS:
             points = []
             for tempering in temperings(rows):
-                each = scores(of_variant(rows, variant, tempering), variant, metric)
+                if metric == "nll" and not base[tempering]:
+                    continue
+                zero = mean(base[tempering]) if metric == "nll" else 0.0
+                each = [score - zero for score in scores(of_variant(rows, variant, tempering), variant, metric)]
                 axis.plot([tempering] * len(each), each, MARKERS[variant], ms=3, alpha=0.35, color=COLOURS[variant])
                 if each:
                     points.append((tempering, mean(each)))
