@@ -135,7 +135,7 @@ def test_two_cores_compute_the_rows_that_one_would(tmp_path):
 
 
 def test_a_posterior_read_at_another_temperature_belongs_to_the_same_training(tmp_path):
-    read, key = ood.READ_WARMER, ood.FACTORED
+    read, key = ood.AT_ONE, ood.FACTORED
     tiny = Recipe("digits", 96, 2, "dense", 0.1, batch=32)
     (group,) = ood.jobs(ood.Training(tiny, (SHUFFLED,), 1, models=(key, read)))
     place, sizes = Place(tmp_path / "rows", tmp_path / "networks", None), Sizes(20, 20, 200)
@@ -167,7 +167,7 @@ def test_linearised_rows_train_nothing_and_are_the_tangent_at_temperature_one(tm
         assert straight["error"] == pytest.approx(float(result["error"].mean()), rel=1e-4)  # the same draws
         assert straight["table"]["latent_variance"] != own["table"]["latent_variance"]
     plain = model(place.shared, "ae", 0, tiny, images).require()
-    assert ood_rows.read_as(plain, "ae") is plain
+    assert ood_rows.model_of_row(plain, "ae") is plain
 
 
 def test_an_error_in_one_process_is_raised_here():

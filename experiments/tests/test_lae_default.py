@@ -21,7 +21,7 @@ from marquis_experiments.laplacian_autoencoder.default.candidates import (
     trainings,
 )
 from marquis_experiments.laplacian_autoencoder.default.choice import SCORES, choices, freeze, frozen
-from marquis_experiments.laplacian_autoencoder.default.reading import read
+from marquis_experiments.laplacian_autoencoder.default.evaluation import evaluate_posterior
 from marquis_experiments.laplacian_autoencoder.default.stages import Cell, finalists, first, planned, second, third
 from marquis_experiments.laplacian_autoencoder.default.study import STUDY, adapted, opened, partial
 
@@ -72,14 +72,14 @@ def test_stages_keep_the_trainings_that_rank_best():
 
 
 @pytest.mark.parametrize("linear", [False, True])
-def test_readings_agree_with_the_library(linear: bool):
+def test_evaluations_agree_with_the_library(linear: bool):
     settings = {"architecture": "dense", "width": 0.1, "batch": 16, "epochs": 1}
     x = torch.rand(48, 1, 5, 5, generator=torch.Generator().manual_seed(0))
     trained = training.train(Training("one", "diagonal", 1.0), x, settings, 0)
     posterior, likelihood = trained.posterior, trained.likelihood
     assert posterior is not None
     noise = torch.full((1, 5, 5), 2.0, dtype=torch.float64)  # as the online learner has it
-    cold, warm = read(trained.model, posterior, likelihood, x, (0.25, 1.0), linear, 40, [noise, noise])
+    cold, warm = evaluate_posterior(trained.model, posterior, likelihood, x, (0.25, 1.0), linear, 40, [noise, noise])
     model = from_posterior(trained.model.encoder, trained.model.decoder, posterior, likelihood)
     model = linearised(model) if linear else model
     expected = model.reconstruct(x, 40, generator=torch.Generator().manual_seed(0))

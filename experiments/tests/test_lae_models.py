@@ -21,7 +21,7 @@ from marquis_experiments.laplacian_autoencoder.models import (
     Recipe,
     is_trained,
     model,
-    train_ahead,
+    train_in_parallel,
 )
 from marquis_experiments.laplacian_autoencoder.table2_hessians import study as hessians
 
@@ -143,7 +143,7 @@ def test_models_are_trained_ahead_on_two_cores_as_they_would_be_on_one(tmp_path,
     expected = [("ae", 1), ("posthoc-sketched", 1), ("online-sketched", 1), ("ae", 1)]
     lines: list[str] = []
     for folder in (tmp_path / "two", tmp_path / "two"):  # the second time there is nothing left to do
-        train_ahead(folder, TINY, expected, images, partial(Images.load, TINY), lines.append, workers=2)
+        train_in_parallel(folder, TINY, expected, images, partial(Images.load, TINY), lines.append, workers=2)
         assert sorted(text.split(":")[0] for text in lines) == ["ae, seed 1", "online-sketched, seed 1"]
     assert not is_trained(tmp_path / "two", "posthoc-sketched", 1, TINY, images)
     assert not is_trained(tmp_path / "two", "ae", 1, replace(TINY, epochs=2), images)

@@ -18,7 +18,7 @@ from marquis_experiments.laplacian_autoencoder.table3_imputation.page import mce
 from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import (
     PUBLISHED,
     WEIGHTED,
-    Judge,
+    ImputationTask,
     Procedure,
 )
 from marquis_experiments.laplacian_autoencoder.table3_imputation.scores import (
@@ -97,13 +97,13 @@ def test_published_and_weighted_imputation_are_those_of_the_library(plain):
     generator = torch.Generator().manual_seed(3)
     x, training = torch.rand(6, 1, 8, 8, generator=generator), torch.rand(9, 1, 8, 8, generator=generator)
     data, classifier = Labelled(x, torch.tensor([0, 1, 0, 1, 1, 1])), Flat().eval()
-    judge = Judge(classifier, classifier, training, data, data)
+    task = ImputationTask(classifier, classifier, training, data, data)
     again = torch.Generator().manual_seed(0)
     theirs = impute(plain, x, top_half((1, 8, 8)), generator=again, batch_size=6, progress=False)
-    assert torch.equal(judge.fill_in(plain, x, PUBLISHED, 0).samples, theirs.samples)
+    assert torch.equal(task.fill_in(plain, x, PUBLISHED, 0).samples, theirs.samples)
     how = Procedure(WEIGHTED, 5, exponent=0.5, donors=7, networks=2)
-    imputed = judge.fill_in(plain, x, how, 0)
-    observed = ~judge.missing.expand_as(x)
+    imputed = task.fill_in(plain, x, how, 0)
+    observed = ~task.missing.expand_as(x)
     assert len(imputed.samples) == 5 and all(torch.equal(one[observed], x[observed]) for one in imputed.samples)
 
 

@@ -23,7 +23,7 @@ def model_of(kind, missing="mask"):
     if kind in ("lae", "bbb"):
         model.num_data = 20
     if kind == "lae":
-        model._online = model._make(20)
+        model._online = model._new_learner(20)
     return spec, model
 
 

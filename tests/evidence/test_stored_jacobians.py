@@ -11,7 +11,7 @@ from evidence_oracle import F64, Regression, batches, build, randn
 from torch import Tensor, nn
 
 from marquis.evidence.adapted import adapted, exact_curvature, log_precisions, plain_step, with_logs
-from marquis.evidence.anderson import Anderson, bounded, longest, pruned
+from marquis.evidence.anderson import Anderson, bounded, longest_jumps, pruned
 from marquis.evidence.linear_model import LinearModel
 from marquis.evidence.log_evidence import effective_parameters
 from marquis.evidence.stored_jacobians import jacobian_of
@@ -102,7 +102,7 @@ def test_a_jump_is_bounded_and_finite():
     mixing = Anderson()
     mixing.jump(torch.zeros(2, dtype=F64), torch.tensor([1.0, 0.1], dtype=F64))
     far = mixing.jump(torch.ones(2, dtype=F64), torch.tensor([1.0, 0.1], dtype=F64))  # steps that never shrink
-    bound = longest(torch.tensor([1.0, 0.1], dtype=F64))
+    bound = longest_jumps(torch.tensor([1.0, 0.1], dtype=F64))
     assert bool((far.abs() <= bound).all()) and bound.tolist() == pytest.approx([10.1, 1.1])
     held = mixing.jump(torch.full((2,), 2.0, dtype=F64), torch.tensor([0.5, 0.0], dtype=F64))
     assert float(held[1]) == 0.0  # at a limit, whatever the others do

@@ -14,7 +14,7 @@ PURPLE, GOLD, LIGHT_BLUE, LIGHT_GREY = "#8a5aa8", "#b8860b", "#7fb2dd", "#bbbbbb
 
 
 class Figure:
-    """Panels in rows and columns, saved as one PNG.
+    """Arrange panels in rows and columns, and save them as one PNG.
 
     Args:
         panels: Number of panels.

@@ -23,18 +23,18 @@ CHUNK = 500
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Images `[n, 1, 28, 28]` and their labels `[n]`."""
+    """Hold images `[n, 1, 28, 28]` and their labels `[n]`."""
 
     x: Tensor
     y: Tensor
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return len(self.y)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return self.x, self.y
 
     def batches(self, size: int = CHUNK) -> list[tuple[Tensor, Tensor]]:
@@ -44,7 +44,7 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Training, validation and test images of one set, standardised by the training rows."""
+    """Hold training, validation and test images of one set, standardised by the training rows."""
 
     name: str
     train: Labelled

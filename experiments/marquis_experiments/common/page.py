@@ -90,7 +90,7 @@ def _item(container: Any, key: str) -> Any:
 
 
 class Mean(list[float]):
-    """Numbers that are written as their mean ± standard error; a single number has no error."""
+    """Hold numbers that are written as their mean ± standard error; a single number has no error."""
 
     def __format__(self, spec: str) -> str:
         error = f" ± {standard_error(self):{spec}}" if len(self) > 1 else ""

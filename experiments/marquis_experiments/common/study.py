@@ -21,7 +21,7 @@ SIZES = ("quick", "default", "full")
 
 
 class Settings(dict[str, Any]):
-    """Settings of a run: a dictionary whose keys can also be read as attributes."""
+    """Hold the settings of a run: a dictionary whose keys can also be read as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -48,7 +48,7 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study: its size, its settings, and where it keeps what it has computed.
+    """Describe one run of a study: its size, its settings, and where it keeps what it has computed.
 
     Attributes:
         size: "quick", "default" or "full".
@@ -72,12 +72,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Folder of this size: results, pictures and the page."""
+        """Return the folder of this size: results, pictures and the page."""
         return self.out / self.size
 
     @property
     def shared(self) -> Path:
-        """Folder of networks that studies with neighbouring folders share."""
+        """Return the folder of networks that studies with neighbouring folders share."""
         return self.out.parent / "shared-networks"
 
     def cell(
@@ -125,7 +125,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment that `marquis reproduce` runs.
+    """Describe an experiment that `marquis reproduce` runs.
 
     Attributes:
         name: Name on the command line, and of the page and the results that are committed.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Shuffled:
-    """Mini-batches of tensors in a new order for every pass, the same for the same seed.
+    """Iterate over mini-batches of tensors in a new order for every pass, the same for the same seed.
 
     Args:
         tensors: Images and, if there are any, labels: a batch has as many parts.
@@ -27,7 +27,7 @@ class Shuffled:
             torch.randperm(len(tensors[0]), generator=self._generator)
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Return the number of batches."""
         return -(-len(self._tensors[0]) // self._batch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:

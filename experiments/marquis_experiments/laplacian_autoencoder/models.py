@@ -86,7 +86,7 @@ Names of options are those of the first cached models, since files are named by 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The data and the training that all models of an experiment share.
+    """Describe the data and the training that all models of an experiment share.
 
     Attributes:
         data: Name of the data set.
@@ -141,7 +141,7 @@ TASK_RECIPES = {**RECIPES, "default": Recipe(images=20_000, epochs=15)}
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Training images, validation images for early stopping (or None), and test images."""
+    """Hold training images, validation images for early stopping (or None), and test images."""
 
     train: Data
     validation: Data | None
@@ -160,7 +160,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Place:
-    """Folders of cells, of shared models and of data; unlike a `Run` it can be sent to other processes."""
+    """Hold the folders of cells, of shared models and of data; unlike a `Run` it can be sent to other processes."""
 
     folder: Path
     shared: Path
@@ -174,7 +174,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A trained model, or the reason why there is none.
+    """Hold a trained model, or the reason why there is none.
 
     Attributes:
         model: The model in evaluation mode; None if training failed.
@@ -320,7 +320,7 @@ def _fit_early_stopping(untrained: BaseAutoencoder, recipe: Recipe, images: Imag
     fit(untrained, data, logs, progress=False, accelerator="cpu", tensorboard=False, **options)
 
 
-def train_ahead(
+def train_in_parallel(
     folder: Path,
     recipe: Recipe,
     wanted: Iterable[tuple[str, int]],

@@ -24,7 +24,7 @@ from marquis_experiments.common.training import Shuffled, descend
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: the same for every weight decay, every ensemble member and the evidence.
+    """Describe how a network is trained: alike for every weight decay, every ensemble member and the evidence.
 
     Attributes:
         epochs: Number of passes over the training rows.

@@ -47,7 +47,7 @@ def to_mode(
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The round of the largest evidence: a fitted Laplace with its own copy of the network."""
+    """Hold the round of the largest evidence: a fitted Laplace with a copy of the network."""
 
     laplace: Laplace
     log_evidence: float
@@ -56,7 +56,7 @@ class Trained:
 
     @property
     def weights(self) -> int:
-        """Number of weights."""
+        """Return the number of weights."""
         return self.laplace.posterior.num_random
 
 

@@ -23,7 +23,7 @@ Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Positions of one chain after the warm-up.
+    """Hold the positions of one chain after the warm-up.
 
     Attributes:
         positions: Positions `[kept, P]`.
@@ -90,7 +90,7 @@ def chain(
 
 
 class _DualAveraging:
-    """The step size, moved so that the mean acceptance approaches `TARGET`; constants of Hoffman and Gelman."""
+    """Adapt the step size so that the mean acceptance approaches `TARGET`; constants of Hoffman and Gelman."""
 
     def __init__(self, step: float) -> None:
         self.step = self.settled = step

@@ -90,7 +90,7 @@ def jobs(settings: Settings) -> list[tuple[str, str, int]]:
 
 
 class OneHiddenLayer(nn.Module):
-    """Inputs, one layer of tanh units, one output; a weight tensor per input, so that each has a prior precision.
+    """Compute one layer of tanh units and an output; a weight tensor per input, so that each has a prior precision.
 
     The same function as `Linear, Tanh, Linear`.
     """
@@ -111,7 +111,7 @@ class OneHiddenLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Fold:
-    """One split, standardised by its training rows; `scale` is the labels' standard deviation before that."""
+    """Hold one split, standardised by its training rows; `scale` is the labels' standard deviation before that."""
 
     x: Tensor
     y: Tensor

@@ -66,7 +66,7 @@ def precisions_of(precisions: Mapping[str, float], inputs: int) -> Weights:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The posterior that all methods approximate: rows, prior precisions that broadcast to the weights, noise."""
+    """Describe the posterior of all methods: rows, prior precisions that broadcast to the weights, noise."""
 
     x: Tensor
     y: Tensor

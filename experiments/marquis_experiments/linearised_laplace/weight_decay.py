@@ -31,7 +31,7 @@ UPDATE = "mackay"
 
 @dataclass(frozen=True)
 class Case:
-    """One network on one data set, and how large the comparison is.
+    """Describe one network on one data set, and how large the comparison is.
 
     Attributes:
         data: "mnist" or "fashion-mnist".
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of data and network."""
+        """Return the name of data and network."""
         return f"{self.data}-{self.kind}"
 
     def load(self, data_dir: str | Path | None, or_digits: bool) -> ImageData:
@@ -96,7 +96,7 @@ def cases(size: str) -> dict[str, Case]:
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """The network whose weight decay is best on validation data, and validation scores by precision."""
+    """Hold the network whose weight decay is best on validation data, and validation scores by precision."""
 
     precision: float
     network: nn.Module

@@ -56,7 +56,7 @@ IN_PACKAGES = {
 
 @dataclass(frozen=True, eq=False)
 class HiddenTable:
-    """A table of which some entries are missing.
+    """Hold a table of which some entries are missing.
 
     Attributes:
         holes: `[N, d]`, NaN where an entry is missing.
@@ -69,7 +69,7 @@ class HiddenTable:
 
 @dataclass(frozen=True, eq=False)
 class OutlierTable:
-    """Training rows, and in-distribution and outlying test rows, standardised by the training rows."""
+    """Hold training rows, and in-distribution and outlying test rows, standardised by the training rows."""
 
     train: np.ndarray
     inside: np.ndarray

@@ -78,7 +78,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
         self._seed = new_seed(generator)
         options = rename_options(options, NEW_NAMES, "LaplacianAutoencoder")
         self._options = {"preset": preset, **options}
-        made = self._make(1 if num_data is None else num_data)  # refuses wrong options now, not when training begins
+        made = self._new_learner(1 if num_data is None else num_data)  # refuses wrong options now, not later
         self._online = None if num_data is None else made
 
     @property
@@ -93,12 +93,12 @@ class LaplacianAutoencoder(BaseAutoencoder):
         if saved is None and learner is not None and learner.device.type != next(self.parameters()).device.type:
             saved = {"num_data": learner.num_data, "state": learner.state_dict()}
         if saved is not None:
-            learner = self._make(int(saved["num_data"]))
+            learner = self._new_learner(int(saved["num_data"]))
             learner.load_state_dict(saved["state"])
             self._online, self._held = learner, None
         return learner
 
-    def _make(self, num_data: int) -> OnlineLaplace:
+    def _new_learner(self, num_data: int) -> OnlineLaplace:
         """Return a new online learner of the joined networks."""
         seeded = torch.Generator().manual_seed(self._seed)
         return OnlineLaplace(
@@ -117,7 +117,7 @@ class LaplacianAutoencoder(BaseAutoencoder):
     def begin(self, num_data: int) -> None:
         """Make the learner, now that the number of samples and the device are known, unless there is one already."""
         if self.online is None:
-            self._online = self._make(num_data)
+            self._online = self._new_learner(num_data)
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative log-likelihood at a sampled network and the prior's share; updates the curvature."""

@@ -139,7 +139,7 @@ def fit_posthoc(
         temperature=temperature,
         posterior_temperature=posterior_temperature,
     )
-    data = _Reconstructing(loader, autoencoder)
+    data = _InputsAsLabels(loader, autoencoder)
     mask_of = itemgetter(2) if autoencoder.missing else None
     laplace.fit(data, generator=generator, progress=progress, mask_of=mask_of, **options)
     if tune:
@@ -147,7 +147,7 @@ def fit_posthoc(
     return from_posterior(network.encoder, network.decoder, laplace, missing=autoencoder.missing)
 
 
-class _Reconstructing:
+class _InputsAsLabels:
     """Iterate over a loader with its inputs as labels."""
 
     def __init__(self, loader: Iterable[Any], autoencoder: BaseAutoencoder) -> None:

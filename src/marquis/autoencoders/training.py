@@ -102,7 +102,7 @@ def fit(
     make_folder(checkpoints)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: a process without a console
     table = EpochTable(out / METRICS, print if progress and not on_terminal else None)
-    interruption, watch = Interruption(), RemovalWatch(lambda: _is_there(checkpoints))
+    interruption, watch = Interruption(), RemovalWatch(lambda: _folder_exists(checkpoints))
     ours: list[Callback] = [watch, RandomStream(seed), PlateauSteps(), table, epoch_checkpoints, interruption]
     if progress and on_terminal:
         ours.append(_Bar(leave=False))
@@ -149,7 +149,7 @@ def fit(
     return TrainingResult(len(table.rows), epoch, best, rule.exhausted, table.rows, out)
 
 
-def _is_there(folder: Path) -> bool:
+def _folder_exists(folder: Path) -> bool:
     """Return whether a folder is there; one that was removed is made again."""
     if folder.is_dir():
         return True

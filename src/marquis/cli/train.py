@@ -72,7 +72,7 @@ def train(
         with run.held():
             _train(run, where, report)
     except KeyboardInterrupt as stopped:
-        typer.echo(f"\n{str(stopped) or 'stopped'}; resume with: {_again(run)}", err=True)
+        typer.echo(f"\n{str(stopped) or 'stopped'}; resume with: {_resume_command(run)}", err=True)
         raise
 
 
@@ -81,7 +81,7 @@ def _run_of_the_first_process(chosen: dict[str, Any], out: Path | None) -> Run:
     from marquis.run import Run
     from marquis.run.directory import CONFIG
 
-    path = _path(chosen, out)
+    path = _run_folder(chosen, out)
     for _ in range(6000):
         if (path / CONFIG).exists():
             break
@@ -89,7 +89,7 @@ def _run_of_the_first_process(chosen: dict[str, Any], out: Path | None) -> Run:
     return Run.open(path)
 
 
-def _again(run: Run) -> str:
+def _resume_command(run: Run) -> str:
     """Return the command that resumes a run."""
     return f"marquis train {run.settings.model} --out {run.path} --resume"
 
@@ -111,13 +111,13 @@ def _run(chosen: dict[str, Any], out: Path | None, resume: bool, force: bool) ->
 
     if out is None and chosen["data"] is None:
         raise DataError("say what to train on (--data NAME or PATH), or which run to resume (--out DIR --resume)")
-    path = _path(chosen, out)
+    path = _run_folder(chosen, out)
     if resume:
         return Run.open(path).resumed(chosen)
     return Run.create(path, TrainingSettings.of(chosen), force=force)
 
 
-def _path(chosen: dict[str, Any], out: Path | None) -> Path:
+def _run_folder(chosen: dict[str, Any], out: Path | None) -> Path:
     """Return the directory of a run."""
     return out or Path("runs") / f"{chosen['model']}-{Path(chosen['data']).stem}"
 
@@ -150,13 +150,13 @@ def _train(run: Run, where: dict[str, Any], report: bool) -> None:
     if watch.removed or not run.check_config():
         raise StorageError(
             f"{run.path / CONFIG} was removed during training. It was written again; the checkpoints are kept, and "
-            f"`{_again(run)}` goes on with them"
+            f"`{_resume_command(run)}` goes on with them"
         )
     finished = run.spec.finish(model, data.train_dataloader(), seed=settings.seed)
     save(run.model_path, finished, run.spec)
     summary = _summary(run, finished, trained)
     write_json(run.path / SUMMARY, {"version": SUMMARY_VERSION, **summary})
-    _show(summary)
+    _print_summary(summary)
     warning = untrained_warning(summary)
     if warning is not None:
         typer.echo(f"marquis: warning: {warning}", err=True)
@@ -188,7 +188,7 @@ def _summary(run: Run, model: BaseAutoencoder, trained: TrainingResult) -> dict[
     return {**summary, **held_out_metrics(model, held_out), ERROR_OF_MEAN: error_of_mean(data.train, held_out)}
 
 
-def _show(summary: dict[str, Any]) -> None:
+def _print_summary(summary: dict[str, Any]) -> None:
     """Print the summary of a training as a table."""
     from rich.console import Console
     from rich.table import Table

@@ -101,7 +101,7 @@ def read_npz(content: bytes, where: object) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except _NUMPY_COMPLAINTS as problem:
-        raise DataError(f"{where} cannot be read as npz: {_why(problem)}") from problem
+        raise DataError(f"{where} cannot be read as npz: {_reason(problem)}") from problem
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):  # other files in a zip archive come as bytes
             raise DataError(f"{where} is a zip file that holds {key}, which is no array; write it with numpy.savez")
@@ -116,10 +116,10 @@ def read_npy(content: bytes, where: object) -> np.ndarray:
     try:
         return np.load(io.BytesIO(content), allow_pickle=False)
     except _NUMPY_COMPLAINTS as problem:
-        raise DataError(f"{where} cannot be read as npy: {_why(problem)}") from problem
+        raise DataError(f"{where} cannot be read as npy: {_reason(problem)}") from problem
 
 
-def _why(problem: Exception) -> str:
+def _reason(problem: Exception) -> str:
     """Return numpy's reason, without its advice `allow_pickle=True`, which we never follow."""
     if "pickle" in str(problem):
         return "it is corrupt, or holds pickled Python objects, which are refused; save plain numeric arrays instead"

@@ -54,12 +54,12 @@ class Anderson:
             before = self._steps[-2]
             steady = (step * before > 0) & (step.abs() >= STEADY * before.abs())
             moved = torch.where(moved * step < 0, torch.where(steady, FASTER * step, step), moved)
-        bound = longest(step)
+        bound = longest_jumps(step)
         moved = torch.where(moved.isfinite(), moved, step).clamp(-bound, bound)
         return torch.where(step == 0, step, moved)  # held, or pushing against a limit: stays
 
 
-def longest(step: Tensor) -> Tensor:
+def longest_jumps(step: Tensor) -> Tensor:
     """Return the longest jump of each logarithm for a plain step."""
     return LONGEST * step.abs() + SHARED * step.abs().max()
 

@@ -14,7 +14,7 @@ from marquis.curvature.linop.products import root_times_transpose
 from marquis.distributed import exchange, sum_of_shares
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.statistics import Collector, Statistics
-from marquis.evidence.stored_jacobians import StoredBatch, fits, jacobian_of
+from marquis.evidence.stored_jacobians import StoredBatch, jacobian_of, jacobians_fit
 from marquis.functional.function import NetworkFunction
 from marquis.functional.linearise import BatchJacobian
 from marquis.functional.selection import parameters_of
@@ -130,7 +130,7 @@ class LinearModel:
 
     def _kept(self, x: Any, y: Tensor, mask: Tensor | None, f: Tensor) -> StoredBatch | None:
         """Return a batch with its Jacobian, if the Jacobians of all data fit."""
-        if not f.numel() or not fits(self.network, self.layout, f, self._n, self._limit):
+        if not f.numel() or not jacobians_fit(self.network, self.layout, f, self._n, self._limit):
             return None
         jacobian = jacobian_of(self.network, x, f)
         return None if jacobian is None else StoredBatch(x, y, mask, f, jacobian)

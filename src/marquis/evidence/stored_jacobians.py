@@ -42,7 +42,7 @@ class StoredBatch:
         return self._jacobian.mT @ (blocks.to(rows) @ rows).reshape(count * width, -1)
 
 
-def fits(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
+def jacobians_fit(network: NetworkFunction, layout: Layout, outputs: Tensor, data: int, limit: int | None) -> bool:
     """Return whether the Jacobians of all `data` examples fit into `limit` bytes; by default see `STORED_BYTES`."""
     if limit is None:
         limit = min(STORED_BYTES, available_bytes(network.device) // 4)

@@ -43,7 +43,7 @@ class Points:
     columns: tuple[str, ...] | None = None
     levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def some(self, most: int | None) -> Points:
+    def random_subset(self, most: int | None) -> Points:
         """Return at most `most` rows, chosen at random and in their order."""
         if most is None or len(self.rows) <= most:
             return self
@@ -154,7 +154,7 @@ class ExploredRun(ExploredModel):
             options["header"] = self.run.settings.header
         return replace(_points_of_rows(self.run.read(name, split=split, some=most, **options)), source=Path(name).name)
 
-    def own_points(self, split: str, most: int | None) -> Points:
+    def points_of_run(self, split: str, most: int | None) -> Points:
         """Return the run's own rows: those held out ("test"), those of training, or all."""
         return self.named(str(self.run.settings.data), split, most)
 

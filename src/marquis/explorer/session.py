@@ -57,8 +57,8 @@ class Session:
         self._same = SameSeed(explored.model, torch.Generator().manual_seed(seed))
         self.x = explored.inputs(points.rows)
         reference = explored.reference()
-        self._reference = None if reference is None else self._described(reference, "training rows")[2]
-        self.codes, self.code_std, parts = self._described(self.x, "codes and scores")
+        self._reference = None if reference is None else self._codes_and_scores(reference, "training rows")[2]
+        self.codes, self.code_std, parts = self._codes_and_scores(self.x, "codes and scores")
         self._reference = parts if self._reference is None else self._reference
         self.scores = self._with_combined(parts)
         self.decoders = geometry.SampledDecoders(explored.model, SAMPLES, generator=self._same.generator())
@@ -93,7 +93,7 @@ class Session:
 
     # --- codes and scores --------------------------------------------------------------------------------
 
-    def _described(self, x: Tensor, what: str) -> tuple[np.ndarray, np.ndarray, ood.Scores]:
+    def _codes_and_scores(self, x: Tensor, what: str) -> tuple[np.ndarray, np.ndarray, ood.Scores]:
         """Return codes, their standard deviations, and scores, all by the same networks."""
         means, stds, parts = [], [], []
         for batch in batches(self.explored.model, x, BATCH, what, self.progress):
@@ -117,7 +117,7 @@ class Session:
         Returns:
             `codes`, `code_std`, `scores`, and for each score `auroc` and the points `fpr`, `tpr` of its ROC curve.
         """
-        codes, std, parts = self._described(self.explored.inputs(points.rows), "second data set")
+        codes, std, parts = self._codes_and_scores(self.explored.inputs(points.rows), "second data set")
         scores = self._with_combined(parts)
         curves = {}
         for name, score in scores.items():

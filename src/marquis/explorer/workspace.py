@@ -57,7 +57,7 @@ class Workspace:
         explored = [explored_model(model) for model in models]
         if len(explored) == 2 and explored[0].name == explored[1].name:
             explored[0].name, explored[1].name = f"{explored[0].name} 1", f"{explored[1].name} 2"
-        self.points = _rows(explored[0], data, labels, split).some(most)
+        self.points = _rows(explored[0], data, labels, split).random_subset(most)
         self.sessions = [Session(each, self.points, progress=progress) for each in explored]
         self.most, self._lock = most, threading.Lock()
         self.second: tuple[Points, list[Answer]] | None = None
@@ -70,7 +70,7 @@ class Workspace:
         if points.rows.shape[1:] != self.points.rows.shape[1:]:
             shapes = f"{list(points.rows.shape[1:])} instead of {list(self.points.rows.shape[1:])}"
             raise DataError(f"{points.source}: rows of shape {shapes}")
-        points = points.some(self.most)
+        points = points.random_subset(self.most)
         compared = [session.compare(points) for session in self.sessions]
         with self._lock:
             self.second = points, compared
@@ -87,7 +87,7 @@ class Workspace:
         """
         suffix = Path(name).suffix.lower()
         if suffix not in UPLOADS:
-            raise DataError(f"{_shown(name)}: files ending in {', '.join(UPLOADS)} are read")
+            raise DataError(f"{_short_name(name)}: files ending in {', '.join(UPLOADS)} are read")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"upload{suffix}"
             path.write_bytes(content)
@@ -95,8 +95,8 @@ class Workspace:
                 with allowing(MOST_UNPACKED):
                     points = self.sessions[0].explored.read(path)
             except DataError as problem:
-                raise DataError(str(problem).replace(str(path), _shown(name))) from problem
-        self.set_second(replace(points, source=_shown(name)))
+                raise DataError(str(problem).replace(str(path), _short_name(name))) from problem
+        self.set_second(replace(points, source=_short_name(name)))
 
     def session(self, number: int) -> Session:
         """Return the session of a model, from 0."""
@@ -139,13 +139,13 @@ class Workspace:
     def about(self) -> Answer:
         """Return what there is: the models, the data, and what can be asked."""
         rows, image = self.points.rows, is_image(self.points.rows)
-        names, labels = _coded(self.points.labels)
+        names, labels = _class_numbers(self.points.labels)
         return {
             "kind": "image" if image else "table",
             "shape": list(rows.shape[1:]),
             "rows": len(rows),
             "source": self.points.source,
-            "columns": None if image else list(column_names(_flat(self.points))),
+            "columns": None if image else list(column_names(_flat_points(self.points))),
             "values": None if image else rows.reshape(len(rows), -1),
             "levels": {str(column): list(names) for column, names in self.points.levels.items()},
             "labels": labels,
@@ -179,7 +179,7 @@ class Workspace:
         second = self.second
         if second is None:
             return {"rows": 0, "models": []}
-        names, labels = _coded(second[0].labels)
+        names, labels = _class_numbers(second[0].labels)
         rows = second[0].rows
         values = None if is_image(rows) else rows.reshape(len(rows), -1)
         shared = {"rows": len(rows), "source": second[0].source, "labels": labels, "label_names": names}
@@ -191,18 +191,18 @@ def _rows(explored: ExploredModel, data: Any, labels: Any, split: str | None) ->
     if isinstance(data, Points):
         return data
     if isinstance(explored, ExploredRun) and (data is None or isinstance(data, (str, Path))):
-        return explored.own_points(split or "test", None) if data is None else explored.named(str(data))
+        return explored.points_of_run(split or "test", None) if data is None else explored.named(str(data))
     if data is None:
         raise DataError("data= is needed: only a run's folder knows its own data")
     return explored.read(Path(data)) if isinstance(data, (str, Path)) else explored.points(data, labels)
 
 
-def _flat(points: Points) -> Points:
+def _flat_points(points: Points) -> Points:
     """Return points with flat rows."""
     return points if points.rows.ndim == 2 else Points(points.rows.reshape(len(points.rows), -1), None, points.source)
 
 
-def _shown(name: str) -> str:
+def _short_name(name: str) -> str:
     """Return a file's own name, in one line of reasonable length."""
     return " ".join(name.replace("\\", "/").rsplit("/", 1)[-1].split())[:80] or "file"
 
@@ -211,7 +211,7 @@ MOST_CLASSES = 40
 """Different labels up to which they are classes with a colour each; more numbers are a scale."""
 
 
-def _coded(labels: np.ndarray | None) -> tuple[list[str] | None, np.ndarray | None]:
+def _class_numbers(labels: np.ndarray | None) -> tuple[list[str] | None, np.ndarray | None]:
     """Return the names of classes and the number of each row's class; numbers that are no classes stay as they are."""
     if labels is None:
         return None, None

@@ -153,12 +153,12 @@ def fit(
     if isinstance(parameters, Subnetwork):
         structure = parameters.structure
         if isinstance(prior, Posterior):
-            chosen, bound = _as_before(prior)
+            chosen, bound = _of_earlier_posterior(prior)
         else:
             if parameters.needs_data:
                 refuse_one_shot(loader, f"Subnetwork(by={parameters.by!r}), which first ranks the weights,")
             ranking = {"estimator": estimator, "temperature": temperature, **common}
-            chosen, bound = _choose(parameters, model, everything, opened, likelihood, prior, x, ranking)
+            chosen, bound = _chosen_weights(parameters, model, everything, opened, likelihood, prior, x, ranking)
         curvature = subcurvature(
             model, opened, unit, chosen, structure, estimator, observer=collector.observe, **common
         )
@@ -212,7 +212,7 @@ def _default_estimator(model: Model, x: Any, likelihood: Likelihood, params: Map
     return "exact" if columns <= FEW_OUTPUTS else "sketched"
 
 
-def _choose(
+def _chosen_weights(
     subnetwork: Subnetwork,
     model: Model,
     everything: Mapping[str, Tensor],
@@ -244,7 +244,7 @@ def _as_prior(
     return StructuredPrior(layout, prior.precision, prior.vector)
 
 
-def _as_before(prior: Posterior) -> tuple[Chosen, StructuredPrior]:
+def _of_earlier_posterior(prior: Posterior) -> tuple[Chosen, StructuredPrior]:
     """Return the weights of an earlier subnetwork, and its posterior as the prior."""
     if prior.index is None:
         raise UnsupportedOperationError(

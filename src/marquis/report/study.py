@@ -17,7 +17,7 @@ from marquis.likelihoods import Bernoulli
 from marquis.report.examples import Examples
 from marquis.report.figures import posterior_of, posterior_widths
 from marquis.report.latent_map import LatentMap, latent_map
-from marquis.tasks.batches import SameSeed, batches, require
+from marquis.tasks.batches import SameSeed, batches, require_method
 from marquis.tasks.calibration import coverage
 from marquis.tasks.ranking import auroc
 
@@ -86,8 +86,8 @@ def study(
     seed: int = 0,
 ) -> Study:
     """Reconstruct held-out and OOD data, map the codes, and summarise the posterior."""
-    require(model, "reconstruct")
-    require(model, "decode")
+    require_method(model, "reconstruct")
+    require_method(model, "decode")
     effort = effort or Effort.sensible(x.shape[1:])
     same = SameSeed(model, torch.Generator().manual_seed(seed))
     seen = _Pass.over(model, x, effort, same, HELD_OUT)

@@ -87,7 +87,7 @@ class Run:
         path = Path(path)
         with storage_errors(path):
             _require_free(path, force)
-            run = cls._described(path, settings)
+            run = cls._new_run(path, settings)
             _ = run.new_model  # refuses what cannot be built before anything is removed or written
             run.data_module.setup()  # refuses too few rows
             path.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Run:
         return run
 
     @classmethod
-    def _described(cls, path: Path, settings: TrainingSettings) -> Run:
+    def _new_run(cls, path: Path, settings: TrainingSettings) -> Run:
         """Look at the training data, and return the run that they and the settings describe."""
         train = load_rows(settings, "train")
         if settings.batch_size is None:

@@ -66,7 +66,7 @@ def rows_of(
     if columns is not None and names is not None:
         x, names = _in_order(x, names, columns, targets, data.source)
     if tuple(x.shape[1:]) != tuple(shape):
-        raise DataError(f"{data.source}: {_called(x.shape[1:])}, but the model was trained on {_called(shape)}")
+        raise DataError(f"{data.source}: {_in_words(x.shape[1:])}, but the model was trained on {_in_words(shape)}")
     scaled = (x if scaling is None else scaling.scaled(x)).to(torch.float32)  # what models are trained in
     too_large = (scaled.abs() > LARGEST).flatten(1).any(1)
     if bool(too_large.any()):
@@ -89,7 +89,7 @@ def _in_order(
     return x[:, torch.tensor([names.index(name) for name in columns])], columns
 
 
-def _called(shape: Sequence[int]) -> str:
+def _in_words(shape: Sequence[int]) -> str:
     """Describe the shape of an example in words."""
     if len(shape) == 1:
         return f"{shape[0]} columns"

@@ -38,9 +38,9 @@ class Scaling:
         present = ~x.isnan()
         count = present.sum(0)
         if not bool((count > 0).all()):
-            raise DataError(f"{_called(count == 0, names)} has no values in the training rows; remove it")
+            raise DataError(f"{_name_of_first(count == 0, names)} has no values in the training rows; remove it")
         if len(x) > 1 and not bool((count > 1).all()):
-            raise DataError(f"{_called(count == 1, names)} has a single value in the training rows; remove it")
+            raise DataError(f"{_name_of_first(count == 1, names)} has a single value in the training rows; remove it")
         values = torch.where(present, x, 0).double()
         mean = values.sum(0) / count
         difference = torch.where(present, x.double() - mean, 0)
@@ -49,7 +49,9 @@ class Scaling:
         constant = (difference.abs().amax(0) <= 1e-12 * mean.abs()) & mean.isfinite()
         wrong = ~constant & ~((deviation > torch.finfo(torch.float64).tiny) & deviation.isfinite() & mean.isfinite())
         if bool(wrong.any()):
-            raise DataError(f"{_called(wrong, names)} has numbers too large or too small to be scaled; use other units")
+            raise DataError(
+                f"{_name_of_first(wrong, names)} has numbers too large or too small to be scaled; use other units"
+            )
         centre = torch.where(constant, first_values(x, present), mean)
         return cls(centre, torch.where(constant, 1.0, deviation), constant)
 
@@ -104,7 +106,7 @@ def first_values(x: Tensor, present: Tensor) -> Tensor:
     return x.double().gather(0, present.int().argmax(0, keepdim=True))[0]
 
 
-def _called(wrong: Tensor, names: Sequence[str] | None) -> str:
+def _name_of_first(wrong: Tensor, names: Sequence[str] | None) -> str:
     """Return the name of the first of the columns that are wrong."""
     number = int(wrong.nonzero()[0])
     return f"column {names[number]!r}" if names else f"column number {number + 1}"

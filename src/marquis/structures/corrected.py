@@ -37,7 +37,7 @@ class CorrectedOperator(KroneckerOperator):
         return self.factor * self.values
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._back(self._rotate(v) * (self._curvature + self.shift))
+        return self._from_eigenbasis(self._to_eigenbasis(v) * (self._curvature + self.shift))
 
     def diagonal(self) -> Tensor:
         return self._spread_squares(self._curvature + self.shift)

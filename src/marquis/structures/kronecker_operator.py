@@ -82,11 +82,11 @@ class KroneckerOperator(Operator):
         """Reshape vectors `[..., n]` to `[..., g, r, s]`."""
         return fold(v, self._shape, self.channels)
 
-    def _rotate(self, v: Tensor) -> Tensor:
+    def _to_eigenbasis(self, v: Tensor) -> Tensor:
         """Return coordinates in the eigenbasis, `[..., g, r, s]`."""
         return self.bases[0].mT @ self._fold(v) @ self.bases[1]
 
-    def _back(self, v: Tensor) -> Tensor:
+    def _from_eigenbasis(self, v: Tensor) -> Tensor:
         """Return vectors `[..., n]` from coordinates in the eigenbasis."""
         return unfold(self.bases[0] @ v @ self.bases[1].mT, self.channels)
 
@@ -115,15 +115,15 @@ class KroneckerOperator(Operator):
         return self.eigenvalues.log().sum()
 
     def solve(self, v: Tensor) -> Tensor:
-        return self._back(self._rotate(v) / self.eigenvalues)
+        return self._from_eigenbasis(self._to_eigenbasis(v) / self.eigenvalues)
 
     def sample_from(self, z: Tensor) -> Tensor:
         """Return Q [z / sqrt(eigenvalues)] R^T."""
-        return self._back(self._fold(z) / self.eigenvalues.sqrt())
+        return self._from_eigenbasis(self._fold(z) / self.eigenvalues.sqrt())
 
     def quadratic(self, jacobian: Tensor, diagonal_only: bool) -> Tensor:
         """Return J A^-1 J^T by the eigenbasis: O(o n (r + s)), and O(o^2 n) for the whole matrix."""
-        half = self._rotate(jacobian) / self.eigenvalues.sqrt()
+        half = self._to_eigenbasis(jacobian) / self.eigenvalues.sqrt()
         return gram(half.reshape(jacobian.shape), diagonal_only)
 
     def inverse_diagonal(self) -> Tensor:

@@ -24,20 +24,20 @@ def last_layer(model: Model, params: Mapping[str, Tensor], x: Any) -> list[str]:
     network = network_of(model, {name: p.detach() for name, p in params.items()}, x)
     owner = {number: name for name, number in network.parameters.items()}
 
-    def behind(number: int) -> list[str]:
+    def parameters_behind(number: int) -> list[str]:
         """Return the parameters that a value without the batch is made of."""
         if number in owner:
             return [owner[number]]
         step = network.producers.get(number)
         if step is None or number in network.batched:
             return []
-        return [name for source in step.inputs for name in behind(source)]
+        return [name for source in step.inputs for name in parameters_behind(source)]
 
     fallback: list[str] = []
     for step in reversed(network.steps):
         if network.output not in network.dependents([step.value]) or step.value not in network.batched:
             continue
-        names = list(dict.fromkeys(name for number in step.inputs for name in behind(number)))
+        names = list(dict.fromkeys(name for number in step.inputs for name in parameters_behind(number)))
         if names and is_layer(step):
             return [name for name in params if name in names]
         fallback = fallback or names

@@ -97,7 +97,7 @@ def data_tensor(model: Any, data: Any, what: str) -> Tensor:
     return tensor.to(weight.dtype)
 
 
-def require(model: Any, method: str) -> None:
+def require_method(model: Any, method: str) -> None:
     """Refuse a model without one of the protocol's methods before anything is computed."""
     if not callable(getattr(model, method, None)) or isinstance(model, (str, type)):  # texts have an `encode`
         raise UnsupportedOperationError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from marquis.arguments import AtLeastOne, checked_arrays
 from marquis.choices import choose
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.tasks.batches import Data, SameSeed, batches, naming_shape, require
+from marquis.tasks.batches import Data, SameSeed, batches, naming_shape, require_method
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -50,7 +50,7 @@ def contributions(
     Returns:
         `[n, ...]`, of the shape of the data; positive where an entry makes its sample more of an outlier.
     """
-    require(model, "reconstruct")
+    require_method(model, "reconstruct")
     score = choose("score", score, EXPLAINED, error=DataError)
     same, parts = SameSeed(model, generator), []
     for x in batches(model, data, batch_size, "contributions", progress):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marquis.errors import DataError
 from marquis.randomness import permutation
-from marquis.tasks.batches import SameSeed, batches, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, naming_shape, require_method
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ def means_and_copies(
     model: Any, x: Tensor, selected: Tensor, samples: int, same: SameSeed, batch_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
     """Return mean codes `[n, K]`, and all samples `[S, m, K]` of the m selected rows."""
-    require(model, "encode")
+    require_method(model, "encode")
     means, copies, start = [], [], 0
     for batch in batches(model, x, batch_size, "codes", progress):
         here = selected[start : start + len(batch)]

@@ -12,7 +12,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
 from marquis.likelihoods import Bernoulli
 from marquis.randomness import device_for, normal, permutation
-from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require_method
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -52,7 +52,7 @@ def sample(
         progress: Show a bar on a terminal.
     """
     for method in ("encode", "decode"):
-        require(model, method)
+        require_method(model, method)
     if noise and isinstance(getattr(model, "likelihood", None), Bernoulli):
         raise UnsupportedOperationError(
             "noise=True adds a Gaussian's noise, and this model has a Bernoulli likelihood: leave it out. The "

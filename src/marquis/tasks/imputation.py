@@ -15,7 +15,7 @@ from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
 from marquis.options import warn_renamed
-from marquis.tasks.batches import as_tensor, batches, data_tensor, device_of, dtype_of, naming_shape, require
+from marquis.tasks.batches import as_tensor, batches, data_tensor, device_of, dtype_of, naming_shape, require_method
 from marquis.tasks.imputation_results import Imputation, ImputationErrors, WeightedImputation, errors
 from marquis.tasks.imputation_weighted import impute_weighted
 from marquis.tasks.masks import FILLS, as_mask, initial_fill, minmax_noise, top_half
@@ -78,7 +78,7 @@ def impute(
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
-    require(model, "reconstruct")
+    require_method(model, "reconstruct")
     x = data_tensor(model, x, "imputation")
     missing = as_mask(x, missing)
     filled = torch.where(missing, initial_fill(x, missing, fill, generator), x)

@@ -10,7 +10,7 @@ from torch import Tensor
 from marquis.arguments import AtLeastOne, NotNegative, checked_arrays
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.randomness import uniform
-from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require
+from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require_method
 from marquis.tasks.imputation_results import WeightedImputation
 from marquis.tasks.masks import as_mask
 
@@ -60,7 +60,7 @@ def impute_weighted(
         batch_size: Number of samples at a time.
         progress: Show a bar on a terminal.
     """
-    require(model, "reconstruct")
+    require_method(model, "reconstruct")
     x, reference = data_tensor(model, x, "imputation"), data_tensor(model, reference, "reference set")
     missing = as_mask(x, missing)
     _check_reference(reference, x)

@@ -14,7 +14,7 @@ from marquis.arguments import AtLeastOne, checked, checked_arrays, checked_metho
 from marquis.errors import DataError
 from marquis.notebook import ShownAsText
 from marquis.options import renamed_arguments, renamed_attributes, warn_renamed
-from marquis.tasks.batches import Data, SameSeed, as_tensor, batches, naming_shape, require
+from marquis.tasks.batches import Data, SameSeed, as_tensor, batches, naming_shape, require_method
 from marquis.tasks.contributions import contributions as contributions
 from marquis.tasks.contributions import entries_of
 from marquis.tasks.ranking import RocCurve, auroc, average_precision, fpr_at_tpr, roc_curve
@@ -295,7 +295,7 @@ def _scores(
     what: str,
 ) -> tuple[Scores, torch.Size, int]:
     """Return the scores, the shape of a sample, and the number of networks that the model really sampled."""
-    require(model, "reconstruct")
+    require_method(model, "reconstruct")
     parts: list[Scores] = []
     shape, networks = torch.Size(), 0
     for x in batches(model, data, batch_size, what, progress):

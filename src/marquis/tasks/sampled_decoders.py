@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marquis.arguments import AtLeastOne, checked_methods
 from marquis.errors import DataError
-from marquis.tasks.batches import SameSeed, device_of, dtype_of, naming_shape, require
+from marquis.tasks.batches import SameSeed, device_of, dtype_of, naming_shape, require_method
 
 if TYPE_CHECKING:
     from marquis.autoencoders import UncertainAutoencoder
@@ -37,7 +37,7 @@ class SampledDecoders:
     def __init__(
         self, model: UncertainAutoencoder, samples: AtLeastOne = 20, *, generator: torch.Generator | None = None
     ) -> None:
-        require(model, "decode")
+        require_method(model, "decode")
         self._model, self._samples = model, samples
         self._same = SameSeed(model, generator)
         self._draws = self._kept_draws()
@@ -70,7 +70,7 @@ class SampledDecoders:
             yield from self._by_protocol(z).samples.flatten(2)
             return
         for draw in self._draws:
-            yield self._called(draw, z).mean.flatten(1)
+            yield self._output_of(draw, z).mean.flatten(1)
 
     @torch.no_grad()
     def shaped_outputs(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -78,7 +78,7 @@ class SampledDecoders:
         if self._draws is None:
             result = self._by_protocol(z)
             return result.samples, result.noise_variance
-        outputs = [self._called(draw, z) for draw in self._draws]
+        outputs = [self._output_of(draw, z) for draw in self._draws]
         noise = [output.noise_variance for output in outputs if output.noise_variance is not None]
         return torch.stack([output.mean for output in outputs]), torch.stack(noise).mean(0) if noise else None
 
@@ -100,7 +100,7 @@ class SampledDecoders:
         """
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
-            outputs = self._called(draw, leaf).mean.flatten(1)
+            outputs = self._output_of(draw, leaf).mean.flatten(1)
             u = torch.zeros_like(outputs, requires_grad=True)
             (pulled,) = torch.autograd.grad(outputs, leaf, u, create_graph=True)
             columns = [
@@ -121,7 +121,7 @@ class SampledDecoders:
             columns = [(above[number] - below[number]).flatten(1) / (2 * step) for above, below in beside]
             yield outputs.flatten(1), torch.stack(columns, -1)
 
-    def _called(self, draw: Any, z: Tensor) -> Any:
+    def _output_of(self, draw: Any, z: Tensor) -> Any:
         """Return the output of one sampled network in evaluation mode."""
         from marquis.variational.base import evaluation_mode
 

@@ -29,7 +29,7 @@ QUIET, LIVELY = 0.1, 0.3
 
 @dataclass(frozen=True)
 class Job:
-    """One row of one part; everything but `part` and `label` identifies its cell."""
+    """Describe one row of one part; everything but `part` and `label` identifies its cell."""
 
     part: str
     label: str
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Images:
-    """Training and test images of a cell; `outside` maps a name to outliers."""
+    """Hold training and test images of a cell; `outside` maps a name to outliers."""
 
     train: Tensor
     test: Tensor
@@ -124,7 +124,7 @@ def evaluate(job: Job, settings: Settings, images: Images) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of some images under a model, per image except for `sampled_errors [draws, n]` and `covered`."""
+    """Hold the scores of images under a model, per image except for `sampled_errors [draws, n]` and `covered`."""
 
     sampled_errors: Tensor
     error: Tensor

@@ -16,7 +16,7 @@ POSTHOC_AT = (1.0, 0.1)
 
 @dataclass(frozen=True)
 class Training:
-    """One training: what the weights of a network depend on, besides data, split and seed.
+    """Describe one training: what the weights of a network depend on, besides data, split and seed.
 
     Attributes:
         noise: "one" also serves "per output" where the training is plain.
@@ -37,7 +37,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate: a training, and how its posterior is evaluated.
+    """Describe one candidate: a training, and how its posterior is evaluated.
 
     Attributes:
         training: Which network.

@@ -169,21 +169,21 @@ def checksum(value: Any) -> str:
     return hashlib.sha256(json.dumps(rounded(value), sort_keys=True).encode()).hexdigest()
 
 
-def own_score(results: Mapping[str, Any], data: str, name: str) -> str:
+def best_score(results: Mapping[str, Any], data: str, name: str) -> str:
     """Return the score that was a candidate's best on withheld clusters."""
     by_score = {score: mean(auroc_values(results, score)[data][name].values()) for score in SCORES[:-1]}
     return max(by_score, key=by_score.__getitem__)
 
 
-def qualities(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def outlier_areas(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return for every candidate, data set and seed the mean AUROC over the closed outlier sets, by its own score."""
-    quality: dict[str, dict[str, float]] = {}
+    areas: dict[str, dict[str, float]] = {}
     for row in results["opened"]:
         for name, scores in row["scores"].items():
-            score = own_score(results, row["data"], name)
+            score = best_score(results, row["data"], name)
             area = mean(by_score[score] for by_score in scores["auroc"].values())
-            quality.setdefault(name, {})[f"{row['data']}-{row['seed']}"] = area
-    return quality
+            areas.setdefault(name, {})[f"{row['data']}-{row['seed']}"] = area
+    return areas
 
 
 def regrets(results: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, list[float]]:
@@ -191,9 +191,9 @@ def regrets(results: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, 
 
     The best candidate is the one with the highest mean over data sets and seeds.
     """
-    quality = qualities(results)
-    best = max(quality, key=lambda name: mean(quality[name].values()))
+    areas = outlier_areas(results)
+    best = max(areas, key=lambda name: mean(areas[name].values()))
     return {
-        criterion: [quality[best][key] - quality[name][key] for key in sorted(quality[best].keys() & quality[name])]
+        criterion: [areas[best][key] - areas[name][key] for key in sorted(areas[best].keys() & areas[name])]
         for criterion, name in {**chosen, "best": best}.items()
     }

@@ -20,7 +20,7 @@ SPLITS = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (6, 7, 8)}
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one data set and split.
+    """Hold the images of one data set and split.
 
     Attributes:
         train: Training images (of the clusters that are kept).

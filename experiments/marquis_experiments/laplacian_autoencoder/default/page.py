@@ -16,12 +16,12 @@ from marquis_experiments.laplacian_autoencoder.default.choice import (
     CRITERIA,
     SCORES,
     auroc_values,
+    best_score,
     choices,
     criteria_values,
     fixed_scores,
     mean_ranks,
-    own_score,
-    qualities,
+    outlier_areas,
     regrets,
     with_all_seeds,
 )
@@ -54,8 +54,8 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         {"best": "the best candidate afterwards"} if complete else {}
     )
     if complete:
-        quality = qualities(results)
-        chosen["best"] = max(quality, key=lambda name: mean(quality[name].values()))
+        areas = outlier_areas(results)
+        chosen["best"] = max(areas, key=lambda name: mean(areas[name].values()))
     chosen["present"] = PRESENT.name
     return {
         "run": run,
@@ -94,7 +94,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "analysed": keeps and settings["data"][0] == "mnist",  # a sentence about these results alone
         "changes": complete and not keeps,
         "combined": made["combined"]["candidate"] if "combined" in made else "",
-        "qualities": quality_rows(results) if complete else [],
+        "qualities": score_rows(results) if complete else [],
         "fixed": ", ".join(f"{score} ({data})" for data, score in fixed_scores(results).items()) or "none yet",
         "verdict": verdict(complete and not keeps),
     }
@@ -185,7 +185,7 @@ def table(results: dict[str, Any], every: dict[str, Any], data: str) -> dict[str
     return {"data": data, "seeds": seeds, "rows": sorted(rows, key=lambda row: row["order"])}
 
 
-def quality_rows(results: dict[str, Any]) -> list[dict[str, str]]:
+def score_rows(results: dict[str, Any]) -> list[dict[str, str]]:
     """Return the mean AUROC of finalists' candidates on the closed sets by every score, the best mean rank first."""
     seen: dict[str, dict[str, list[float]]] = {}
     for row in results["opened"]:
@@ -208,7 +208,7 @@ def opened_table(results: dict[str, Any], part: str, data: str, chosen: dict[str
     for name in dict.fromkeys(chosen.values()):
         if not any(name in row["scores"] for row in opened):
             continue
-        score = own_score(results, data, name)
+        score = best_score(results, data, name)
         cells = []
         for outliers in sets:
             areas = [row["scores"][name]["auroc"][outliers][score] for row in opened if name in row["scores"]]

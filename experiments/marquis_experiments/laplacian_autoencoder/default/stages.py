@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Cell:
-    """One training on one data set and split with one seed."""
+    """Describe one training on one data set and split with one seed."""
 
     seed: int
     data: str

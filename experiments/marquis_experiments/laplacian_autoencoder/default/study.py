@@ -35,8 +35,8 @@ from marquis_experiments.laplacian_autoencoder.default.candidates import (
 )
 from marquis_experiments.laplacian_autoencoder.default.choice import EVERY, freeze, frozen
 from marquis_experiments.laplacian_autoencoder.default.data import ALL, SPLITS, Images, closed_sets, images
+from marquis_experiments.laplacian_autoencoder.default.evaluation import Evaluation, evaluate_posterior
 from marquis_experiments.laplacian_autoencoder.default.page import draw, values
-from marquis_experiments.laplacian_autoencoder.default.reading import Reading, read
 from marquis_experiments.laplacian_autoencoder.default.stages import STAGES, Cell, finalists, planned
 
 LEVEL, VARIES = 0.9, 0.05
@@ -198,7 +198,7 @@ def adapted(run: Run, cell: Cell) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Candidates that share a posterior and a predictive and differ in their temperature alone."""
+    """Hold candidates that share a posterior and a predictive and differ in their temperature alone."""
 
     candidates: list[Candidate]
     posterior: Posterior
@@ -206,10 +206,12 @@ class Group:
     laplace: Laplace | None
     linear: bool
 
-    def read(self, trained: networks.Trained, x: Tensor, samples: int, noises: Any = None) -> list[Reading]:
+    def evaluate(self, trained: networks.Trained, x: Tensor, samples: int, noises: Any = None) -> list[Evaluation]:
         """Evaluate all candidates on some images."""
         temperatures = [candidate.temperature for candidate in self.candidates]
-        return read(trained.model, self.posterior, self.likelihood, x, temperatures, self.linear, samples, noises)
+        return evaluate_posterior(
+            trained.model, self.posterior, self.likelihood, x, temperatures, self.linear, samples, noises
+        )
 
 
 def posteriors(trained: networks.Trained, x: Tensor, training: Training, noises: Sequence[str]) -> Iterator[Group]:
@@ -235,22 +237,24 @@ def held_out(trained: networks.Trained, group: Group, x: Images, settings: Any) 
     train, validation = x.train[: settings.held_out], x.validation[: settings.held_out]
     noises: list[Tensor | None] = [None] * len(group.candidates)
     if not isinstance(group.likelihood, Heteroscedastic):
-        noises = [r.squares.clamp_min(networks.LOWEST_VARIANCE).reciprocal() for r in group.read(trained, train, 10)]
+        noises = [
+            e.squares.clamp_min(networks.LOWEST_VARIANCE).reciprocal() for e in group.evaluate(trained, train, 10)
+        ]
         fixed_noise = group.likelihood.noise_precision if isinstance(group.likelihood, Gaussian) else None
         if fixed_noise is not None and fixed_noise.ndim:
             noises = [fixed_noise.clamp_max(1 / networks.LOWEST_VARIANCE)] * len(noises)
     started = time.process_time()
-    outputs = group.read(trained, validation, settings.samples, noises)
+    outputs = group.evaluate(trained, validation, settings.samples, noises)
     seconds = (time.process_time() - started) / len(outputs) * 1000 / len(validation)
     scores = {}
-    for candidate, reading in zip(group.candidates, outputs, strict=True):
-        density = reading.log_prob if reading.log_prob_equal is None else reading.log_prob_equal
+    for candidate, evaluation in zip(group.candidates, outputs, strict=True):
+        density = evaluation.log_prob if evaluation.log_prob_equal is None else evaluation.log_prob_equal
         scores[candidate.name] = {
             "density": float(density.mean()),
             "density_error": float(density.std() / len(density) ** 0.5),
-            "own_density": float(reading.log_prob.mean()),
-            "error": float((reading.mean - validation).square().flatten(1).sum(1).mean()),
-            "coverage_inside": covered(reading, validation, x.train),
+            "own_density": float(evaluation.log_prob.mean()),
+            "error": float((evaluation.mean - validation).square().flatten(1).sum(1).mean()),
+            "coverage_inside": covered(evaluation, validation, x.train),
             "seconds_per_1000": seconds,
         }
     return scores
@@ -260,21 +264,21 @@ def withheld(trained: networks.Trained, group: Group, x: Images, settings: Any) 
     """Evaluate criteria 2 and 3 on validation images of kept and of withheld clusters."""
     assert x.withheld is not None
     inliers, others = x.validation[: settings.side], x.withheld[: settings.side]
-    outputs = group.read(trained, torch.cat([inliers, others]), settings.few_samples)
+    outputs = group.evaluate(trained, torch.cat([inliers, others]), settings.few_samples)
     scores = {}
-    for candidate, reading in zip(group.candidates, outputs, strict=True):
+    for candidate, evaluation in zip(group.candidates, outputs, strict=True):
         scores[candidate.name] = {
-            "auroc": {name: auroc(s[: len(inliers)], s[len(inliers) :]) for name, s in reading.scores().items()},
-            "coverage": covered(reading, others, x.train, slice(len(inliers), None)),
+            "auroc": {name: auroc(s[: len(inliers)], s[len(inliers) :]) for name, s in evaluation.scores().items()},
+            "coverage": covered(evaluation, others, x.train, slice(len(inliers), None)),
         }
     return scores
 
 
-def covered(reading: Reading, x: Tensor, train: Tensor, rows: slice = slice(None)) -> float:
+def covered(evaluation: Evaluation, x: Tensor, train: Tensor, rows: slice = slice(None)) -> float:
     """Return the share of pixels that vary over the training images and are inside their 90 % interval."""
     where = train.std(0) > VARIES
-    total = (reading.variance + reading.noise_variance)[rows]
-    return coverage(reading.mean[rows][:, where], total[:, where], x[:, where], (LEVEL,))[LEVEL]
+    total = (evaluation.variance + evaluation.noise_variance)[rows]
+    return coverage(evaluation.mean[rows][:, where], total[:, where], x[:, where], (LEVEL,))[LEVEL]
 
 
 def opened_key(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
@@ -296,17 +300,17 @@ def opened(run: Run, cell: Cell, results: dict[str, Any]) -> dict[str, Any]:
         sets = closed_sets(cell.data, settings.opened, run.data_dir)
         test_rows, everything, scores = len(sets["test"]), torch.cat(list(sets.values())), {}
         for group in posteriors(trained, x.train, cell.training, settings.noises):
-            outputs = group.read(trained, everything, settings.few_samples)
-            for candidate, reading in zip(group.candidates, outputs, strict=True):
+            outputs = group.evaluate(trained, everything, settings.few_samples)
+            for candidate, evaluation in zip(group.candidates, outputs, strict=True):
                 areas: dict[str, dict[str, float]] = {name: {} for name in sets if name != "test"}
-                for score, values_ in reading.scores().items():
+                for score, values_ in evaluation.scores().items():
                     for name, part in zip(sets, values_.split(test_rows), strict=True):
                         if name != "test":
                             areas[name][score] = auroc(values_[:test_rows], part)
                 scores[candidate.name] = {
                     "auroc": areas,
-                    "log_prob": float(reading.log_prob[:test_rows].mean()),
-                    "coverage": covered(reading, sets["test"], x.train, slice(test_rows)),
+                    "log_prob": float(evaluation.log_prob[:test_rows].mean()),
+                    "coverage": covered(evaluation, sets["test"], x.train, slice(test_rows)),
                 }
         run.say(f"opened: {cell.name}")
         return {"seconds": trained.seconds, "scores": scores}

@@ -28,7 +28,7 @@ LOWEST_VARIANCE = float(torch.tensor(2 * MIN_LOG_SIGMA).exp())
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained network.
+    """Hold a trained network.
 
     Attributes:
         model: The autoencoder with its mean weights.

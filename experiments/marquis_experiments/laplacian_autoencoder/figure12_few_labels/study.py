@@ -26,7 +26,7 @@ from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.laplacian_autoencoder.codes import codes_of, width
 from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import DEFAULT, PIXELS, accuracies, draw, values
-from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, model, train_ahead
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, model, train_in_parallel
 
 MODELS = (
     *("ae", "vae", "dropout", "ensemble", "posthoc-sketched"),
@@ -47,7 +47,7 @@ def measure(run: Run) -> dict[str, Any]:
     if run.size != "quick":
         trained = [(name, seed) for name, seed in all_jobs if name != PIXELS]
         load = partial(Images.load, settings.recipe, run.data_dir)
-        train_ahead(run.shared, settings.recipe, trained, images, load, run.say)
+        train_in_parallel(run.shared, settings.recipe, trained, images, load, run.say)
         missing = [job for job in all_jobs if stored(run.cells, *_row_cell(settings, *job)) is None]
         run_in_processes(_row_in_process, [(place, settings, *job) for job in missing], run.say)
     rows = []

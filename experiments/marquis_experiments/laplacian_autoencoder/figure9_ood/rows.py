@@ -20,15 +20,15 @@ from marquis_experiments.common.cells import cell, stored
 from marquis_experiments.laplacian_autoencoder.models import Images, Place, Recipe, model
 
 FACTORED = "online-kronecker-temperature-0.1"
-READ_WARMER, TANGENT = f"{FACTORED}-read-at-1", f"{FACTORED}-linearised"
+AT_ONE, TANGENT = f"{FACTORED}-read-at-1", f"{FACTORED}-linearised"
 DEFAULT_TANGENT, POSTHOC_TANGENT = "online-sketched-linearised", "posthoc-kronecker-linearised"
-READINGS = {
-    READ_WARMER: FACTORED,
+REUSED = {
+    AT_ONE: FACTORED,
     TANGENT: FACTORED,
     DEFAULT_TANGENT: "online-sketched",
     POSTHOC_TANGENT: "posthoc-kronecker",
 }
-"""Rows that train nothing: the posterior of another row at temperature 1, linearised unless it is `READ_WARMER`."""
+"""Rows that train nothing: the posterior of another row at temperature 1, linearised unless it is `AT_ONE`."""
 SHUFFLED = "shuffled"
 """Outliers that need no other data: in-distribution test images with their pixels in one random order."""
 CURVES = ("output_variance", "latent_variance")
@@ -39,7 +39,7 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Sizes:
-    """How carefully every row is measured.
+    """Set how carefully every row is measured.
 
     Attributes:
         rows: In-distribution test images, and as many out-of-distribution ones.
@@ -56,7 +56,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Job:
-    """A row: part of the page, recipe (whose data are in-distribution), model, seed, and the other data set."""
+    """Describe a row: part of the page, recipe (whose data are in-distribution), model, seed and OOD data set."""
 
     part: str
     recipe: Recipe
@@ -66,15 +66,15 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the row's file."""
+        """Return the name of the row's file."""
         recipe = self.recipe
         named = [self.part, recipe.data, self.outside, recipe.architecture, f"{recipe.width:g}", self.key]
         return "-".join([*named, f"s{self.seed}"])
 
     @property
     def trained_as(self) -> str:
-        """Key of the model that has to be trained for this row."""
-        return READINGS.get(self.key, self.key)
+        """Return the key of the model that has to be trained for this row."""
+        return REUSED.get(self.key, self.key)
 
     def samples(self, sizes: Sizes) -> int:
         """Return the number of posterior samples."""
@@ -105,21 +105,21 @@ def one_row(place: Place, sizes: Sizes, job: Job, say: Callable[[str], None] = l
         inside, train = images.test[: sizes.rows].x, images.train[: sizes.train].x
         outside = ood_images(job.outside, images, sizes.rows, place.data_dir)
         options: dict[str, Any] = {"generator": torch.Generator().manual_seed(job.seed), "progress": False}
-        read = read_as(outcome.model, job.key)
+        read = model_of_row(outcome.model, job.key)
         result = ood.evaluate(read, inside, outside, train, job.samples(sizes), batch_size=BATCH, **options)
         return {**trained, **summary(result), "evaluation_seconds": time.process_time() - before}
 
     return cell(place.folder, job.name, job.described(sizes), compute)
 
 
-def read_as(trained: BaseAutoencoder, key: str) -> BaseAutoencoder:
+def model_of_row(trained: BaseAutoencoder, key: str) -> BaseAutoencoder:
     """Return the model of a row from the one that was trained for it."""
-    if key not in READINGS:
+    if key not in REUSED:
         return trained
     if isinstance(trained, PosteriorAutoencoder):  # fitted at temperature 1
         return linearised(trained)
     assert isinstance(trained, LaplacianAutoencoder)
-    if key != READ_WARMER:
+    if key != AT_ONE:
         return linearised(trained, 1.0)
     posterior = trained.posterior(posterior_temperature=1.0)
     return from_posterior(trained.encoder, trained.decoder, posterior, trained.likelihood)

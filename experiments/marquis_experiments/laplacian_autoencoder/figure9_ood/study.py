@@ -15,10 +15,10 @@ from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.figure9_ood.page import draw, values
 from marquis_experiments.laplacian_autoencoder.figure9_ood.rows import (
+    AT_ONE,
     DEFAULT_TANGENT,
     FACTORED,
     POSTHOC_TANGENT,
-    READ_WARMER,
     SHUFFLED,
     TANGENT,
     Job,
@@ -40,7 +40,7 @@ WIDTHS = (0.25, 0.5)
 
 @dataclass(frozen=True)
 class Training:
-    """One in-distribution data set, its out-of-distribution sets, and the models that are trained.
+    """Describe an in-distribution data set, its out-of-distribution sets, and the models that are trained.
 
     Attributes:
         recipe: Recipe of the models; its data are in-distribution.
@@ -130,8 +130,8 @@ STUDY = Study(
                 part="every model",
             ),
             Training(
-                replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, READ_WARMER, TANGENT),
-                ("ae", POSTHOC_TANGENT, FACTORED, READ_WARMER, TANGENT), part="falling",
+                replace(LONGER, falling=5), ("mnist",), 3, ("ae", FACTORED, AT_ONE, TANGENT),
+                ("ae", POSTHOC_TANGENT, FACTORED, AT_ONE, TANGENT), part="falling",
             ),
             Training(LONGER, ("mnist",), 3, models=("ae", FACTORED), part="longer"),
             Training(

@@ -21,7 +21,7 @@ WEIGHTED = "weighted codes"
 
 @dataclass(frozen=True)
 class Procedure:
-    """A way of filling in the missing half: the paper's two stages, or importance weights ("weighted codes").
+    """Describe how the missing half is filled in: by the paper's two stages, or importance weights ("weighted codes").
 
     Attributes:
         start: What the missing pixels start from, "noise" in the paper; or "weighted codes".
@@ -43,7 +43,7 @@ class Procedure:
 
     @property
     def name(self) -> str:
-        """Name of an importance-weighted procedure in results."""
+        """Return the name of an importance-weighted procedure in results."""
         return f"{self.start}, {self.versions} versions, exponent {self.exponent:g}"
 
 
@@ -51,8 +51,8 @@ PUBLISHED = Procedure()
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
-    """Images to impute and the classifiers that score the result.
+class ImputationTask:
+    """Hold images to impute and the classifiers that score the result.
 
     Attributes:
         classifier: Maps images in [0, 1] to logits; trained on complete images.
@@ -70,7 +70,7 @@ class Judge:
 
     @property
     def missing(self) -> Tensor:
-        """Mask that is True where a pixel is missing: the upper half."""
+        """Return the mask that is True where a pixel is missing: the upper half."""
         return top_half(self.training.shape[1:])
 
     def fill_in(self, model: BaseAutoencoder, x: Tensor, how: Procedure, seed: int, missing: Any = None) -> Imputation:
@@ -85,7 +85,7 @@ class Judge:
 
 
 class Reader(nn.Module):
-    """A classifier of standardised 28 x 28 images, as a function of images in [0, 1] of the data's size."""
+    """Classify images in [0, 1] of the data's size by a network for standardised images of 28 x 28 pixels."""
 
     def __init__(self, network: nn.Module, data: ImageData) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """Training of the two classifiers: rows, epochs, widths (`half_...`: of the one of lower halves), prior, batch."""
+    """Set the training of both classifiers: rows, epochs, widths, prior, batch (`half_...`: of lower halves)."""
 
     train: int = 55_000
     epochs: int = 6

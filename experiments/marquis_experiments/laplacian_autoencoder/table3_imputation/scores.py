@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from marquis.tasks.calibration import coverage, reliability
 from marquis.tasks.imputation import Imputation, class_probabilities, errors
-from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import Judge
+from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import ImputationTask
 
 LEAST = 1e-12
 """Probabilities below this count as this in the negative log-likelihood of the class: 27.6 nats."""
@@ -53,19 +53,19 @@ def classified(versions: Tensor, labels: Tensor, classifier: nn.Module) -> dict[
     }
 
 
-def references(judge: Judge, neighbours: int) -> dict[str, dict[str, Any]]:
+def references(task: ImputationTask, neighbours: int) -> dict[str, dict[str, Any]]:
     """Score methods without an autoencoder on the test images.
 
     The last one copies the upper half of the training images whose lower halves are nearest (a "hot deck").
     """
-    x, y, missing = judge.test.x, judge.test.y, judge.missing
+    x, y, missing = task.test.x, task.test.y, task.missing
     black = torch.where(missing, 0.0, x)
-    nearest = nearest_by_observed(x, judge.training, missing, neighbours)
-    copied = torch.where(missing, judge.training[nearest.T], x)
+    nearest = nearest_by_observed(x, task.training, missing, neighbours)
+    copied = torch.where(missing, task.training[nearest.T], x)
     return {
-        "classifier, complete image": classified(x.unsqueeze(0), y, judge.classifier),
-        "classifier trained on lower halves": classified(black.unsqueeze(0), y, judge.half_classifier),
-        f"{neighbours} nearest training images": classified(copied, y, judge.classifier),
+        "classifier, complete image": classified(x.unsqueeze(0), y, task.classifier),
+        "classifier trained on lower halves": classified(black.unsqueeze(0), y, task.half_classifier),
+        f"{neighbours} nearest training images": classified(copied, y, task.classifier),
     }
 
 

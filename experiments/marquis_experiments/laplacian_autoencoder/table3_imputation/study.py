@@ -23,7 +23,7 @@ from marquis_experiments.common.figure import Panel, image_rows
 from marquis_experiments.common.images import Labelled
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.laplacian_autoencoder.describe import label
-from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, model, train_ahead
+from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, model, train_in_parallel
 from marquis_experiments.laplacian_autoencoder.table3_imputation import procedures
 from marquis_experiments.laplacian_autoencoder.table3_imputation.page import draw, values
 from marquis_experiments.laplacian_autoencoder.table3_imputation.procedures import PUBLISHED, WEIGHTED, Procedure
@@ -52,8 +52,8 @@ def measure(run: Run) -> dict[str, Any]:
     if run.size != "quick":
         trainings = [(key, seed) for seed in range(settings.seeds) for key in settings["keys"]]
         load_again = partial(Images.load, settings.recipe, run.data_dir)
-        train_ahead(run.shared, settings.recipe, trainings, images, load_again, run.say)
-    bench = Bench(run, images, judge_of(run, images))
+        train_in_parallel(run.shared, settings.recipe, trainings, images, load_again, run.say)
+    bench = Bench(run, images, task_of(run, images))
     results: dict[str, Any] = {
         "settings": {**settings.plain(), "options": [asdict(option) for option in settings.options]},
         "references": bench.references(),
@@ -69,13 +69,13 @@ def measure(run: Run) -> dict[str, Any]:
     return results
 
 
-def judge_of(run: Run, images: Images) -> procedures.Judge:
+def task_of(run: Run, images: Images) -> procedures.ImputationTask:
     """Return the classifiers and the images that they score."""
     settings = run.settings
     first = settings.classifier.train
     rows = load(settings.recipe.data, "train", run.data_dir)[first : first + settings.validation]
     both = procedures.readers(run.shared, settings.recipe.data, settings.classifier, run.data_dir)
-    return procedures.Judge(*both, images.train.x, labelled(rows), labelled(images.test[: settings.test]))
+    return procedures.ImputationTask(*both, images.train.x, labelled(rows), labelled(images.test[: settings.test]))
 
 
 def labelled(data: Data) -> Labelled:
@@ -99,17 +99,17 @@ def short(row: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The run, its images and its classifiers, which all cells share."""
+    """Hold the run, its images and its classifiers, which all cells share."""
 
     run: Run
     images: Images
-    judge: procedures.Judge
+    task: procedures.ImputationTask
 
     def references(self) -> dict[str, Any]:
         """Return scores of methods without an autoencoder."""
         count = self.run.settings.neighbours
         described = self._described() | {"neighbours": count}
-        return self.run.cell("references", described, lambda: {"rows": references(self.judge, count)})["rows"]
+        return self.run.cell("references", described, lambda: {"rows": references(self.task, count)})["rows"]
 
     def chosen(self, key: str) -> str | None:
         """Score every exponent with the first trained model on validation images, and return the best by name."""
@@ -125,11 +125,11 @@ class Bench:
 
     def _on_validation(self, key: str, how: Procedure) -> dict[str, Any] | None:
         trained = self._model(key, 0)
-        return None if trained is None else self._scores(trained, self.judge.validation, how, 0)
+        return None if trained is None else self._scores(trained, self.task.validation, how, 0)
 
     def on_test(self, key: str, seed: int, name: str | None) -> dict[str, Any]:
         """Score the published procedure, the weighted one, complete images and generation, with one trained model."""
-        settings, test = self.run.settings, self.judge.test
+        settings, test = self.run.settings, self.task.test
         weighted = next((option for option in settings.options if option.name == name), None)
         common = self._described() | {"key": key, "seed": seed, "generated": settings.generated}
 
@@ -165,7 +165,7 @@ class Bench:
 
     def draw(self, chosen: dict[str, str | None]) -> None:
         """Draw imputations and generated images of the first model of every key."""
-        settings, test = self.run.settings, self.judge.test
+        settings, test = self.run.settings, self.task.test
         models = {key: trained for key in settings["keys"] if (trained := self._model(key, 0)) is not None}
         x = test.x[torch.tensor([int((test.y == digit).nonzero()[0]) for digit in SHOWN])]
         by_name = {option.name: option for option in settings.options}
@@ -174,9 +174,9 @@ class Bench:
         for name, put_back in (("imputation", False), ("imputation-own", True)):
             rows = {}
             for key, trained in models.items():
-                imputed = self.judge.fill_in(trained, x, weighted[key] if put_back else PUBLISHED, 1)
+                imputed = self.task.fill_in(trained, x, weighted[key] if put_back else PUBLISHED, 1)
                 versions = imputed.samples if put_back else imputed.reconstructions
-                each = [panels(one, versions[:, place], self.judge.missing) for place, one in enumerate(x)]
+                each = [panels(one, versions[:, place], self.task.missing) for place, one in enumerate(x)]
                 rows[label(key)] = [panel for one in each for panel in one]
             image_rows(self.run.folder / f"{name}.png", rows, titles * len(x))
         ways = [*(f"round {number}" for number in settings.rounds), "codes"]
@@ -193,27 +193,27 @@ class Bench:
         return model(self.run.shared, key, seed, self.run.settings.recipe, self.images, self.run.say).model
 
     def _scores(self, autoencoder: BaseAutoencoder, data: Labelled, how: Procedure, seed: int) -> dict[str, Any]:
-        return scores(self.judge.fill_in(autoencoder, data.x, how, seed), data.x, data.y, self.judge.classifier)
+        return scores(self.task.fill_in(autoencoder, data.x, how, seed), data.x, data.y, self.task.classifier)
 
     def _complete(self, autoencoder: BaseAutoencoder, seed: int) -> dict[str, Any]:
         """Score mean reconstructions of complete images: the ceiling."""
-        x, generator = self.judge.test.x, torch.Generator().manual_seed(seed)
+        x, generator = self.task.test.x, torch.Generator().manual_seed(seed)
         mean = autoencoder.reconstruct(x, PUBLISHED.averaged, generator=generator).mean
         error = float((mean - x).square().flatten(1).sum(1).mean())
-        return {**classified(mean.unsqueeze(0), self.judge.test.y, self.judge.classifier), "error": error}
+        return {**classified(mean.unsqueeze(0), self.task.test.y, self.task.classifier), "error": error}
 
     def _generated(self, autoencoder: BaseAutoencoder, how: int | Procedure, seed: int) -> dict[str, Any]:
-        return class_shares(self._made(autoencoder, self.run.settings.generated, how, seed), self.judge.classifier)
+        return class_shares(self._made(autoencoder, self.run.settings.generated, how, seed), self.task.classifier)
 
     def _made(self, autoencoder: BaseAutoencoder, n: int, how: int | Procedure, seed: int) -> Tensor:
         """Generate images `[S1, n, ...]` by rounds of the two stages, or from codes with equal weights."""
-        shape = self.judge.test.x.shape[1:]
+        shape = self.task.test.x.shape[1:]
         if isinstance(how, int):
             options: dict[str, Any] = {"samples": PUBLISHED.versions, "averaged": PUBLISHED.averaged, "rounds": how}
             options |= {"generator": torch.Generator().manual_seed(seed), "batch_size": n, "progress": False}
             return generate(autoencoder, n, shape, **options).samples
         few, everything = replace(how, versions=PUBLISHED.versions), torch.ones(shape, dtype=torch.bool)
-        return self.judge.fill_in(autoencoder, torch.zeros(n, *shape), few, seed, everything).samples
+        return self.task.fill_in(autoencoder, torch.zeros(n, *shape), few, seed, everything).samples
 
     def _described(self) -> dict[str, Any]:
         """Return what every cell depends on."""

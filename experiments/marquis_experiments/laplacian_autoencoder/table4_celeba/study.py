@@ -26,7 +26,7 @@ from marquis.tasks.embedding import permutation
 from marquis.tasks.semi_supervised import MultiLabelResult, evaluate_multilabel_codes
 from marquis_experiments.common.study import Run, Settings, Study
 from marquis_experiments.laplacian_autoencoder.codes import codes_of, width
-from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model, train_ahead
+from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model, train_in_parallel
 from marquis_experiments.laplacian_autoencoder.table4_celeba.faces import draw_faces
 from marquis_experiments.laplacian_autoencoder.table4_celeba.page import LABELS_ONLY, draw, values
 
@@ -48,7 +48,7 @@ def measure(run: Run) -> dict[str, Any]:
     if run.size != "quick":
         trainings = [(key, seed) for seed in range(settings.seeds) for key in settings.models]
         load_again = partial(load_images, settings, run.data_dir)
-        train_ahead(run.shared, settings.recipe, trainings, images, load_again, run.say)
+        train_in_parallel(run.shared, settings.recipe, trainings, images, load_again, run.say)
     rows: list[dict[str, Any]] = []
     for seed in range(settings.seeds):
         for name in (LABELS_ONLY, PIXELS, *settings.models):

@@ -41,7 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 class LinearisedStep(LaplacianAutoencoder):
-    """A Laplacian autoencoder whose gradient is that of the network linearised at the mean (LAE eq. 8, 59 to 61).
+    """Train a Laplacian autoencoder by the gradient of the network linearised at the mean (LAE eq. 8, 59 to 61).
 
     With `theta = mu + d` the loss `beta/2 |f(mu) + J d - x|²` has the gradient `beta J^T (f(mu) + J d - x)` in theta.
     Its mean over d is the gradient of a plain autoencoder: samples add noise to this step and nothing else.

@@ -24,7 +24,7 @@ def head(channels: int) -> nn.Sequential:
 
 
 class SmallCNN(nn.Sequential):
-    """Two convolutions with batch normalisation and one dense layer."""
+    """Compute two convolutions with batch normalisation and one dense layer."""
 
     def __init__(self, channels: int = 5) -> None:
         second = channels + channels // 5
@@ -44,7 +44,7 @@ class SmallCNN(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """A stem and one residual block; subclasses say where it is normalised."""
+    """Hold a stem and one residual block; subclasses say where it is normalised."""
 
     def __init__(self, c: int = 5) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Residual(nn.Module):
 
 
 class ResNet(Residual):
-    """Normalised after every convolution."""
+    """Compute a residual network that is normalised after every convolution."""
 
     def __init__(self, channels: int = 5) -> None:
         super().__init__(channels)
@@ -67,7 +67,7 @@ class ResNet(Residual):
 
 
 class PreActivationResNet(Residual):
-    """Normalised before every convolution and once at the end."""
+    """Compute a residual network that is normalised before every convolution and once at the end."""
 
     def __init__(self, channels: int = 5) -> None:
         super().__init__(channels)
@@ -83,7 +83,7 @@ class PreActivationResNet(Residual):
 
 
 class Shift(nn.Module):
-    """A scalar bias and optionally a scalar factor, as FixUp has them in place of a normalisation."""
+    """Add a scalar bias, after an optional scalar factor, as FixUp has them in place of a normalisation."""
 
     def __init__(self, scale: bool = False) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Shift(nn.Module):
 
 
 class FixUpResNet(Residual):
-    """Without normalisation (Zhang et al. 2019): the block's last convolution starts at zero."""
+    """Compute a residual network without normalisation (Zhang et al. 2019): its last convolution starts at zero."""
 
     def __init__(self, channels: int = 5) -> None:
         super().__init__(channels)
@@ -113,7 +113,7 @@ class FixUpResNet(Residual):
 
 
 class SmallTransformer(nn.Module):
-    """One block of attention over 16 patches of 7 x 7 pixels, layers normalised before each part."""
+    """Compute one block of attention over 16 patches of 7 x 7 pixels, normalised before each part."""
 
     def __init__(self, width: int = 4, heads: int = 2) -> None:
         super().__init__()

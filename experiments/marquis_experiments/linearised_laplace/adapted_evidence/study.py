@@ -63,7 +63,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 class Stopped(Recipe):
-    """A recipe that stops early: the schedule of the whole, the epochs of the beginning."""
+    """Describe a recipe that stops early: the schedule of the whole, the epochs of the beginning."""
 
     def __init__(self, whole: Recipe, epochs: int) -> None:
         super().__init__(epochs, whole.batch, whole.learning_rate)
@@ -127,7 +127,7 @@ def summary(tuned: Tuned) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cells:
-    """Networks and cells of one run."""
+    """Hold the networks and cells of one run."""
 
     run: Run
     data: ImageData

@@ -37,7 +37,7 @@ _KIND = "class-probabilities"
 
 
 class Experiment:
-    """The networks, the posteriors and the probabilities of every method of one run."""
+    """Compute the networks, the posteriors and the probabilities of every method of one run."""
 
     def __init__(self, run: Run, case: Case) -> None:
         self.run, self.case, self.settings = run, case, run.settings
@@ -48,7 +48,7 @@ class Experiment:
 
     @property
     def named(self) -> dict[str, str]:
-        """Names of the data sets that were there."""
+        """Return the names of the data sets that were there."""
         return {"data": self.data.name, "outside_data": self.outside_name}
 
     def methods(self) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -71,27 +71,27 @@ class Experiment:
 
     @cached_property
     def chosen(self) -> Validated:
-        """The network whose weight decay is best on validation rows."""
+        """Return the network whose weight decay is best on validation rows."""
         return validated(self.run.shared, self.data, self.case, self.run.say)
 
     @cached_property
     def members(self) -> list[nn.Module]:
-        """The deep ensemble."""
+        """Return the members of the deep ensemble."""
         return ensemble(self.run.shared, self.data, self.case, self.chosen.precision, self.run.say)
 
     @cached_property
     def by_evidence(self) -> nn.Module:
-        """The network trained with evidence updates."""
+        """Return the network trained with evidence updates."""
         return with_evidence(self.run.shared, self.data, self.case)[0]
 
     @cached_property
     def laplace(self) -> Laplace:
-        """Kronecker posterior of the validated network, one prior precision per layer by the evidence."""
+        """Return the Kronecker posterior of the validated network, one prior precision per layer by the evidence."""
         return self.fitted(self.chosen.network, "validated")
 
     @cached_property
     def laplace_by_evidence(self) -> Laplace:
-        """Kronecker posterior of the network trained with evidence."""
+        """Return the Kronecker posterior of the network trained with evidence."""
         return self.fitted(self.by_evidence, "evidence")
 
     def fitted(self, network: nn.Module, name: str) -> Laplace:
@@ -157,7 +157,7 @@ class Experiment:
 
     @cached_property
     def validated_choice(self) -> tuple[str, float, dict[str, Any]]:
-        """Link and multiple of the evidence's precisions with the smallest validation NLL, and the NLL of all."""
+        """Return link and multiple of the precisions with the smallest validation NLL, and the NLL of all."""
         rows, multiples = self.held_out(), self.settings.multiples
 
         def compute() -> dict[str, Any]:

@@ -38,7 +38,7 @@ INPUTS = 40
 
 @dataclass(frozen=True)
 class Digits:
-    """Standardised images and labels; the test images once per angle."""
+    """Hold standardised images and labels; the test images once per angle."""
 
     train: Labelled
     validation: Labelled
@@ -51,7 +51,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of weights and their curvature, or their posterior precision.
+    """Hold a set of weights and their curvature, or their posterior precision.
 
     Attributes:
         matrix: Curvature or precision of these weights.
@@ -183,7 +183,7 @@ def logit_variances(
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of the weights over SGD's iterates, as flat vectors in the order of the parameters."""
+    """Hold mean and variance of the weights over SGD's iterates, as flat vectors in the order of the parameters."""
 
     mean: Tensor
     variance: Tensor
@@ -196,7 +196,7 @@ class Moments:
 
 
 class NextBatches:
-    """A few batches per iteration, continuing where the last one stopped: snapshots more often than once per epoch."""
+    """Yield a few batches per iteration, from where the last one stopped: snapshots more often than once per epoch."""
 
     def __init__(self, data: Labelled, size: int, count: int, seed: int) -> None:
         batches = Shuffled(data.tensors, size, seed)

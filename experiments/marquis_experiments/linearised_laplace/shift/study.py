@@ -49,7 +49,7 @@ USED = {
 
 
 class NarrowResNet(nn.Module):
-    """Pre-activation residual network with softplus and batch norm: strided stem, three stages, average, head."""
+    """Compute a pre-activation residual network with softplus and batch norm: stem, three stages, average, head."""
 
     def __init__(self, width: int, blocks: int, dropout: float = 0.0, outputs: int = 10) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def load_digits(run: Run) -> tuple[Settings, Digits]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Networks and cells of one run."""
+    """Hold the networks and cells of one run."""
 
     run: Run
     settings: Settings
@@ -116,7 +116,7 @@ class Experiment:
 
     @property
     def weights(self) -> int:
-        """Number of weights of one network."""
+        """Return the number of weights of one network."""
         return sum(p.numel() for p in self.build().parameters())
 
     def build(self, dropout: float = 0.0) -> nn.Module:

@@ -17,8 +17,8 @@ from marquis.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """What a posterior says about some images.
+class Evaluation:
+    """Hold what a posterior predicts for some images.
 
     Attributes:
         mean: Mean output `[n, ...]`.
@@ -28,7 +28,7 @@ class Reading:
         error: Squared error of sampled networks, averaged over samples `[n]`.
         squares: Squared error of every output, averaged over samples and images.
         log_prob: Log-density of each image under the mixture of samples with their noise `[n]`.
-        log_prob_equal: The same with the noise that was passed to `read`; None without one.
+        log_prob_equal: The same with the noise that was passed to `evaluate_posterior`; None without one.
     """
 
     mean: Tensor
@@ -53,7 +53,7 @@ class Reading:
 
 
 class _Sums:
-    """Sums over samples, around the outputs of the mean weights."""
+    """Sum over samples, around the outputs of the mean weights."""
 
     def __init__(self, x: Tensor, likelihood: Likelihood, centre: tuple[Tensor, Tensor], noise: Tensor | None) -> None:
         self.x, self.likelihood, self.count = x, likelihood, 0
@@ -81,7 +81,7 @@ class _Sums:
             constant = 0.5 * float((self.noise / (2 * math.pi)).log().sum())
             self.equal = torch.logaddexp(self.equal, constant - 0.5 * squares.flatten(1) @ self.noise.flatten())
 
-    def reading(self, linear: bool) -> Reading:
+    def evaluation(self, linear: bool) -> Evaluation:
         """Return the moments; those of a linear function are taken around its known mean."""
         n = self.count
         around = 0.0 if linear else 1.0
@@ -90,7 +90,7 @@ class _Sums:
         def variance(first: Tensor, second: Tensor) -> Tensor:
             return ((second - around * first.square() / n) / left).clamp_min(0)
 
-        return Reading(
+        return Evaluation(
             mean=self.output if linear else self.output + self.first / n,
             variance=variance(self.first, self.second),
             noise_variance=self.noise_variance / n,
@@ -103,7 +103,7 @@ class _Sums:
 
 
 @torch.no_grad()
-def read(
+def evaluate_posterior(
     model: Autoencoder,
     posterior: Posterior,
     likelihood: Likelihood,
@@ -112,7 +112,7 @@ def read(
     linear: bool,
     samples: int,
     noises: Sequence[Tensor | None] | None = None,
-) -> list[Reading]:
+) -> list[Evaluation]:
     """Evaluate a posterior at several temperatures with the same standard normal numbers.
 
     A posterior at temperature T has `T` times the covariance, so a sample at T is `sqrt(T)` times as far from the mean;
@@ -149,7 +149,7 @@ def read(
                 weights = {name: posterior.mean[name] + scale * value for name, value in step.items()}
                 code, f = _code_and_output(model, weights, x)
             total.add(code, f)
-    return [total.reading(linear) for total in sums]
+    return [total.evaluation(linear) for total in sums]
 
 
 def _code_and_output(model: Autoencoder, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
