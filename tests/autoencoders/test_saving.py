@@ -42,7 +42,7 @@ def a_little_trained(spec, dtype=torch.float32):
     if spec.kind in ("lae", "bbb"):
         model.num_data = len(x)
     if spec.kind == "lae":
-        model._online = model._make(len(x))
+        model._online = model._new_learner(len(x))
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(3):
         optimiser.zero_grad()
