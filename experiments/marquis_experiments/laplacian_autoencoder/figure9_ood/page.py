@@ -114,6 +114,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "holds": {score: yes(better) for score, better in ahead.items()},
         "verdict": verdict(*reached, *(ahead.values() if rivals else ())),
         "table": auroc_table(rows, PAPER if comparable else {}, sizes["rows"]),
+        "own_nll": next((own_nll(one, other, each) for one, other, each in others if one["part"] == "main"), ""),
         "name": pair_name(first, outside),
         "others": "\n\n".join(
             f"{training(one['recipe'])}; out-of-distribution: {data_name({'data': other})}.\n\n"
@@ -126,6 +127,13 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "finished": len(results["rows"]),
         "failed": failures(every),
     }
+
+
+def own_nll(one: Mapping[str, Any], ood: str, rows: list[Row]) -> str:
+    """Return what the models' own normalised likelihoods detect of one pair of data sets."""
+    by_model = {key: numbers(rows, key, "nll") for key in ("ae", "ae-variance", "vae", "online-sketched")}
+    areas = (f"{label(key)} {mean(each):.3f}" for key, each in by_model.items() if each)
+    return f"{data_name(one['recipe'])} against {data_name({'data': ood})}: {'; '.join(areas)}"
 
 
 def against(rows: list[Row], contender: str, rivals: Sequence[str], score: str) -> str:
