@@ -50,6 +50,24 @@ def test_adaptive_sets_cover_two_sided(n, alpha):
     within(covered, alpha, n, 10)
 
 
+@pytest.mark.parametrize("seed", [1, 4, 11])
+def test_rows_by_themselves_are_covered_as_rows_among_others(seed):
+    """With uniform numbers by place, all single rows had the same one: seed 4 covered .64 instead of .9."""
+    source = np.random.default_rng(5)
+    probs = source.dirichlet(np.full(3, 0.3), 4400)
+    y = (probs.cumsum(1) < source.random((4400, 1))).sum(1)
+    conformal = ConformalSets.calibrate(probs[:4000], y[:4000])  # so many that coverage is hardly random
+    together = conformal.sets(probs[4000:], 0.1, seed)
+    alone = np.concatenate([conformal.sets(row[None], 0.1, seed) for row in probs[4000:]])
+    np.testing.assert_array_equal(alone, together)
+    np.testing.assert_array_equal(conformal.sets(probs[:3999:-1], 0.1, seed), together[::-1])
+    assert abs(alone[np.arange(400), y[4000:]].mean() - 0.9) < 4 * math.sqrt(0.09 / 400)
+    # Rows that are equal to the last digit have different numbers in one call, else all of them were in or out.
+    same = conformal.sets(np.tile(probs[4000], (500, 1)), 0.1, seed)
+    certain = conformal.sets(np.tile([1.0, 0.0, 0.0], (500, 1)), 0.1, seed)[:, 0].mean()
+    assert 0.8 < certain < 1 and same.shape == (500, 3)
+
+
 def test_p_values_are_uniform_on_ordinary_data():
     source, below = np.random.default_rng(2), []
     for _ in range(REPEATS):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -90,7 +92,8 @@ class ConformalSets:
     """Compute adaptive prediction sets: classes by decreasing probability up to a calibrated share (Romano 2020).
 
     A class's score is the probability of all classes before it plus a uniform share of its own, so that scores are
-    continuous and coverage is not too large; the uniform numbers come from a seed.
+    continuous and coverage is not too large. A row's uniform number depends on a seed and on its probabilities alone:
+    its set is the same by itself and among others.
 
     Attributes:
         scores: of the labels of the calibration data, `[n]`.
@@ -119,12 +122,26 @@ class ConformalSets:
 
 def _adaptive_scores(probs: np.ndarray, random_state: int) -> np.ndarray:
     """Return the score of every class `[N, classes]`."""
-    share = np.random.default_rng(random_state).random(len(probs))
     order = np.argsort(-probs, 1, kind="stable")
     ranked = np.take_along_axis(probs, order, 1)
-    scores = np.empty_like(probs)
+    scores, share = np.empty_like(probs), _uniform_numbers(probs, random_state)
     np.put_along_axis(scores, order, np.cumsum(ranked, 1) - ranked + share[:, None] * ranked, 1)
     return scores
+
+
+def _uniform_numbers(rows: np.ndarray, random_state: int) -> np.ndarray:
+    """Return a pseudo-random number below 1 per row, from the row and the seed; equal rows are told apart by a count.
+
+    By their places, rows that are predicted one at a time would all have the first number of the seed, and no coverage.
+    """
+    seed, counts = str(random_state).encode(), Counter[bytes]()
+    numbers = np.empty(len(rows))
+    for i, row in enumerate(rows):
+        text = row.tobytes()
+        digest = blake2b(text + counts[text].to_bytes(8, "little"), key=seed[:64], digest_size=8).digest()
+        numbers[i] = (int.from_bytes(digest, "little") >> 11) / 2**53
+        counts[text] += 1
+    return numbers
 
 
 @checked
