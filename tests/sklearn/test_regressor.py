@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student_t
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from torch import nn
@@ -266,6 +268,24 @@ def test_few_rows_repeated_are_few_rows():
     np.testing.assert_allclose(again.predict(x, return_std=True), once.predict(x, return_std=True))
     replicates = LaplaceRegressor(random_state=0, max_iter=30).fit(np.repeat(x, 2, 0), source.normal(size=10))
     assert replicates.degrees_of_freedom_ <= 5  # distinct inputs, not rows
+
+
+def test_without_a_relation_the_interval_is_the_textbook_one():
+    """Where the evidence finds noise only: mean ± t (n - 1) s sqrt(1 + 1/n) of n targets."""
+    source = np.random.default_rng(0)
+    X, y, new = source.normal(size=(6, 2)), source.normal(size=6), source.normal(size=(4, 2))
+    model = LaplaceRegressor(random_state=0).fit(X, y)
+    gamma = float(model.laplace_.effective_parameters())
+    assert gamma < 1e-3 and model.degrees_of_freedom_ == pytest.approx(6 - 1 - gamma, rel=1e-10)
+    mean, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, y.mean(), atol=1e-3)
+    np.testing.assert_allclose(std, y.std(ddof=1) * np.sqrt(1 + 1 / 6), rtol=1e-3)
+    low, high = model.predict_interval(new, 0.05)
+    np.testing.assert_allclose((high - low) / 2, student_t.ppf(0.975, 5) * std, rtol=1e-3)
+    draws = model.sample_y(new[:1], 20000, random_state=1)
+    assert abs(np.mean((low[0] <= draws) & (draws <= high[0])) - 0.95) < 4 * np.sqrt(0.05 * 0.95 / 20000)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(new, return_std=True)[1], std)
 
 
 def test_draws_of_observations_are_those_of_the_student_t():

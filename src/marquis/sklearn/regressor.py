@@ -44,12 +44,11 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     round, and the refits.
 
     The predictive of a new observation is a Student t: from few rows the noise is not known either. Its degrees of
-    freedom are the distinct rows less the effective parameters, at least 1; `std` is its scale. Rows that are copies of
-    another one, with the same target, count once.
+    freedom are the distinct rows less the effective parameters and the mean of the targets, at least 1; `std` is its
+    scale. Rows that are copies of another one, with the same target, count once.
 
     Warning:
-        With several outputs there is one noise level for all of them, relative to each output's own spread. Few
-        distinct inputs with noisy replicates give intervals that are too narrow (.78 instead of .95 in a trial).
+        With several outputs there is one noise level for all of them, relative to each output's own spread.
 
     Args:
         module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function
@@ -94,6 +93,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         feature_names_in_: their names, if `fit` was given a table with names.
     """
 
+    _noise_factor = 1.0  # of regressors that were pickled before there was one
+
     def fit(self, X: Any, y: Any) -> LaplaceRegressor:
         """Train on features `X [N, features]` and targets `y [N]` or `[N, outputs]`; returns itself."""
         X, y = validate_data(
@@ -111,15 +112,17 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         self._targets = y.shape[1]
         self._fit(X, y, y.shape[1])
         self._conformal = None
+        # Targets were centred by their own mean, as by a parameter without a prior: the noise that is left is
+        # (n - 1)/n of the noise, and the mean has a variance of 1/n of it. Known noise (tune=False) stays what it is.
+        self._noise_factor = (len(X) + 1) / (len(X) - 1) if self.scale and self.tune else 1.0
         self.degrees_of_freedom_ = self._degrees_of_freedom(X, distinct)
         return self
 
     def _degrees_of_freedom(self, X: np.ndarray, distinct: int) -> float:
         """Return the distinct rows less the effective parameters, of which there are no more than the data's rank."""
-        rank = (
-            int(np.linalg.matrix_rank(np.asarray(self.x_scaler_.transform(X), dtype=np.float64))) + 1
-        )  # and the offset
-        return max(1.0, distinct - min(float(self.laplace_.effective_parameters()), rank))
+        rank = int(np.linalg.matrix_rank(np.asarray(self.x_scaler_.transform(X), dtype=np.float64))) + 1  # the offset
+        parameters = float(self.laplace_.effective_parameters()) + bool(self.scale)  # the mean that was subtracted
+        return max(1.0, distinct - min(parameters, rank))
 
     def _likelihood(self, outputs: int) -> Likelihood:
         if outputs != self._targets:
@@ -184,7 +187,11 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         return self
 
     def predict_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the variance from the weights and that of the noise; each shaped like the targets."""
+        """Return the variance from the weights, and that of the noise; each shaped like the targets.
+
+        The latter includes what the mean of the targets, by which they are centred, is uncertain: with n rows tuned
+        noise is larger by (n + 1)/(n - 1).
+        """
         prediction = self._predict(X, diagonal=True)
         return self._variances(prediction.variance, prediction.noise_variance)
 
@@ -192,7 +199,7 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         """Return both variances in the units of the targets."""
         assert noise is not None
         squared = self._unit**2
-        both = [self._shaped(part.double().cpu().numpy() * squared) for part in (epistemic, noise)]
+        both = [self._shaped(part.double().cpu().numpy() * squared) for part in (epistemic, self._noise_factor * noise)]
         return both[0], both[1]
 
     def sample_y(
@@ -214,10 +221,15 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         """
         generator, count = generator_from(random_state), whole("n_samples", n_samples)
         prediction = self._predict(X, keep_inputs=True, diagonal=True)
-        samples = prediction.sample(count, generator, labels=noise).double().cpu().numpy()
+        functions = prediction.sample(count, generator)
+        samples = functions.double().cpu().numpy()
         if noise:
+            assert prediction.noise_variance is not None
+            std = (self._noise_factor * prediction.noise_variance).sqrt().expand_as(prediction.mean)
+            normal = torch.randn(functions.shape, generator=generator, dtype=functions.dtype) * std.cpu()
             mean = prediction.mean.double().cpu().numpy()
-            samples = mean + self._student_factors(count, generator)[:, None, None] * (samples - mean)
+            deviations = samples + normal.double().numpy() - mean
+            samples = mean + self._student_factors(count, generator)[:, None, None] * deviations
         values = samples * self._unit + (0.0 if self.y_scaler_.mean_ is None else self.y_scaler_.mean_)
         values = np.moveaxis(values, 0, -1)
         return values[:, 0] if self._is_flat else values
