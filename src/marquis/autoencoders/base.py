@@ -19,6 +19,7 @@ from marquis.autoencoders.predictions import Average, Draw, Estimate, Output, Re
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.checks import naming_shape
+from marquis.functional.unwrap import named_parameters
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.likelihoods.pointwise import PointwiseLikelihood
 from marquis.posterior import Posterior
@@ -123,7 +124,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
 
     def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
         """Return the networks at other weights, named `encoder.*` and `decoder.*`; the others keep their values."""
-        present = {name: self.get_parameter(name) for name in params}
+        present = named_parameters(self)
         params = {name: laid_out_like(value.to(present[name]), present[name]) for name, value in params.items()}
         encoder, decoder = parts_of(params, self.encoder, self.decoder)
         return Draw(

@@ -15,8 +15,9 @@ from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
 from marquis.autoencoders.predictions import Draw, Output
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.call import call_module, laid_out_like
+from marquis.functional.call import call_module, copied_buffers, laid_out_like
 from marquis.functional.linearise import Linearisation, Weights
+from marquis.functional.unwrap import named_parameters
 from marquis.likelihoods import Gaussian
 from marquis.online.settings import NEW_NAMES
 from marquis.options import renamed_arguments
@@ -31,7 +32,8 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
 
     def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
         """Yield linear functions at weights sampled from the posterior, one at a time."""
-        at = {name: self.get_parameter(name).detach() for name in self.posterior.mean}
+        weights = named_parameters(self)
+        at = {name: weights[name].detach() for name in self.posterior.mean}
         tangent = Linearisation(at, samples)
         for _ in range(samples):
             moved = self.posterior.deviations_from(self.posterior.noise(1, generator))
@@ -79,8 +81,7 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
 
 def _call(network: nn.Module, weights: Weights, x: Tensor) -> Tensor:
     """Call the network at these weights, with copies of its buffers: torch differentiates no writing to them."""
-    copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    return call_module(network, {**weights, **copies}, (x,))
+    return call_module(network, {**weights, **copied_buffers(network)}, (x,))
 
 
 @renamed_arguments(**NEW_NAMES)

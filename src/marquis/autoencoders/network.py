@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from marquis.arguments import checked
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.unwrap import named_parameters
 from marquis.randomness import seeded
 
 
@@ -32,10 +33,10 @@ def parts_of(
 
     A parameter that both use has one name in `EncoderDecoder`, its first, and goes to both.
     """
-    joint = {id(parameter): name for name, parameter in EncoderDecoder(encoder, decoder).named_parameters()}
+    joint = {id(parameter): name for name, parameter in named_parameters(EncoderDecoder(encoder, decoder)).items()}
 
     def part(network: nn.Module) -> dict[str, Tensor]:
-        names = {name: joint[id(parameter)] for name, parameter in network.named_parameters()}
+        names = {name: joint[id(parameter)] for name, parameter in named_parameters(network).items()}
         return {name: weights[whole] for name, whole in names.items() if whole in weights}
 
     return part(encoder), part(decoder)

@@ -16,6 +16,7 @@ from marquis.autoencoders.inputs import Missing, inputs_of
 from marquis.autoencoders.network import EncoderDecoder
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
+from marquis.functional.unwrap import named_parameters
 from marquis.laplace import Laplace
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
@@ -42,9 +43,10 @@ class PosteriorAutoencoder(BaseAutoencoder):
     ) -> None:
         copied = copy.deepcopy(EncoderDecoder(encoder, decoder)).eval()
         _require_fit(copied, posterior)
+        weights = named_parameters(copied)
         with torch.no_grad():
             for name, value in posterior.mean.items():
-                copied.get_parameter(name).copy_(value)
+                weights[name].copy_(value)
         super().__init__(copied.encoder, copied.decoder, likelihood, missing=missing)
         self.posterior, self.laplace = posterior, laplace
 
@@ -169,7 +171,7 @@ class _InputsAsLabels:
 
 def _require_fit(network: EncoderDecoder, posterior: Posterior) -> None:
     """Refuse a posterior over parameters that the networks do not have."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in named_parameters(network).items()}
     wrong = [name for name, mean in posterior.mean.items() if shapes.get(name) != tuple(mean.shape)]
     if wrong:
         raise ModelMismatchError(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.unwrap import class_before_sharding, inner, whole, without_sharding_hooks
+from marquis.functional.weight_norm import DIFFERENTIABLE
 
 PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), Tensor, nn.Parameter, torch.Size, torch.dtype})
 """Types of attributes that cannot refer to a module; looked at first, as nearly all attributes are of these."""
@@ -81,7 +82,7 @@ class _Replicas:
             self.modules[id(module)] = replica
             return replica
         kind = class_before_sharding(module)
-        replica = object.__new__(kind)
+        replica = object.__new__(DIFFERENTIABLE.get(kind, kind))
         attributes = replica.__dict__
         attributes.update(vars(module))
         self._originals.append(module)
@@ -142,6 +143,10 @@ class _Replicas:
 
     def _replaced(self, value: Any, depth: int) -> Any:
         """Return an attribute with every reference to a part of the model replaced."""
+        if type(value) in DIFFERENTIABLE:  # a hook, which gets its module when it is called
+            hook = object.__new__(DIFFERENTIABLE[type(value)])
+            hook.__dict__.update(vars(value))
+            return hook
         if isinstance(value, types.MethodType):
             owner = self.value(value.__self__, depth)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)

@@ -184,10 +184,12 @@ def _gradient(function: PosteriorFunction, problem: EvidenceProblem, loader: Ite
         for x, y, _ in read_batches(loader, posterior.vector.device, labels_for="the gradient"):
             first = samples_of(x, 0, min(INPUTS, batch_size(x))) if first is None else first
 
-            def loss(params: dict[str, Tensor], x: Any = x, y: Tensor = y) -> Tensor:
-                return -problem.likelihood.log_prob(function(params, x), y).sum()
-
-            total = total + posterior.layout.flatten(torch.func.grad(loss)(posterior.mean)).detach()
+            # torch.func.grad refuses networks that checkpoint their activations.
+            leaves = {name: value.detach().requires_grad_() for name, value in posterior.mean.items()}
+            with torch.enable_grad():
+                loss = -problem.likelihood.log_prob(function(leaves, x), y).sum()
+            gradient = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
+            total = total + posterior.layout.flatten(dict(zip(leaves, gradient, strict=True)))
         return [total]
 
     (total,) = sum_of_shares(share, problem.shared)

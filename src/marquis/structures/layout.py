@@ -86,10 +86,15 @@ class Layout:
         return Layout({name: self.shapes[name] for name in chosen})
 
     def by_module(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of parameters by the path of the module that owns them: weight and bias together."""
+        """Return the names of parameters by the path of the module that owns them: weight and bias together.
+
+        What `torch.nn.utils.parametrize` makes of a weight is that module's, too.
+        """
         members: dict[str, list[str]] = {}
         for name in self.names:
-            members.setdefault(name.rpartition(".")[0] or "(top level)", []).append(name)
+            owner, parametrised, _ = f".{name}".partition(".parametrizations.")
+            module = owner[1:] if parametrised else name.rpartition(".")[0]
+            members.setdefault(module or "(top level)", []).append(name)
         return {module: tuple(names) for module, names in members.items()}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from marquis.errors import DataError, ModelMismatchError, NumericalError, Unsupp
 from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size, naming_inputs, require_derivative
 from marquis.functional.selection import parameters_of, select
-from marquis.functional.unwrap import independent_copy
+from marquis.functional.unwrap import independent_copy, named_parameters
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
 from marquis.randomness import new_seed
@@ -85,7 +85,7 @@ def swag_moments(
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-            for name, parameter in trained.named_parameters():
+            for name, parameter in named_parameters(trained).items():
                 if name in names:  # Welford's rule
                     value = parameter.detach().double()
                     before = means.get(name, torch.zeros_like(value))

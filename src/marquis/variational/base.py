@@ -18,7 +18,7 @@ from marquis.functional.call import Model, buffers_of, call, describe, run
 from marquis.functional.checks import check_inputs, naming_inputs, require_derivative
 from marquis.functional.replica import refuse_torchscript
 from marquis.functional.selection import parameters_of
-from marquis.functional.unwrap import independent_copy
+from marquis.functional.unwrap import independent_copy, named_parameters
 from marquis.likelihoods import Likelihood, Predictive, as_likelihood
 from marquis.loaders import split_batch
 from marquis.variational.objective import Terms
@@ -88,7 +88,7 @@ class Method(nn.Module):
         super().__init__()
         start = parameters_of(model, params)
         self.network = _independent_copy(model, start, params)
-        parameters = dict(self.network.named_parameters())
+        parameters = named_parameters(self.network)
         pairs = [(name, inner) for name, inner in zip(start, parameters, strict=True)]
         pairs = [pair for pair in pairs if parameters[pair[1]].requires_grad]
         if not pairs:
@@ -115,7 +115,7 @@ class Method(nn.Module):
     @property
     def means(self) -> list[nn.Parameter]:
         """Return μ, one tensor per trained parameter."""
-        parameters = dict(self.network.named_parameters())
+        parameters = named_parameters(self.network)
         return [parameters[inner] for inner in self._inner]
 
     @property
@@ -194,7 +194,7 @@ class Method(nn.Module):
         with evaluation_mode(self.network):
             for x, y in batches(loader):
                 for _ in range(max(samples, 1)):
-                    params = self.draw() if samples else dict(self.network.named_parameters())
+                    params = self.draw() if samples else named_parameters(self.network)
                     with naming_inputs(self.network, x, lambda x=x: run(self.network, x)):
                         outputs = call(self.network, params, buffers_of(self.network), x)
                     total += float(self.likelihood.log_prob(outputs, y).sum()) / max(samples, 1)
@@ -204,7 +204,7 @@ class Method(nn.Module):
 
     def _all_parameters(self, trained: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the network's parameters with these in the place of the trained ones."""
-        return {**dict(self.network.named_parameters()), **dict(zip(self._inner, trained, strict=True))}
+        return {**named_parameters(self.network), **dict(zip(self._inner, trained, strict=True))}
 
     def _penalised(self, outputs: Tensor, y: Any, mask: Tensor | None, penalty: Tensor) -> Tensor:
         """Return the loss of these outputs: `-(1/S) Σ log p(y_i|f_i) + (β/N) penalty`, and note its terms."""
@@ -269,7 +269,7 @@ def _independent_copy(model: Model, start: Mapping[str, Tensor], params: Mapping
     network.zero_grad(set_to_none=True)
     if params is not None:
         with torch.no_grad():
-            for name, parameter in network.named_parameters():
+            for name, parameter in named_parameters(network).items():
                 parameter.copy_(start[name])
     return network
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, ModelMismatchError
+from marquis.functional.unwrap import named_modules
 
 PriorScale = float | Mapping[str, float | Tensor] | Callable[[str, Tensor], float] | None
 """One number, one number or tensor per parameter name, a function of name and tensor, or None for `1/sqrt(fan_in)`."""
@@ -55,10 +56,7 @@ def prior_scales(network: nn.Module, parameters: Mapping[str, Tensor], scale: Pr
 def fan_in(network: nn.Module, name: str, parameter: Tensor) -> int:
     """Return the number of products summed into one output of the parameter's module; 1 where that is undefined."""
     path, _, _ = name.rpartition(".")
-    try:
-        module = network.get_submodule(path)
-    except AttributeError:
-        module = network
+    module = dict(named_modules(network)).get(path, network)
     weight = parameter
     if parameter.dim() < 2:
         sibling = getattr(module, "weight", None)

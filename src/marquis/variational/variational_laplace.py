@@ -15,6 +15,7 @@ from marquis.choices import choose
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, run
 from marquis.functional.checks import batch_size, naming_inputs, require_derivative
+from marquis.functional.unwrap import named_buffers, named_parameters
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
 from marquis.variational.base import batches, evaluation_mode, names_inputs
@@ -219,7 +220,7 @@ class VariationalLaplace(GaussianMethod):
 
     def _auxiliary_pass(self, trained: Any, x: Any) -> Tensor:
         """Run the network at other parameters; running statistics are updated in copies that are discarded."""
-        buffers = {name: buffer.detach().clone() for name, buffer in self.network.named_buffers()}
+        buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.network).items()}
         return call(self.network, self._all_parameters(trained), buffers, x)
 
     def _examine(self, x: Any) -> None:
@@ -227,7 +228,7 @@ class VariationalLaplace(GaussianMethod):
         flags = tuple(module.training for module in self.network.modules())
         if flags in self._examined:
             return
-        parameters = {name: p.detach() for name, p in self.network.named_parameters()}
+        parameters = {name: p.detach() for name, p in named_parameters(self.network).items()}
         for inner in self._inner:
             parameters[inner].requires_grad_()
         refuse_kinks(self.network, parameters, buffers_of(self.network), x)
