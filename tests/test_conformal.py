@@ -115,4 +115,4 @@ def test_refusals():
     with pytest.raises(DataError, match="positive"):
         ConformalIntervals.calibrate([1.0], [0.0], [1.0])
     with pytest.raises(DataError, match="class numbers"):
-        ConformalSets.calibrate(np.ones((2, 2)), np.array([0.0, 1.0]))
+        ConformalSets.calibrate(np.full((2, 2), 0.5), np.array([0.0, 1.0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import functools
 import inspect
 import math
@@ -116,27 +117,44 @@ def checked(
             if not (plain and complete):  # a third of the time, and the message where something is wrong
                 bound = signature.bind(*arguments, **named).arguments
         except TypeError as error:
-            raise DataError(f"{function.__qualname__}: {error}.") from None
+            raise DataError(f"{function.__qualname__}: {error}.{_meant(named, list(kinds))}") from None
         places = {_device(value) for value in bound.values()} - {None}
         if "meta" in places and len(places) > 1:
             raise DataError(f"{function.__qualname__}: some tensors have no entries (device meta) and others have.")
         for name, (check, expected) in checks().items():
             if name in bound and not check(bound[name]):
-                hint = ""
-                if "Iterable" in expected and not isinstance(bound[name], collections.abc.Iterable):
-                    hint = " It cannot be iterated; give a DataLoader or a list of batches."
-                if "Tensor" in expected and type(bound[name]).__name__ == "ndarray":
-                    hint = " Pass torch.as_tensor of it."
-                elif "Tensor" in expected and "sparse" in str(getattr(bound[name], "layout", "")):
-                    hint = " Pass its to_dense()."
-                elif "Tensor" in expected and _device(bound[name]) == "meta":
-                    hint = " It has no entries (device meta)."
-                value = describe_value(bound[name])
-                raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{hint}")
+                value, remedy = describe_value(bound[name]), _remedy(bound[name], expected)
+                raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{remedy}")
         return function(*arguments, **named)
 
     wrapper.is_checked = True  # type: ignore[attr-defined]
     return typing.cast(Function, wrapper)
+
+
+def _meant(named: collections.abc.Iterable[str], known: list[str]) -> str:
+    """Return which argument an unknown name may stand for, as in other packages, or all that there are."""
+    for name in named:
+        if name not in known:
+            nearest = [k for k in known if k in name] or difflib.get_close_matches(name, known, n=1)
+            listed = ", ".join(k for k in known if k not in ("self", "cls"))
+            return f" Did you mean {max(nearest, key=len)!r}?" if nearest else f" It takes {listed}."
+    return ""
+
+
+def _remedy(value: Any, expected: str) -> str:
+    """Return what to do about a value of another kind, as the end of a message."""
+    if "Iterable[Any]" in expected:
+        problem = "Its rows are no batches" if hasattr(value, "shape") else "It cannot be iterated"
+        return f" {problem}; give a DataLoader or a list of batches."
+    if "Tensor" not in expected:
+        return ""
+    if hasattr(value, "to_numpy"):
+        return " Pass torch.as_tensor of its to_numpy()."
+    if type(value).__name__ == "ndarray" or isinstance(value, _LISTS):
+        return " Pass torch.as_tensor of it."
+    if "sparse" in str(getattr(value, "layout", "")):
+        return " Pass its to_dense()."
+    return " It has no entries (device meta)." if _device(value) == "meta" else ""
 
 
 def _in_words(name: re.Match[str]) -> str:
@@ -239,6 +257,8 @@ def _container_check(concrete: Any, entry: Check | None, arrays: bool) -> Check:
             return False
         if getattr(value, "shape", None) == ():  # a number in a tensor, which says that it can be iterated
             return False
+        if concrete is collections.abc.Iterable and entry is None and hasattr(value, "shape"):
+            return False  # rows, where batches are needed
         if entry is None or not isinstance(value, _LISTS):
             return True
         # where arrays will do, so do their numbers: list(tensor)

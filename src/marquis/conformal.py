@@ -22,6 +22,9 @@ from marquis.arguments import Share, as_numbers, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive import Prediction
 
+TOLERANCE = 1e-2
+"""By how much a row of probabilities may differ from 1 in sum."""
+
 
 @checked
 def quantile(scores: ArrayLike, alpha: Share) -> np.ndarray:
@@ -105,7 +108,8 @@ class ConformalSets:
     def calibrate(cls, probs: ArrayLike, y: ArrayLike, random_state: int = 0) -> ConformalSets:
         """Return sets calibrated on probabilities `[n, classes]` and class numbers `y [n]`."""
         probs, y = as_numbers("probs", probs), np.asarray(y)
-        fits = probs.ndim == 2 and y.shape == probs.shape[:1] and np.issubdtype(y.dtype, np.integer)
+        require_probabilities(probs)
+        fits = y.shape == probs.shape[:1] and np.issubdtype(y.dtype, np.integer)
         if not fits or (len(y) and not 0 <= y.min() <= y.max() < probs.shape[1]):
             raise DataError(f"probabilities {probs.shape} need [n, classes], labels {y.shape} [n] class numbers.")
         return cls(_adaptive_scores(probs, random_state)[np.arange(len(y)), y])
@@ -113,11 +117,18 @@ class ConformalSets:
     def sets(self, probs: ArrayLike, alpha: float = 0.1, random_state: int = 1) -> np.ndarray:
         """Return which classes belong to the set of every row, booleans `[N, classes]`; some sets can be empty."""
         limit, table = quantile(self.scores, alpha), as_numbers("probs", probs)
-        if limit.ndim or table.ndim != 2:
-            raise DataError(
-                f"probabilities {table.shape} need [N, classes], calibration scores {self.scores.shape} [n]."
-            )
+        require_probabilities(table)
+        if limit.ndim:
+            raise DataError(f"calibration scores {self.scores.shape} need [n].")
         return _adaptive_scores(table, random_state) <= limit
+
+
+def require_probabilities(probs: np.ndarray) -> None:
+    """Refuse what is no table `[n, classes]` of probabilities, up to the rounding of half precision."""
+    if probs.ndim != 2 or probs.shape[1] == 0:
+        raise DataError(f"probs has shape {probs.shape}, but has to be probabilities [n, classes].")
+    if not np.all(probs >= 0) or np.any(np.abs(probs.sum(1) - 1) > TOLERANCE):
+        raise DataError("probs must not be negative and add up to 1 in each row: apply softmax to logits first.")
 
 
 def _adaptive_scores(probs: np.ndarray, random_state: int) -> np.ndarray:

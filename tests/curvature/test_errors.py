@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, type[Exception], str]] = 
     "nan in x": (lambda: net(lambda m, x: m.l(x)), X.clone().fill_(float("nan")), mq.DataError, "9 NaN or infinite"),
     "infinity in x": (lambda: net(lambda m, x: m.l(x)), X / 0, mq.DataError, "NaN or infinite"),
     "empty": (lambda: net(lambda m, x: m.l(x)), X[:0], mq.DataError, "batch is empty"),
-    "wrong width": (lambda: net(lambda m, x: m.l(x)), double(3, 7), mq.DataError, "cannot be called with this x"),
+    "wrong width": (lambda: net(lambda m, x: m.l(x)), double(3, 7), mq.DataError, "cannot take x of shape"),
     "two sizes": (lambda: net(lambda m, x, y: m.l(x) + m.l(y)), (X, X[:2]), mq.DataError, "disagree"),
 }  # fmt: skip
 

@@ -269,7 +269,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
             NumericalError: Training diverged.
         """
         x, mask = self._data(inputs_of(batch))
-        loss = self.loss(x, mask) if seen is None else self.loss(x, mask, seen)
+        with naming_shape(self, x, "training"), self._naming_outputs(x):
+            loss = self.loss(x, mask) if seen is None else self.loss(x, mask, seen)
         if not bool(loss.detach().isfinite()):
             raise NumericalError(
                 f"training diverged: the loss is {float(loss.detach())}. Lower the learning rate, scale the data to "
@@ -293,7 +294,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
         log_prob, mean = x.new_zeros(len(x)), Average()
         for draw in self._draws_in_evaluation_mode(VALIDATION_SAMPLES, generator):
             try:
-                output = draw.reconstruct(inputs)[1]
+                with naming_shape(self, x, "validation"):
+                    output = draw.reconstruct(inputs)[1]
                 log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
             except NumericalError:  # the stopping rule ends a training whose loss is NaN, and keeps its best epoch
                 return x.new_tensor(math.nan), x.new_tensor(math.nan)

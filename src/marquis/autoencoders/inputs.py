@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -45,6 +47,7 @@ class DataInputs:
     missing: Missing
     likelihood: Any
     parameters: Any
+    __call__: Callable[..., Tensor]
 
     def inputs(self, x: Tensor, seen: Tensor | None) -> Tensor:
         """Return what the encoder takes: the data, and with `missing="mask"` beside them which entries it sees.
@@ -83,6 +86,21 @@ class DataInputs:
                 "rescale them, or use likelihood='gaussian'."
             )
         return x, mask
+
+    @contextmanager
+    def _naming_outputs(self, x: Tensor) -> Iterator[None]:
+        """Say that the decoder does not return what the likelihood needs for the data, where it failed by that."""
+        try:
+            yield
+        except DataError as error:
+            with torch.no_grad():
+                f = self(x[:1])
+            if f.ndim > 0 and self.likelihood.target_shape(f) != x[:1].shape:
+                raise DataError(
+                    f"the decoder returns {list(f.shape[1:])} for each sample, which {self.likelihood} does not take "
+                    f"for data of shape {list(x.shape[1:])} each. Change the decoder's last layer, or the likelihood."
+                ) from error
+            raise
 
     def _check(self, x: Tensor, what: str) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():

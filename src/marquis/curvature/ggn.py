@@ -24,7 +24,7 @@ from marquis.curvature.backward.steps import BackwardSteps
 from marquis.curvature.backward.tiles import image_shape
 from marquis.curvature.backward.walk import BackwardWalk
 from marquis.curvature.graph.cache import network_of
-from marquis.curvature.graph.network import Network
+from marquis.curvature.graph.network import Network, warn_of_probabilities
 from marquis.curvature.ops.context import Context
 from marquis.curvature.planning.choices import check_choices
 from marquis.curvature.planning.memory import check_memory, chunk_bytes
@@ -283,8 +283,9 @@ class _Call:
         network = network_of(self.model, self.detached, self.x)
         return network, network.bind(params, self.x)
 
-    def likelihood_at(self, outputs: Tensor) -> Likelihood:
+    def likelihood_at(self, outputs: Tensor, network: Network) -> Likelihood:
         """Return the likelihood that fits these outputs, which are checked."""
+        warn_of_probabilities(network, self.likelihood, describe(self.model))
         if self.known_layout is not None:
             return self.likelihood.resolve(outputs)
         if not all_finite(outputs):
@@ -312,7 +313,7 @@ class _Call:
         outputs = network.forward(values, backward.needed, shapes, backward.with_extra)
         values = _widened(values)
         detached = values[network.output]
-        likelihood = self.likelihood_at(detached)
+        likelihood = self.likelihood_at(detached, network)
 
         @torch.no_grad()
         def curvature(running: Running | None = None) -> Structure:
@@ -341,7 +342,7 @@ class _Call:
         outputs = squared_forward(network, values, names)
         values = _widened(values)
         outputs = outputs.to(self.like.dtype)
-        start = self.likelihood_at(outputs).hessian_diagonal(outputs, self.mask)
+        start = self.likelihood_at(outputs, network).hessian_diagonal(outputs, self.mask)
         vector = self.like.new_empty(self.layout.total)
         squared_pass(network, values, start, names, self.layout.unflatten(vector))
         return Diagonal(self.layout, vector)
@@ -354,7 +355,7 @@ class _Call:
         backward = BackwardSteps.of(network, self.layout.names)
         network.forward(values, None, shapes, backward.with_extra)
         values = _widened(values)
-        likelihood = self.likelihood_at(values[network.output])
+        likelihood = self.likelihood_at(values[network.output], network)
         context = Context(network, values, shapes, backward.active, self.size)
         accumulator = make_accumulator("diagonal", self.layout, self.like, self.size)
         by_squares = mixed_pass(backward, context, likelihood, self.mask, accumulator, width_limit)

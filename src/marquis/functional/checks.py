@@ -33,7 +33,12 @@ def batch_size(x: Any) -> int:
             sizes[where] = leaf.shape[0]
     if not sizes:
         check_ordinary(x)
-        raise DataError(f"no tensor found in x of type {type(x).__name__}; the batch size is not known.")
+        many = " For all batches of a loader there is predict_loader." if hasattr(x, "dataset") else ""
+        table = " Pass torch.as_tensor of its to_numpy()." if hasattr(x, "to_numpy") else ""
+        numbers = " Pass torch.as_tensor of it." if isinstance(x, (list, tuple)) else ""
+        raise DataError(
+            f"no tensor in x of type {type(x).__name__}; the batch size is not known.{many or table or numbers}"
+        )
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"x{where}: {size}" for where, size in sizes.items())
         raise DataError(f"tensors of one batch disagree on its size ({listed}); dimension 0 is the batch.")
@@ -161,7 +166,23 @@ def does_not_take(model: Any, x: Any, what: str, error: Exception) -> str:
         return f"{describe(model)} cannot take {what} with the entries {list(x)}: {reason}.{hint}"
     first = first_layer(model)
     hint = "" if first is None else f" Its first layer is {first}, in {str(first.weight.dtype).removeprefix('torch.')}."
-    return f"{describe(model)} cannot take {what} {described}: {reason}.{hint}"
+    return f"{describe(model)} cannot take {what} {described}: {reason}.{hint}{_repair(leaves, first, what)}"
+
+
+def _repair(leaves: list[Tensor], first: nn.Linear | nn.modules.conv._ConvNd | None, what: str) -> str:
+    """Return how an input becomes what the first layer takes, as the end of a message; "" where that is unclear."""
+    if isinstance(first, nn.modules.conv._ConvNd) and len(leaves) == 1:
+        [x], channels, axes = leaves, first.in_channels, first.weight.dim()
+        if x.dim() == axes and x.shape[1] != channels == x.shape[-1]:
+            order = ", ".join(map(str, (0, axes - 1, *range(1, axes - 1))))
+            return f" Channels come second: {what}.permute({order})."
+        if x.dim() == axes - 1 and x.shape[0] == channels:
+            return f" The batch comes first: {what}.unsqueeze(0)."
+    if len(leaves) == 1 and first is not None and leaves[0].dtype != first.weight.dtype:
+        return f" Pass {what}.to({first.weight.dtype})."
+    if len(leaves) > 1:
+        return f" A tuple is passed as model(*{what}), a tensor as model({what}), a dict as model(**{what})."
+    return ""
 
 
 def first_layer(model: Any) -> nn.Linear | nn.modules.conv._ConvNd | None:

@@ -143,7 +143,7 @@ class NetworkFunction:
         if output.dim() == 0 or output.shape[0] != batch_size(x):
             raise DataError(
                 f"{self.where} gives shape {list(output.shape)} for a batch of {batch_size(x)}; dimension 0 has to be "
-                "the batch."
+                "the batch; of one sample it is x.unsqueeze(0)."
             )
         if not all_finite(output):
             raise DataError(f"{self.where} gives NaN or infinite outputs; check its weights and the inputs.")

@@ -64,7 +64,8 @@ def load_tensors(path: str | Path, kinds: tuple[str, ...]) -> tuple[str, dict[st
     path = Path(path)
     with storage_errors(path, "read"):
         if not path.is_file():
-            raise DataError(f"there is no file {path} to load.")
+            folder = " (it is a folder; name a file in it)" if path.is_dir() else ""
+            raise DataError(f"there is no file {path} to load{folder}.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

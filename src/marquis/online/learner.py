@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marquis.arguments import AtLeastOne, checked
+from marquis.arguments import AtLeastOne, NotNegative, checked
 from marquis.curvature.backward.accumulators import Running
 from marquis.curvature.over_processes import decompose_over_processes, sum_over_processes
 from marquis.curvature.planning.choices import SHARING_ESTIMATORS
@@ -131,7 +131,9 @@ class OnlineLaplace:
     @functools.partial(fails_together, confirm=False)
     @checked
     @at_running_statistics
-    def step(self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: float | None = None) -> Tensor:
+    def step(
+        self, x: Any, y: Any = None, mask: Tensor | None = None, *, learning_rate: NotNegative | None = None
+    ) -> Tensor:
         """Return the loss of one batch per sample, at sampled weights; `backward` fills the gradients of the means.
 
         `-(1/S) Σ_s mean_n log p(y_n | x_n, θ_s) + δ/(2N) |μ|²` with `θ_s ~ N(μ, precision^-1)`; no gradient flows

@@ -309,7 +309,8 @@ class LaplaceEstimator(BaseEstimator):
             raise UnsupportedOperationError(f"tune={self.tune!r}: choose True ('evidence'), 'gradient', or False.")
         if self.prior is not None and not isinstance(self.prior, Prior):
             positive("prior", self.prior)
-        rounds, epochs = whole("rounds", self.rounds), whole("max_iter", self.max_iter, 0)
+        least = int(self.module is None)  # without epochs a network of ours would be a random one
+        rounds, epochs = whole("rounds", self.rounds), whole("max_iter", self.max_iter, least)
         try:
             device = torch.device(self.device)
         except (RuntimeError, TypeError) as error:

@@ -28,13 +28,15 @@ def plain_table(X: Any, *, exact: bool = False) -> Any:
 
     Raises:
         DataError: A column holds dates or durations, whose NaT scikit-learn would take for the number -9.2e18; or
-            integers that would be changed.
+            integers that would be changed. There are no columns, or two of one name.
     """
     X = without_gradient(X)
     if isinstance(X, np.ma.MaskedArray):
         _refuse_columns(X, exact)
         floating: Any = X if X.dtype.kind in "fc" else X.astype(object)
         return floating.filled(np.nan)
+    if hasattr(X, "iloc"):
+        _refuse_names(X)
     _refuse_columns(X if hasattr(X, "iloc") else np.asarray(X), exact)
     return X
 
@@ -80,6 +82,16 @@ def require_finite(values: np.ndarray, what: str) -> np.ndarray:
             "rows of fit. Check their units, or clip them."
         )
     return values
+
+
+def _refuse_names(X: Any) -> None:
+    """Refuse a pandas table without columns, or with two of one name, for which scikit-learn's errors are no help."""
+    names = list(getattr(X, "columns", ["of a series"]))
+    if not names:
+        raise DataError(f"X has {len(X)} rows and no columns; at least one column of numbers is needed.")
+    twice = sorted({str(name) for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise DataError(f"several columns of X have the name {', '.join(map(repr, twice[:5]))}: rename or remove them.")
 
 
 def _refuse_columns(X: Any, exact: bool) -> None:

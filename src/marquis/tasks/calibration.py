@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marquis.arguments import AtLeastOne, Share, checked_arrays
+from marquis.conformal import require_probabilities
 from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.notebook import ShownAsText
@@ -244,9 +245,8 @@ def _check_probabilities(probs: Tensor, labels: Tensor) -> None:
     if probs.dim() != 2 or probs.numel() == 0 or labels.shape != probs.shape[:1]:
         shapes = f"{list(probs.shape)} and {list(labels.shape)}"
         raise DataError(f"calibration needs probabilities [n, C] and labels [n], n at least 1; got {shapes}.")
-    if not probs.is_floating_point() or not bool(((probs >= 0).all(1) & ((probs.sum(1) - 1).abs() < 1e-2)).all()):
-        raise DataError(
-            "probabilities must not be negative and add up to 1 in each row: apply softmax to logits first."
-        )
+    if not probs.is_floating_point():
+        raise DataError(f"probs are {probs.dtype}, not probabilities: apply softmax to logits first.")
+    require_probabilities(probs.detach().double().cpu().numpy())
     if labels.is_floating_point() or bool((labels < 0).any()) or bool((labels >= probs.shape[1]).any()):
         raise DataError(f"labels must be integers from 0 to {probs.shape[1] - 1}, the number of a column of `probs`.")

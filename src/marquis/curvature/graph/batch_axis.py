@@ -91,7 +91,7 @@ def _axes_by_gradient(
         if output.dim() == 0 or output.shape[0] != size:
             raise DataError(
                 f"the model gives shape {list(output.shape)} for a batch of {size}; dimension 0 of inputs and outputs "
-                "has to be the batch."
+                "has to be the batch; of one sample it is x.unsqueeze(0)."
             )
         targets = [n for n in numbers if isinstance(values[n], Tensor) and values[n].requires_grad]
         if not targets:

@@ -19,7 +19,7 @@ from marquis.curvature.graph.network import Network, Ref, Step, op_name, referen
 from marquis.curvature.graph.verify import check_separation, refuse_training_mode, verify
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, call, copied_buffers, describe, run, unfused_layers
-from marquis.functional.checks import batch_size
+from marquis.functional.checks import batch_size, does_not_take
 from marquis.functional.quiet import quiet
 from marquis.functional.replica import replicate
 from marquis.functional.unwrap import is_sharded, named_parameters, one_output
@@ -144,10 +144,7 @@ def _refuse_wrong_inputs(model: Model, params: Mapping[str, Tensor], x: Any) -> 
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             call(model, params, copied_buffers(model), x)
     except Exception as error:
-        raise DataError(
-            f"{describe(model)} cannot be called with this x: {_first_line(error)} Pass a tensor for model(x), a tuple "
-            "for model(*x), a dict for model(**x)."
-        ) from error
+        raise DataError(does_not_take(model, x, "x", error)) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -247,6 +244,11 @@ def _convert(program: Any, caller: _Caller, model: Model, params: Mapping[str, T
         elif node.op == "output":
             results = [leaf for leaf in pytree.tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)]
             results = results[len(signature.buffers_to_mutate) :]
+            if signature.user_inputs_to_mutate:
+                raise UnsupportedOperationError(
+                    f"{describe(model)} changes its input in place, so that whoever calls it loses the data; write "
+                    "x = x + 1 instead of x += 1, and functions without a trailing underscore."
+                )
             if len(results) != 1:
                 spec = program.call_spec.out_spec
                 keys = f" {spec.context}" if spec.type is dict else ""

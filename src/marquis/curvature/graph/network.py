@@ -7,6 +7,7 @@ from. `capture.py` makes one; everything else in this package walks the list, fo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,6 +76,11 @@ class Step:
         for ref in references((self.args, self.kwargs)):
             counts[ref.value] = counts.get(ref.value, 0) + 1
         return counts
+
+
+PROBABILITIES = {"categorical": "softmax", "bernoulli": "sigmoid"}
+"""Activation that a likelihood applies itself, by the likelihood's kind."""
+RESHAPING = frozenset(("alias", "clone", "contiguous", "flatten", "reshape", "squeeze", "to", "unsqueeze", "view"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +183,14 @@ class Network:
             and number != self.output
         )
 
+    @cached_property
+    def last_operation(self) -> str:
+        """Return the name of the operation that makes the output, apart from changes of its shape."""
+        number = self.output
+        while number in self.producers and self.producers[number].name in RESHAPING and self.producers[number].inputs:
+            number = self.producers[number].inputs[0]
+        return self.producers[number].name if number in self.producers else ""
+
     def dependents(self, sources: Iterable[int]) -> frozenset[int]:
         """Return all values that depend on any of `sources`, themselves included."""
         numbers = set(sources)
@@ -184,6 +198,18 @@ class Network:
             if any(number in numbers for number in step.inputs):
                 numbers.add(step.value)
         return frozenset(numbers)
+
+
+def warn_of_probabilities(network: Network, likelihood: Any, name: str) -> None:
+    """Warn, once for each capture, of outputs that are probabilities where the likelihood takes logits."""
+    activation = PROBABILITIES.get(getattr(likelihood, "kind", ""))
+    if activation is not None and network.last_operation == activation and not network.memo.get("warned"):
+        network.memo["warned"] = True
+        warnings.warn(
+            f"{name} ends with {activation}, but the likelihood {likelihood.kind!r} takes logits and applies "
+            f"{activation} itself: probabilities and variances are those of another model. Leave the activation out.",
+            stacklevel=2,
+        )
 
 
 def op_name(op: Any) -> str:
