@@ -13,6 +13,7 @@ from marquis.autoencoders import from_posterior, linearised
 from marquis.errors import DataError
 from marquis.likelihoods import Gaussian
 from marquis_experiments.laplacian_autoencoder.default import training
+from marquis_experiments.laplacian_autoencoder.default.beliefs import KINDS, POSTHOC, below, gains, outcome
 from marquis_experiments.laplacian_autoencoder.default.candidates import (
     PRESENT,
     Training,
@@ -121,3 +122,18 @@ def test_quick_run_keeps_the_sets_closed_until_the_choices_are_frozen(tmp_path: 
     stopped = partial(run)
     assert len(stopped["rows"]) == 7 and "opened" not in stopped
     assert "7 of 8 cells run" in STUDY.text(stopped) and "nothing is decided" in STUDY.text(stopped)
+
+
+def test_statements_of_before_are_judged_by_two_standard_errors():
+    def row(seed: int, **areas: float) -> dict[str, Any]:
+        near = {"kmnist": dict.fromkeys(KINDS, areas["near"]), "rotated": dict.fromkeys(KINDS, areas["near"])}
+        every = {**near, "noise": dict.fromkeys(KINDS, areas["far"])}
+        ours = {POSTHOC: {"auroc": every}, PRESENT.name: {"auroc": {k: dict.fromkeys(KINDS, 0.9) for k in every}}}
+        return {"data": "mnist", "seed": seed, "scores": ours}
+
+    results = {"opened": [row(0, near=0.8, far=1.0), row(1, near=0.81, far=1.0)]}
+    near = gains(results, POSTHOC, PRESENT.name, near_digits=True)["mean_rank"]
+    assert near == pytest.approx([-0.1, -0.09])
+    assert gains(results, POSTHOC, PRESENT.name)["mean_rank"] == pytest.approx([-0.1 / 3, -0.08 / 3])
+    assert below(near) and not below([-0.1, 0.09])
+    assert [outcome(True, True), outcome(True, False), outcome(False)] == ["confirmed", "in part", "refuted"]

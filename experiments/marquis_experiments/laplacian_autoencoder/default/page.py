@@ -10,6 +10,7 @@ from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error, standard_error_of_auroc
 from marquis_experiments.common.page import Mean, verdict, with_error
 from marquis_experiments.common.study import Settings
+from marquis_experiments.laplacian_autoencoder.default.beliefs import beliefs
 from marquis_experiments.laplacian_autoencoder.default.candidates import PRESENT, candidates_of
 from marquis_experiments.laplacian_autoencoder.default.choice import (
     COMBINED,
@@ -93,6 +94,7 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "keeps": keeps,
         "analysed": keeps and settings["data"][0] == "mnist",  # a sentence about these results alone
         "changes": complete and not keeps,
+        "beliefs": beliefs(results) if keeps and settings["data"][0] == "mnist" else [],
         "combined": made["combined"]["candidate"] if "combined" in made else "",
         "qualities": score_rows(results) if complete else [],
         "fixed": ", ".join(f"{score} ({data})" for data, score in fixed_scores(results).items()) or "none yet",
