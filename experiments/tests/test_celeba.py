@@ -53,13 +53,13 @@ def test_commoner_answer_of_the_labelled_images():
 def test_commoner_answer_meets_the_labelled_images_of_the_others(monkeypatch):
     data, settings = patches(30), QUICK.replace(labelled=6, repetitions=3)
     seen = []
-    real = semi_supervised.others
+    real = semi_supervised._classified
 
-    def watch(count, chosen):
+    def watch(codes, labels, chosen, *options):
         seen.append(chosen)
-        return real(count, chosen)
+        return real(codes, labels, chosen, *options)
 
-    monkeypatch.setattr(semi_supervised, "others", watch)
+    monkeypatch.setattr(semi_supervised, "_classified", watch)
     measured(data.x.flatten(1)[None], None, data, settings, 5)
     truth = attributes(data)
     expected = []

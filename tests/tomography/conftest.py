@@ -57,9 +57,9 @@ class Small:
 class DenseProducts(LinearisedImage):
     """The same linearised image with products by a dense Jacobian: fast where only the algebra is tested."""
 
-    def __init__(self, trained: TrainedImage, jacobian: Tensor, dtype: torch.dtype = torch.float64) -> None:
-        super().__init__(trained.network, trained.inputs, dtype)
-        self._jacobian = jacobian.to(dtype)
+    def __init__(self, trained: TrainedImage, jacobian: Tensor) -> None:
+        super().__init__(trained.network, trained.inputs)
+        self._jacobian = jacobian.to(self.dtype)
 
     def jvp(self, rows: Tensor) -> Tensor:
         return rows.to(self.dtype) @ self._jacobian.T

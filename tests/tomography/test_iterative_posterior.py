@@ -163,7 +163,11 @@ def test_samples_resume(small, iterative, tmp_path):
 
 def test_float32_raises_instead_of_returning(small, dense):
     """At condition 1e7 single precision cannot solve: no silent answer."""
-    single = DenseProducts(small.trained, small.jacobian, torch.float32)
+
+    class SinglePrecision(DenseProducts):
+        dtype = torch.float32
+
+    single = SinglePrecision(small.trained, small.jacobian)
     top = float(torch.linalg.eigvalsh(small.dense_data_covariance())[-1])
     operator = DataOperator(single, small.geometry, small.variance.float(), 1e-9 * top)
     rows = torch.randn(1, readings(small.geometry), generator=torch.Generator().manual_seed(0))
