@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,12 @@ from torch.nn import functional as F
 
 from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.predictions import Draw, Output
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.replica import replicate
 from marquis.likelihoods import Likelihood
+from marquis.options import inherits_options
 from marquis.randomness import new_seeds
 
 
@@ -59,6 +60,7 @@ class UnitDropout(nn.Module):
         return f"p={self.p}"
 
 
+@inherits_options
 class DropoutAutoencoder(BaseAutoencoder):
     """Train an autoencoder with Monte-Carlo dropout ("MC-AE"): dropout between all layers, kept at test.
 
@@ -75,8 +77,7 @@ class DropoutAutoencoder(BaseAutoencoder):
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
         p: Probability of dropping a unit.
         on_code: Whether the code too is thinned, before the decoder.
-        lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
+        **options: `lr` and `missing`, as `BaseAutoencoder` takes them.
     """
 
     @checked
@@ -88,13 +89,12 @@ class DropoutAutoencoder(BaseAutoencoder):
         *,
         p: float = 0.2,
         on_code: bool = False,
-        lr: float = 1e-3,
-        missing: Missing = False,
+        **options: Any,
     ) -> None:
         thinned = with_dropout(decoder, p)
         if on_code:
             thinned = nn.Sequential(UnitDropout(p), thinned)
-        super().__init__(with_dropout(encoder, p), thinned, likelihood, lr=lr, missing=missing)
+        super().__init__(with_dropout(encoder, p), thinned, likelihood, **options)
         self.noise = TrainingNoise()
 
     @property

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
 from marquis.autoencoders.predictions import Draw
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
+from marquis.options import inherits_options
 
 
 class _Pair(Protocol):
@@ -22,6 +22,7 @@ class _Pair(Protocol):
     decoder: nn.Module
 
 
+@inherits_options
 class EnsembleAutoencoder(BaseAutoencoder):
     """Train an ensemble of autoencoders, five by default, from different initial weights.
 
@@ -38,8 +39,7 @@ class EnsembleAutoencoder(BaseAutoencoder):
         likelihood: "gaussian" (unit noise) or "bernoulli", or an object with that interface.
         members: Number of members.
         seed: Seed of the copies' initial weights; None continues torch's global random stream.
-        lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
+        **options: `lr` and `missing`, as `BaseAutoencoder` takes them.
     """
 
     @checked
@@ -51,10 +51,9 @@ class EnsembleAutoencoder(BaseAutoencoder):
         *,
         members: AtLeastOne = 5,
         seed: int | None = None,
-        lr: float = 1e-3,
-        missing: Missing = False,
+        **options: Any,
     ) -> None:
-        super().__init__(encoder, decoder, likelihood, lr=lr, missing=missing)
+        super().__init__(encoder, decoder, likelihood, **options)
         start = EncoderDecoder(encoder, decoder)
         seeds = [None if seed is None else seed + number for number in range(members - 1)]
         self.others = nn.ModuleList([reinitialised(start, member_seed) for member_seed in seeds])
@@ -65,15 +64,13 @@ class EnsembleAutoencoder(BaseAutoencoder):
         cls,
         members: Sequence[_Pair],
         likelihood: str | Likelihood = "gaussian",
-        *,
-        lr: float = 1e-3,
-        missing: Missing = False,
+        **options: Any,
     ) -> EnsembleAutoencoder:
         """Return an ensemble of existing networks, for instance of autoencoders trained one by one."""
         if not members:
             raise DataError("an ensemble has at least one member.")
         first, *others = members
-        made = cls(first.encoder, first.decoder, likelihood, members=1, lr=lr, missing=missing)
+        made = cls(first.encoder, first.decoder, likelihood, members=1, **options)
         made.others = nn.ModuleList([EncoderDecoder(member.encoder, member.decoder) for member in others])
         return made
 

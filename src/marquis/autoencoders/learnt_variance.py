@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from torch.nn import functional as F
 
 from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.network import reinitialised
 from marquis.autoencoders.predictions import Draw
 from marquis.likelihoods import Heteroscedastic
+from marquis.options import inherits_options
 
 MIN_LOG_SIGMA = -3.0
 """Where log σ is softly clipped, in training and at test alike (docs/method/autoencoders.md#baselines)."""
@@ -51,6 +52,7 @@ class PredictedNoise(nn.Module):
         return mean_and_variance(self.mean(z), self.log_sigma(z), self.min_log_sigma)
 
 
+@inherits_options
 class LearntVarianceAutoencoder(BaseAutoencoder):
     """Train an autoencoder that predicts its noise ("AE likelihood"): `1/2 (r/σ)² + log σ + 1/2 log 2π` per entry.
 
@@ -64,8 +66,7 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         variance_decoder: `[B, K] -> [B, ...]`, log σ before the clip; by default a copy of the decoder with
             new weights.
         min_log_sigma: Where log σ is softly clipped.
-        lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
+        **options: `lr` and `missing`, as `BaseAutoencoder` takes them.
     """
 
     @checked
@@ -76,10 +77,9 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         variance_decoder: nn.Module | None = None,
         *,
         min_log_sigma: float = MIN_LOG_SIGMA,
-        lr: float = 1e-3,
-        missing: Missing = False,
+        **options: Any,
     ) -> None:
-        super().__init__(encoder, decoder, Heteroscedastic(), lr=lr, missing=missing)
+        super().__init__(encoder, decoder, Heteroscedastic(), **options)
         self.variance_decoder = reinitialised(decoder) if variance_decoder is None else variance_decoder
         self.min_log_sigma = min_log_sigma
 

@@ -6,23 +6,25 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from marquis.arguments import AtLeastOne, NotNegative, checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.inputs import Missing
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
+from marquis.options import inherits_options
 from marquis.randomness import new_seeds, normal
 from marquis.variational.base import evaluation_mode
 
 
+@inherits_options
 class VariationalAutoencoder(BaseAutoencoder):
     """Train a variational autoencoder: `-E_q log p(x|z) + w KL(q(z|x) ‖ N(0, I))` per example.
 
@@ -46,8 +48,7 @@ class VariationalAutoencoder(BaseAutoencoder):
             noise, has one decoder.
         kl_weight: `w`.
         min_log_sigma: Where log s is softly clipped.
-        lr: Learning rate of Adam.
-        missing: Whether NaN marks a missing entry; see `BaseAutoencoder`.
+        **options: `lr` and `missing`, as `BaseAutoencoder` takes them.
     """
 
     @checked
@@ -61,11 +62,10 @@ class VariationalAutoencoder(BaseAutoencoder):
         *,
         kl_weight: NotNegative = 1.0,
         min_log_sigma: float = MIN_LOG_SIGMA,
-        lr: float = 1e-3,
-        missing: Missing = False,
+        **options: Any,
     ) -> None:
         learnt = likelihood == "gaussian"
-        super().__init__(encoder, decoder, Heteroscedastic() if learnt else likelihood, lr=lr, missing=missing)
+        super().__init__(encoder, decoder, Heteroscedastic() if learnt else likelihood, **options)
         if variance_decoder is not None and not learnt:
             raise UnsupportedOperationError(
                 f"variance_decoder= belongs to likelihood='gaussian'; {self.likelihood} has no variance to learn."

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from marquis.functional.linearise import vector_jacobian_products
 from marquis.tomography.unet import weight_blocks
 
 SMALL_IMAGE = 1024
@@ -101,14 +102,9 @@ class LinearisedImage:
         image, leaves = self._graph
         inputs = [leaves[name] for name in names]
         cotangents = rows.to(self.dtype).reshape(-1, *image.shape)
-        if image.numel() <= SMALL_IMAGE:
-            gradients = torch.autograd.grad(image, inputs, cotangents, retain_graph=True, is_grads_batched=True)
-            return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
-        products = []
-        for cotangent in cotangents:
-            gradients = torch.autograd.grad(image, inputs, cotangent, retain_graph=True)
-            products.append(torch.cat([gradient.flatten() for gradient in gradients]))
-        return torch.stack(products)
+        batched = image.numel() <= SMALL_IMAGE
+        gradients = vector_jacobian_products([image], inputs, [cotangents], batched=batched)
+        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
     @cached_property
     def _graph(self) -> tuple[Tensor, dict[str, Tensor]]:
