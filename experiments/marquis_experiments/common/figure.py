@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marquis.plots import new_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -25,12 +27,8 @@ class Figure:
     """
 
     def __init__(self, panels: int, columns: int, width: float = 3.2, height: float = 2.6, share: bool = False) -> None:
-        from matplotlib import figure
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
         rows = -(-panels // columns)
-        self.figure = figure.Figure(figsize=(width * columns, height * rows), layout="constrained")
-        FigureCanvasAgg(self.figure)
+        self.figure = new_figure(width * columns, height * rows)
         grid = self.figure.subplots(rows, columns, squeeze=False, sharey=share)
         self.axes: list[Any] = list(grid.flat)[:panels]
         for empty in list(grid.flat)[panels:]:

@@ -23,6 +23,13 @@ def classification_scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
+def with_error_of_nll(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Compute `classification_scores` with the standard error of the negative log-likelihood over rows."""
+    chosen = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    losses = -chosen.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return {**classification_scores(probs, labels), "nll_error": float(losses.std() / len(losses) ** 0.5)}
+
+
 def probabilities(prediction: Predictive | Prediction) -> Tensor:
     """Return the class probabilities of a prediction that has them."""
     assert prediction.probs is not None

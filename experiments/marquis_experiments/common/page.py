@@ -105,8 +105,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def with_error(values: Sequence[float], digits: int = 3) -> str:
     """Return mean ± standard error; a single value has no error."""
-    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{error}"
+    return f"{Mean(values):.{digits}f}"
+
+
+def signed(values: Sequence[float], digits: int = 2) -> str:
+    """Return a mean difference with its sign, and the standard error where there are several values."""
+    return f"{'+' * (mean(values) >= 0)}{with_error(values, digits)}"
 
 
 def judged(claims: Mapping[str, bool]) -> dict[str, Any]:

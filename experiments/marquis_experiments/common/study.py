@@ -169,7 +169,17 @@ class Study:
         settings: Mapping[str, Any] | None = None,
         go_on: bool = False,
     ) -> Run:
-        """Return a run of this study, of which nothing is computed yet; arguments as in `run`."""
+        """Return a run of this study, of which nothing is computed yet.
+
+        Args:
+            size: "quick", "default" or "full".
+            out: Folder of all sizes; `runs/NAME` by default.
+            data_dir: First folder to look in for data.
+            say: Function that prints a line of progress.
+            settings: Settings that replace those of the size.
+            go_on: Whether rows of the checkout's committed results count as computed: a study of many hours goes on
+                on another machine.
+        """
         started = time.time()
         folder = Path(out) if out is not None else Path("runs") / self.name
         return Run(
@@ -187,29 +197,14 @@ class Study:
         name = self.name if size == "default" else f"{self.name}-{size}"
         return committed(name) if (RESULTS / f"{name}.json").is_file() else {}
 
-    def run(
-        self,
-        size: str = "default",
-        out: str | Path | None = None,
-        data_dir: str | Path | None = None,
-        say: Callable[[str], None] = print,
-        settings: Mapping[str, Any] | None = None,
-        go_on: bool = False,
-    ) -> Path:
+    def run(self, *arguments: Any, **options: Any) -> Path:
         """Run what is missing, write results, pictures and the page, and return the page's path.
 
-        Args:
-            size: "quick", "default" or "full".
-            out: Folder of all sizes; `runs/NAME` by default.
-            data_dir: First folder to look in for data.
-            say: Function that prints a line of progress.
-            settings: Settings that replace those of the size.
-            go_on: Whether rows of the checkout's committed results count as computed: a study of many hours goes on
-                on another machine.
+        The arguments are those of `start`.
         """
-        run = self.start(size, out, data_dir, say, settings, go_on)
+        run = self.start(*arguments, **options)
         with exclusive(make_folder(run.folder), "another run of this study", again=True):
-            results = {"size": size, **self.measure(run)}
+            results = {"size": run.size, **self.measure(run)}
             run.keep(results)
             if self.draw is not None:
                 self.draw(run.folder, results)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from marquis.data import load
 from marquis.laplace import Laplace
 from marquis.sklearn import LaplaceClassifier, LaplaceRegressor
-from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import verdict
+from marquis_experiments.common.page import signed, verdict
 from marquis_experiments.common.study import Run, Study
 
 SKLEARN = {
@@ -220,11 +219,6 @@ def measure(run: Run) -> dict[str, Any]:
     return {**s, "table_rows": rows, "image_rows": images, "speed": speed}
 
 
-def signed(numbers: list[float]) -> str:
-    """Return the mean with its sign ± standard error."""
-    return f"{mean(numbers):+.4f} ± {standard_error(numbers):.4f}"
-
-
 def values(results: dict[str, Any]) -> dict[str, Any]:
     """Return means per table, and how often a rule made things worse."""
     rows, images = results["table_rows"], results["image_rows"]
@@ -248,11 +242,11 @@ def values(results: dict[str, Any]) -> dict[str, Any]:
         "tables_count": len(tables),
         "tables": tables,
         "fits": len(rows),
-        "mean": {key: signed(value) for key, value in means.items()},
+        "mean": {key: signed(value, 4) for key, value in means.items()},
         "worse": worse,
         "images_rows": images,
         "image_mean": {
-            key: signed([row[key] for row in images]) if images else "–" for key in ("evidence", "validation")
+            key: signed([row[key] for row in images], 4) if images else "–" for key in ("evidence", "validation")
         },
         "cost": {"median": median(costs), "largest": max(costs)},
         "slow": sum(row["ratio"] > 4 for row in results["speed"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,39 @@ def width(codes: Tensor, means: Tensor) -> float:
     within = (codes.double() - means.double()).square().sum(-1).mean()
     between = means.double().var(0, correction=0).sum()
     return float((within / between).sqrt())
+
+
+def scores_by_way(
+    codes: Tensor, means: Tensor | None, score: Callable[[Tensor, dict[str, Any]], Any], data_copies: int | None = None
+) -> dict[str, Any]:
+    """Score codes in three ways: by their means, by all samples with k counting codes, and with k counting images.
+
+    Args:
+        codes: Sampled codes `[S, n, K]`; with a single sample there is only the first way.
+        means: Mean codes where they are not the mean of the samples.
+        score: Function of codes and options of `marquis.tasks.semi_supervised` that returns JSON values.
+        data_copies: Number of samples where k counts images; all by default.
+    """
+    means = codes.mean(0) if means is None else means
+    ways = {"mean": score(means[None], {"means": means, "count": "codes"})}
+    if len(codes) > 1:
+        ways["codes"] = score(codes, {"means": means, "count": "codes"})
+        ways["data"] = score(codes[:data_copies], {"means": means, "count": "data"})
+    return {"ways": ways, "width": width(codes, means)}
+
+
+def by_name_and_seed(rows: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the rows whose training did not fail, by name and seed."""
+    by_name: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if not row["failed"]:
+            by_name.setdefault(row["name"], {})[row["seed"]] = row
+    return by_name
+
+
+def paired(first: Mapping[int, np.ndarray], second: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+    """Return the differences of scores of the same seeds, which are on the same labelled images."""
+    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
 
 
 def mean_and_error(seeds: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, Figure
 from marquis_experiments.common.images import ImageData, ensemble_probs, fitted_temperature, logits
-from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.metrics import with_error_of_nll
 from marquis_experiments.common.page import Mean, verdict
 from marquis_experiments.common.study import Run, Study
 from marquis_experiments.linearised_laplace.classifiers import trained_map
@@ -76,10 +75,10 @@ def first_seed(run: Run, case: Case, data: ImageData) -> dict[str, Any]:
         outputs = logits(chosen.network, test.x)
         temperature = fitted_temperature(logits(chosen.network, held_out.x), held_out.y)
         rows = {
-            "validated": scored(outputs.softmax(1), test.y),
-            "evidence": scored(logits(network, test.x).softmax(1), test.y),
-            "temperature": scored((outputs / temperature).softmax(1), test.y),
-            "ensemble": scored(ensemble_probs(members, test.x), test.y),
+            "validated": with_error_of_nll(outputs.softmax(1), test.y),
+            "evidence": with_error_of_nll(logits(network, test.x).softmax(1), test.y),
+            "temperature": with_error_of_nll((outputs / temperature).softmax(1), test.y),
+            "ensemble": with_error_of_nll(ensemble_probs(members, test.x), test.y),
         }
         run.say(f"{case.name}: log-likelihood {-rows['validated']['nll']:.4f} -> {-rows['evidence']['nll']:.4f}")
         return {
@@ -88,7 +87,7 @@ def first_seed(run: Run, case: Case, data: ImageData) -> dict[str, Any]:
             "grid": chosen.grid,
             "precision": chosen.precision,
             "temperature": temperature,
-            "evidence_validation": scored(logits(network, held_out.x).softmax(1), held_out.y),
+            "evidence_validation": with_error_of_nll(logits(network, held_out.x).softmax(1), held_out.y),
             "history": {key: history[key] for key in ("epoch", "groups", "precision", "epochs")},
             "rows": rows,
         }
@@ -112,20 +111,13 @@ def one_training(run: Run, case: Case, data: ImageData, precision: float, method
     def compute() -> dict[str, Any]:
         made, chosen = network()
         scores = {
-            name: scored(logits(made, part.x).softmax(1), part.y)
+            name: with_error_of_nll(logits(made, part.x).softmax(1), part.y)
             for name, part in (("test", data.test), ("validation", data.validation))
         }
         run.say(f"{case.name}, {method}, seed {seed}: log-likelihood {-scores['test']['nll']:.4f}")
         return {"data": data.name, **scores, **chosen}
 
     return run.cell(f"{case.name}-{method}-s{seed}", described, compute, "seeds")
-
-
-def scored(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return scores, with the standard error of the NLL over rows."""
-    chosen = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-    losses = -chosen.clamp_min(torch.finfo(probs.dtype).tiny).log()
-    return {**classification_scores(probs, labels), "nll_error": float(losses.std() / len(losses) ** 0.5)}
 
 
 # --- page --------------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import p_value, standard_error
-from marquis_experiments.common.page import table, verdict, with_error
+from marquis_experiments.common.page import Row, table, verdict, with_error
 from marquis_experiments.tables.data import PATTERNS
 from marquis_experiments.tables.methods import IMPUTER, ITERATIVE, MEAN, OURS
 
-Row = dict[str, Any]
 SURE = 2.0
 """A mean paired difference counts if it is more than this many of its standard errors from zero."""
 COLOURS = {

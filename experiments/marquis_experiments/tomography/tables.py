@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import table, verdict, with_error, yes
+from marquis_experiments.common.page import signed, table, verdict, with_error, yes
 from marquis_experiments.tomography.angles import CHOICES
 from marquis_experiments.tomography.characters import STOPS
 from marquis_experiments.tomography.slices import SLICE
@@ -114,11 +114,6 @@ def ahead_of_tv(slices: Rows, training: str) -> str:
     """Return by how many decibels the network's images are better than total variation's, over slices."""
     mine = [row["psnr"] for row in slices if row["training"] == training and row["size"] == 128]
     return signed([row["dip"] - row["tv"] for row in mine]) if mine else ""
-
-
-def signed(values: Sequence[float]) -> str:
-    """Return a mean difference with its sign, and the standard error where there are several values."""
-    return f"{mean(values):+.2f}" + (f" ± {standard_error(values):.2f}" if len(values) > 1 else "")
 
 
 def narrow_slices(slices: Rows) -> str:

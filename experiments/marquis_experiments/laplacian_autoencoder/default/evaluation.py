@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from marquis.autoencoders import Autoencoder
 from marquis.functional.linearise import Linearisation, Weights
+from marquis.io.tensors import split_prefix
 from marquis.likelihoods import Likelihood
 from marquis.posterior import Posterior
 
@@ -154,9 +155,6 @@ def evaluate_posterior(
 
 def _code_and_output(model: Autoencoder, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return code and decoder output at these weights."""
-    parts = [
-        {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
-        for part in ("encoder.", "decoder.")
-    ]
-    code = functional_call(model.encoder, parts[0], (x,))
-    return code, functional_call(model.decoder, parts[1], (code,))
+    encoder, decoder = (split_prefix(weights, part) for part in ("encoder.", "decoder."))
+    code = functional_call(model.encoder, encoder, (x,))
+    return code, functional_call(model.decoder, decoder, (code,))

@@ -10,7 +10,7 @@ import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GOLD, GREY, ORANGE, PURPLE, Figure
 from marquis_experiments.common.page import table, verdict, yes
-from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
+from marquis_experiments.laplacian_autoencoder.codes import by_name_and_seed, exceeds, mean_and_error, paired, points
 from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
 
 DEFAULT, PIXELS = "online-sketched", "pixels"
@@ -28,20 +28,18 @@ def accuracies(row: dict[str, Any], way: str = "codes") -> np.ndarray:
 
 
 class Rows:
-    """The finished rows, by name and seed."""
+    """Hold the finished rows, by name and seed."""
 
     def __init__(self, results: dict[str, Any]) -> None:
         self.per_class: list[int] = list(results["settings"]["per_class"])
-        self.by_name: dict[str, dict[int, dict[str, Any]]] = {}
-        for row in results["rows"]:
-            if not row["failed"] and row["name"] in (PIXELS, *results["settings"]["models"]):
-                self.by_name.setdefault(row["name"], {})[row["seed"]] = row
+        known = (PIXELS, *results["settings"]["models"])
+        self.by_name = by_name_and_seed(row for row in results["rows"] if row["name"] in known)
         self.few = [place for place, number in enumerate(self.per_class) if number <= FEW]
         self.many = [place for place, number in enumerate(self.per_class) if number > FEW]
 
     def accuracy(self, name: str, way: str = "codes") -> tuple[np.ndarray, np.ndarray]:
         """Compute mean and standard error for each number of labels."""
-        return mean_and_error([accuracies(row, way) for row in self.by_name[name].values()])
+        return mean_and_error([*self._by_seed(name, way).values()])
 
     def difference(
         self, name: str, other: str, way: str = "codes", other_way: str = "codes"
@@ -58,10 +56,10 @@ class Rows:
         return float(mean[0]), float(error[0])
 
     def _differences(self, name: str, other: str, way: str, other_way: str) -> list[np.ndarray]:
-        mine, theirs = self.by_name[name], self.by_name[other]
-        return [
-            accuracies(mine[s], way) - accuracies(theirs[s], other_way) for s in sorted(mine.keys() & theirs.keys())
-        ]
+        return paired(self._by_seed(name, way), self._by_seed(other, other_way))
+
+    def _by_seed(self, name: str, way: str) -> dict[int, np.ndarray]:
+        return {seed: accuracies(row, way) for seed, row in self.by_name[name].items()}
 
 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:

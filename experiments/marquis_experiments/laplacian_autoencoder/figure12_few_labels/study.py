@@ -24,7 +24,7 @@ from marquis.tasks.semi_supervised import PER_CLASS, evaluate_codes
 from marquis_experiments.common.cells import cell, stored
 from marquis_experiments.common.parallel import run_in_processes
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.laplacian_autoencoder.codes import codes_of, width
+from marquis_experiments.laplacian_autoencoder.codes import codes_of, scores_by_way
 from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import DEFAULT, PIXELS, accuracies, draw, values
 from marquis_experiments.laplacian_autoencoder.models import TASK_RECIPES, Images, Place, model, train_in_parallel
 
@@ -116,20 +116,15 @@ def _row_in_process(place: Place, settings: Settings, name: str, seed: int) -> s
 def measured(codes: Tensor, means: Tensor | None, held: Data, settings: Settings, seed: int) -> dict[str, Any]:
     """Compute accuracies `[numbers of labels][repetitions]` for each way to use the samples, with the same labels."""
     assert held.y is not None
-    means = codes.mean(0) if means is None else means
     labels = held.y.long()
 
-    def accuracy(codes: Tensor, count: Any) -> dict[str, Any]:
-        source = torch.Generator().manual_seed(LABELS_SEED + seed)
-        options = {"means": means, "repetitions": settings.repetitions, "count": count, "generator": source}
+    def accuracy(codes: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+        options |= {"repetitions": settings.repetitions, "generator": torch.Generator().manual_seed(LABELS_SEED + seed)}
         result = evaluate_codes(codes, labels, settings.per_class, **options)
         return {"accuracy": result.accuracy.tolist(), "neighbours": result.neighbours.tolist()}
 
-    ways = {"mean": accuracy(means[None], "codes")}
-    if len(codes) > 1:
-        ways["codes"] = accuracy(codes, "codes")
-        ways["data"] = accuracy(codes[: settings.data_copies], "data")
-    return {"ways": ways, "width": width(codes, means), "copies": len(codes), "numbers": codes.shape[2]}
+    scores = scores_by_way(codes, means, accuracy, settings.data_copies)
+    return {**scores, "copies": len(codes), "numbers": codes.shape[2]}
 
 
 # fmt: off

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
-from marquis_experiments.common.page import table, verdict, yes
+from marquis_experiments.common.page import Row, table, verdict, yes
 
-Row = dict[str, Any]
 COLOURS = {"exact": ORANGE, "sketched": BLUE, "approximate": GREEN, "kronecker": "#e0a32e"}
 """Methods of the picture; `mixed` coincides with `approximate` here."""
 TABLE_1 = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.page import judged, table
-from marquis_experiments.laplacian_autoencoder.codes import exceeds, mean_and_error, points
+from marquis_experiments.laplacian_autoencoder.codes import by_name_and_seed, exceeds, mean_and_error, paired, points
 from marquis_experiments.laplacian_autoencoder.describe import label, training
 
 LABELS_ONLY, LAE = "labels", "online-sketched"
@@ -31,14 +31,11 @@ COLOURS = {"pixels": GREY, "ae": BLUE, "vae": "#8a6fb0", "dropout": GREEN, LAE: 
 
 
 class Faces:
-    """The finished rows, by name and seed."""
+    """Hold the finished rows, by name and seed."""
 
     def __init__(self, results: dict[str, Any]) -> None:
         self.shown = list(results["shown"])
-        self.by_name: dict[str, dict[int, dict[str, Any]]] = {}
-        for row in results["rows"]:
-            if not row["failed"]:
-                self.by_name.setdefault(row["name"], {})[row["seed"]] = row
+        self.by_name = by_name_and_seed(results["rows"])
 
     def values(self, name: str, what: str, way: str = "codes") -> dict[int, np.ndarray]:
         """Return accuracies of "overall", "balanced" or an attribute, `[1, repetitions]` by seed."""
@@ -57,8 +54,7 @@ class Faces:
         self, name: str, other: str, what: str, way: str = "codes", other_way: str = "codes"
     ) -> tuple[float, float]:
         """Compute mean and standard error of the difference of two rows on the same labelled images."""
-        mine, theirs = self.values(name, what, way), self.values(other, what, other_way)
-        mean, error = mean_and_error([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
+        mean, error = mean_and_error(paired(self.values(name, what, way), self.values(other, what, other_way)))
         return float(mean[0]), float(error[0])
 
     def majority(self, what: str) -> float:

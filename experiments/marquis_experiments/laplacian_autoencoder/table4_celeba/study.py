@@ -25,7 +25,7 @@ from marquis.errors import DataError
 from marquis.tasks.embedding import permutation
 from marquis.tasks.semi_supervised import MultiLabelResult, evaluate_multilabel_codes
 from marquis_experiments.common.study import Run, Settings, Study
-from marquis_experiments.laplacian_autoencoder.codes import codes_of, width
+from marquis_experiments.laplacian_autoencoder.codes import codes_of, scores_by_way
 from marquis_experiments.laplacian_autoencoder.models import Images, Recipe, model, train_in_parallel
 from marquis_experiments.laplacian_autoencoder.table4_celeba.faces import draw_faces
 from marquis_experiments.laplacian_autoencoder.table4_celeba.page import LABELS_ONLY, draw, values
@@ -125,17 +125,12 @@ def one_row(run: Run, images: Images, name: str, seed: int) -> dict[str, Any]:
 
 def measured(codes: Tensor, means: Tensor | None, test: Data, settings: Settings, seed: int) -> dict[str, Any]:
     """Compute accuracies for each way to use the samples (as in `few-labels`), with the same labelled images."""
-    means = codes.mean(0) if means is None else means
 
-    def accuracy(codes: Tensor, count: Any) -> dict[str, Any]:
-        labels = torch.Generator().manual_seed(LABELS_SEED + seed)
-        options = {"means": means, "repetitions": settings.repetitions, "count": count, "generator": labels}
+    def accuracy(codes: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+        options |= {"repetitions": settings.repetitions, "generator": torch.Generator().manual_seed(LABELS_SEED + seed)}
         return summary(evaluate_multilabel_codes(codes, attributes(test), settings.labelled, **options), test)
 
-    ways = {"mean": accuracy(means[None], "codes")}
-    if len(codes) > 1:
-        ways |= {"codes": accuracy(codes, "codes"), "data": accuracy(codes, "data")}
-    return {"ways": ways, "width": width(codes, means)}
+    return scores_by_way(codes, means, accuracy)
 
 
 def attributes(test: Data) -> Tensor:

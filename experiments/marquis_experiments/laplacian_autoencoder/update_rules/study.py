@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -24,6 +25,7 @@ from marquis.errors import MarquisError
 from marquis_experiments.common.figure import BLUE, GREY, ORANGE, Figure
 from marquis_experiments.common.page import verdict, yes
 from marquis_experiments.common.study import Run, Study
+from marquis_experiments.common.training import Shuffled, descend
 from marquis_experiments.laplacian_autoencoder.claims.training import BATCH, LATENT, Images, Job, read, scored, scores
 
 NOISE = 30.0
@@ -81,14 +83,11 @@ def one_row(key: Mapping[str, Any], run: Run) -> dict[str, Any]:
     images = read(Job("", "", "", seed, key["epochs"], lr), run.settings, run.data_dir)
     model = build(key, images, lr)
     optimiser = torch.optim.Adam(model.parameter_groups(), lr)
-    order = torch.Generator().manual_seed(2000 + seed)
+    batches = Shuffled((images.train,), BATCH, 2000 + seed)
     try:
         curve = []
         for _ in range(key["epochs"]):
-            for rows in torch.randperm(len(images.train), generator=order).split(BATCH):
-                optimiser.zero_grad()
-                model.loss(images.train[rows], None).backward()
-                optimiser.step()
+            deque(descend(optimiser, batches, 1, lambda x: model.loss(x, None)), 0)
             curve.append(float(scored(model, images.test, 5).error.mean()))
         return {**scores(model, images, run.settings.draws), "curve": curve}
     except MarquisError as error:

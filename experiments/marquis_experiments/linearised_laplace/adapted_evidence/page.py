@@ -9,11 +9,10 @@ from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.metrics import standard_error
-from marquis_experiments.common.page import Mean, verdict
+from marquis_experiments.common.page import Mean, Row, verdict
 
 POINT = ("MAP", "MAP, temperature")
 NAIVE, ADAPTED, MOVED = "naive", "adapted", "adapted, Hessian at theta-star"
-Row = dict[str, Any]
 KINDS = ("single", "multiple")
 WIDE = (*POINT, *(f"{way}, {kind}" for kind in KINDS for way in (NAIVE, ADAPTED)))
 """Columns of the table of wide networks."""

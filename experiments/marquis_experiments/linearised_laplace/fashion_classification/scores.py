@@ -15,7 +15,7 @@ from marquis.posterior import Posterior
 from marquis.tasks.calibration import reliability
 from marquis.tasks.ranking import auroc, roc_curve
 from marquis_experiments.common.images import ImageData, entropy
-from marquis_experiments.common.metrics import classification_scores
+from marquis_experiments.common.metrics import with_error_of_nll
 
 LINKS = PROBIT, MONTE_CARLO = "probit", "mc"
 
@@ -63,15 +63,12 @@ def scored(in_distribution: Tensor, ood: Tensor, labels: Tensor) -> dict[str, An
     The outlier scores are `1 - max_k p_k` and the entropy.
     """
     sure, surely = in_distribution.double().max(1).values, ood.double().max(1).values
-    right = in_distribution.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-    losses = -right.clamp_min(torch.finfo(in_distribution.dtype).tiny).log()
     bins = reliability(in_distribution, labels)
     curve = roc_curve(-sure, -surely)
     at = torch.linspace(0, 1, 101, dtype=torch.float64)
     place = torch.searchsorted(curve.false_positive_rate, at, right=True) - 1
     return {
-        **classification_scores(in_distribution, labels),
-        "nll_error": float(losses.std() / len(losses) ** 0.5),
+        **with_error_of_nll(in_distribution, labels),
         "auroc": auroc(-sure, -surely),
         "auroc_entropy": auroc(entropy(in_distribution.double()), entropy(ood.double())),
         "confidence_inside": float(sure.mean()),

@@ -8,9 +8,8 @@ from statistics import mean
 from typing import Any
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, PURPLE, Figure
-from marquis_experiments.common.page import Mean, judged
+from marquis_experiments.common.page import Mean, Row, judged
 
-Row = dict[str, Any]
 SCORES = {"nll": "NLL", "ece": "ECE", "accuracy": "Accuracy"}
 SHOWN = (0, 60, 120, 180)
 """Degrees in the tables."""
