@@ -244,7 +244,10 @@ def test_a_transformer_of_hugging_face_with_dictionary_batches():
     torch.testing.assert_close(prediction.mean, model(**inputs).logits.detach())
     everything = mq.Laplace(model, "categorical", "diagonal").fit(loader, progress=False)
     assert everything.predict(inputs).variance.shape == (6, 3)
+    sampled = lambda: everything.predict(inputs, "linearised-samples", 3, generator=torch.Generator().manual_seed(0))  # noqa: E731
+    expected = sampled().variance
     model.gradient_checkpointing_enable()
+    torch.testing.assert_close(sampled().variance, expected)
     checkpointed = ggn(model, dict(inputs), "categorical", parameters="classifier.*")
     torch.testing.assert_close(checkpointed.diagonal(), la.curvature.diagonal())
 

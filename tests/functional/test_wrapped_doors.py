@@ -148,7 +148,7 @@ def test_second_derivatives_of_weight_normalisation_are_right(kind):
 
 
 def test_torch_gets_the_second_derivative_of_its_weight_normalisation_wrong():
-    """Where this fails, torch was mended, and `functional.weight_norm` can go."""
+    """Where this fails, torch was mended, and the weight normalisation of `functional.differentiable` can go."""
     magnitude, direction = torch.tensor([[2.0]]).double(), torch.tensor([[0.6, 0.8]]).double()
     steep = lambda v: torch._weight_norm(v, magnitude, 0)[0, 0]  # noqa: E731
     plain = lambda v: (magnitude * v / v.norm())[0, 0]  # noqa: E731
@@ -178,3 +178,31 @@ def test_autoencoders_of_wrapped_networks(wrap):
 
     for actual, expected in zip(results(wrap), results(lambda part: part), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+class Padded(nn.Module):
+    """Embeds tokens, 0 being the padding, and uses the embedding once more for its outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 3)
+        nn.init.normal_(self.embed.weight)
+
+    def forward(self, x):
+        return self.last(self.embed(x).tanh().mean(1)) @ self.embed.weight.T
+
+
+def test_a_padding_is_a_constant_in_both_modes_of_differentiation():
+    torch.manual_seed(0)
+    model, x = Padded().double().eval(), torch.tensor([[1, 0, 2], [0, 0, 3], [4, 1, 0]])
+    products = operator(model, [(x, None)], "categorical").to_dense()
+    torch.testing.assert_close(products, mq.curvature.ggn(model, x, "categorical", "full").to_dense())
+    outputs = lambda weight: torch.func.functional_call(model, {"embed.weight": weight}, (x,))  # noqa: E731
+    weight = model.embed.weight.detach()
+    step = torch.zeros_like(weight)
+    step[0, 0] = 1
+    forwards, backwards = torch.func.jvp(outputs, (weight,), (step,))[1], torch.func.jacrev(outputs)(weight)[..., 0, 0]
+    assert (forwards - backwards).abs().max() > 0.1  # in torch the two differ
+    la = mq.Laplace(model, "categorical", "full").fit([(x, torch.arange(3))], progress=False)
+    samples = la.predict(x, "linearised-samples", samples=4000, generator=seeded()).variance
+    torch.testing.assert_close(samples, la.predict(x).variance, rtol=0.12, atol=0)

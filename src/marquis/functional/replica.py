@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import UnsupportedOperationError
-from marquis.functional.unwrap import class_before_sharding, inner, whole, without_sharding_hooks
-from marquis.functional.weight_norm import DIFFERENTIABLE
+from marquis.functional.differentiable import DIFFERENTIABLE
+from marquis.functional.unwrap import class_before_sharding, inner, whole, without_training_hooks
 
 PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), Tensor, nn.Parameter, torch.Size, torch.dtype})
 """Types of attributes that cannot refer to a module; looked at first, as nearly all attributes are of these."""
@@ -87,8 +87,8 @@ class _Replicas:
         attributes.update(vars(module))
         self._originals.append(module)
         self.modules[id(module)] = replica
-        if kind is not type(module):
-            attributes.update({name: without_sharding_hooks(attributes[name]) for name in HOOKS})
+        if module._forward_hooks or module._forward_pre_hooks:
+            attributes.update({name: without_training_hooks(attributes[name]) for name in HOOKS})
         attributes["_parameters"] = self._tensors(attributes["_parameters"], path)
         attributes["_buffers"] = self._tensors(attributes["_buffers"], path)
         attributes["_modules"] = {

@@ -177,9 +177,18 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
     return bases[2] if bases[1].__name__ == "FSDPModule" else bases[0]
 
 
-def without_sharding_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return a module's hooks without those that gather and scatter its weights."""
-    return {key: hook for key, hook in hooks.items() if type(getattr(hook, "__self__", None)).__name__ != "FSDPState"}
+def without_training_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
+    """Return a module's hooks without those that only training needs, and that stop a derivative in forward mode.
+
+    `fully_shard` gathers and scatters weights by hooks; `gradient_checkpointing_enable` of Hugging Face has one that
+    calls `requires_grad_` on embedded inputs.
+    """
+
+    def trains_only(hook: Any) -> bool:
+        sharding = type(getattr(hook, "__self__", None)).__name__ == "FSDPState"
+        return sharding or getattr(hook, "__name__", "") == "make_inputs_require_grads"
+
+    return {key: hook for key, hook in hooks.items() if not trains_only(hook)}
 
 
 # --- outputs -----------------------------------------------------------------------------------------------------
