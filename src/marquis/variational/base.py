@@ -116,7 +116,7 @@ class Method(nn.Module):
     def means(self) -> list[nn.Parameter]:
         """Return μ, one tensor per trained parameter."""
         parameters = named_parameters(self.network)
-        return [parameters[inner] for inner in self._inner]
+        return [cast(nn.Parameter, parameters[inner]) for inner in self._inner]
 
     @property
     def prior_scales(self) -> list[Tensor]:
