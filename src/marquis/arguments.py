@@ -317,7 +317,8 @@ def _check_of(annotation: Any, arrays: bool = False, meta: bool = False) -> Chec
     )
     if not ordinary and concrete not in _CONTAINERS:
         return None
-    if concrete in _CONTAINERS and concrete is not collections.abc.Mapping:
-        entries = typing.get_args(annotation)
+    entries = typing.get_args(annotation)
+    alike = concrete is list or (concrete is tuple and entries[1:] == (Ellipsis,))
+    if alike or (concrete in _CONTAINERS and concrete is not collections.abc.Mapping):
         return _container_check(concrete, _check_of(entries[0], arrays, meta) if entries else None, arrays)
     return lambda value: isinstance(value, concrete) and not isinstance(value, type)

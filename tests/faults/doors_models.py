@@ -14,6 +14,7 @@ from torch import nn
 import marquis as mq
 from marquis import autoencoders, likelihoods, online, priors, scores, structures, subnetwork, variational
 
+MANY = {"model": MODEL, "loader": loader(), "likelihood": "gaussian"}
 THETA = {name: p.detach().clone() for name, p in MODEL.named_parameters()}
 
 
@@ -66,6 +67,34 @@ def posterior_doors() -> Iterator[Door]:
     yield door("evidence.EvidenceProblem", lambda **a: evidence.log_evidence(evidence.EvidenceProblem(**a)), **whole)
     counts = {"n": 4, "observed": 8, "sse": torch.tensor(1.0), "log_likelihood": None}
     yield door("evidence.Statistics", evidence.Statistics, **counts)
+
+
+def operator_doors() -> Iterator[Door]:
+    """Yield the methods of curvature that is only known by its products."""
+    operator = mq.curvature.operator(MODEL, loader(), "gaussian")
+    rows, sampled = torch.ones(2, 26), {"probes": 2, "generator": None}
+    yield door("curvature.operator", lambda **a: mq.curvature.operator(**a).matvec(rows), **MANY, vectors_per_pass=2)
+    for name, arguments in {
+        "matvec": {"v": rows},
+        "to_dense": {"vectors_per_pass": 4},
+        "trace": sampled,
+        "diagonal": sampled,
+        "spectrum": {**sampled, "steps": 4},
+        "logdet": {**sampled, "steps": 4, "shift": 1.0},
+        "solve": {"v": rows, "shift": 1.0, "tol": 1e-3, "max_iterations": 50, "preconditioner": None},
+        "nystrom": {"rank": 3, "generator": None},
+        "eigsh_top": {"k": 2, "tol": 1e-2, "max_iterations": 20, "generator": None},
+    }.items():
+        yield door(f"curvature.operator.{name}", getattr(operator, name), **arguments)
+    yield door("curvature.operator *", lambda factor: (operator * factor) @ rows, factor=2.0, foreign=(TypeError,))
+    yield door("curvature.operator +", lambda other: (operator + other) @ rows, other=operator, foreign=(TypeError,))
+    spectrum, nystrom = operator.spectrum(4, 2), operator.nystrom(3)
+    yield door("curvature.operator Spectrum.density", spectrum.density, grid=torch.linspace(0, 9, 5), width=0.5)
+    yield door("curvature.operator Spectrum.integrate", spectrum.integrate, function=torch.sqrt)
+    yield door(
+        "curvature.operator Nystrom.preconditioner", lambda shift: nystrom.preconditioner(shift)(rows), shift=1.0
+    )
+    yield door("curvature.operator Nystrom.scaled", nystrom.scaled, factor=2.0)
 
 
 def structure_doors() -> Iterator[Door]:
@@ -154,7 +183,7 @@ def learner_doors() -> Iterator[Door]:
     yield door("variational.mlp", variational.mlp, inputs=3, outputs=2, hidden=(4,))
     yield door("variational.small_cnn", variational.small_cnn, channels=1, outputs=2, width=2, size=8)
     yield door("variational.PreactResNet18", variational.PreactResNet18, channels=1, outputs=2, width=0.1)
-    many = {"model": MODEL, "loader": loader(), "likelihood": "gaussian"}
+    many = MANY
     kept = scores.null_space(**many)
     yield door("scores.null_space", scores.null_space, **many, kept="outputs", prior_precision=1.0)
     yield door("scores.NullSpacePosterior.sample", kept.sample, n=2, generator=None, tolerance=0.1, sweeps=200)
@@ -233,6 +262,7 @@ def autoencoder_doors() -> Iterator[Door]:
 
 GROUPS = {
     "posteriors": posterior_doors,
+    "operators": operator_doors,
     "structures": structure_doors,
     "likelihoods": likelihood_doors,
     "learners": learner_doors,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from doors import LABELS, SHORT, Door, X, Y, door, fitted
 from torch import nn
@@ -188,6 +189,10 @@ def estimator_doors() -> Iterator[Door]:
     }.items():
         kept = {"linear": method == "explain"}  # rows come back as they were given, missing values too
         yield door(f"{name}.{method}", getattr(made, method), X=table, **further, **either, **kept, overflows=True)
+    mixed = pd.DataFrame(table, columns=list("abc")).assign(d=np.where(labels, "u", "v"))
+    mixed.iloc[3:9, 3] = None
+    guaranteed = LaplacianAutoencoder(max_iter=2).fit(mixed).conformalize(mixed)
+    yield door(f"{name}.impute_set", guaranteed.impute_set, X=mixed, alpha=0.3, random_state=1, **either)
     yield door(f"{name}.inverse_transform", made.inverse_transform, Z=made.transform(rows), return_std=True, **either)
     yield door(f"{name}.sample", made.sample, n_samples=2, random_state=0, **either)
     yield door(f"{name}.completed", made.completed, X=table, sample=rows, **either)
@@ -295,7 +300,7 @@ def _explorer_doors() -> Iterator[Door]:
 def integration_doors() -> Iterator[Door]:
     """Yield the calls of the integrations whose packages are installed."""
     from marquis.integrations import hub
-    from marquis.integrations.botorch import LaplaceModel
+    from marquis.integrations.botorch import LaplaceModel, default_network, fit_network
     from marquis.integrations.lightning import LaplaceCallback
     from marquis.integrations.pyod import LaplacianDetector
 
@@ -310,6 +315,9 @@ def integration_doors() -> Iterator[Door]:
         output_indices=None,
         observation_noise=False,
     )
+    yield door("integrations.botorch.default_network", default_network, inputs=3, outputs=2, hidden=4)
+    few = {"X": X.double().sigmoid(), "Y": Y.double(), "restarts": 1, "rounds": 1}
+    yield door("integrations.botorch.fit_network", lambda **a: fit_network(**a).posterior(X.double()).mean, **few)
     yield door("integrations.hub.save_pretrained", hub.save_pretrained, laplace=la, folder=Path("saved"))
     hub.save_pretrained(la, folder)
     yield door("integrations.hub.from_pretrained", hub.from_pretrained, folder=folder, model=la.model, likelihood=None)

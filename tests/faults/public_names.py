@@ -13,6 +13,7 @@ MODULES = [
     "autoencoders",
     "conformal",
     "curvature",
+    "curvature.linop.linear_operator",
     "data",
     "evidence",
     "explorer",

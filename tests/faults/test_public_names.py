@@ -93,6 +93,8 @@ LEFT_OUT: dict[str, str] = {
     r"report\.Page\.(figure|picture|html)": "take a figure of matplotlib that the report drew",
     r"autoencoders\.TrainingResult|evidence\.EvidenceTraining": "a result that the package makes",
     r"structures\.Spread(\..*)?|structures\.\w+\.over_processes": "made by a pass over several processes",
+    r"curvature\.linop\.linear_operator\.(Solver.*|LinearOperator|LinearOperator\.probe_vectors)": "an interface",
+    r"plots\.new_figure": "makes the empty figure of a report",
     r"report\.Page\.image": "takes a figure of matplotlib that the report drew",
     r"variational\.MAP\.elbo": "refuses every call: a point has no ELBO",
     r"integrations\.hub\.push_to_hub": "talks to a network",

@@ -132,5 +132,5 @@ def test_networks_of_no_points_are_refused():
     for inputs, targets in ((x, x[:, 0]), (x, x[:4]), (x[:1], x[:1])):
         with pytest.raises(DataError, match="at least two points"):
             fit_network(inputs, targets)
-    with pytest.raises(DataError, match="restarts=0"):
+    with pytest.raises(DataError, match="restarts is 0"):
         fit_network(x, x, restarts=0)

@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from marquis.arguments import checked, checked_methods
+from marquis.arguments import AtLeastOne, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import naming_inputs
 from marquis.functional.jacobian import values_and_jacobian
@@ -131,7 +131,7 @@ class _Scale(nn.Module):
 
 
 @checked
-def default_network(inputs: int, outputs: int = 1, hidden: int = 32) -> nn.Module:
+def default_network(inputs: AtLeastOne, outputs: AtLeastOne = 1, hidden: AtLeastOne = 32) -> nn.Module:
     """Return a network of two hidden tanh layers for inputs between 0 and 1, with standard normal weights.
 
     Inputs of every layer are divided by the root of their number (the parametrisation of the tangent kernel), so one
@@ -153,7 +153,7 @@ def default_network(inputs: int, outputs: int = 1, hidden: int = 32) -> nn.Modul
 
 
 @checked
-def fit_network(X: Tensor, Y: Tensor, restarts: int = 3, rounds: int = 4) -> LaplaceModel:
+def fit_network(X: Tensor, Y: Tensor, restarts: AtLeastOne = 3, rounds: AtLeastOne = 4) -> LaplaceModel:
     """Train networks on a few dozen evaluations, and return the model of the one with the largest evidence.
 
     Each network starts from new weights. L-BFGS finds the mode at the present prior and noise, and the evidence then
@@ -171,8 +171,6 @@ def fit_network(X: Tensor, Y: Tensor, restarts: int = 3, rounds: int = 4) -> Lap
     """
     if X.ndim != 2 or Y.ndim != 2 or len(X) != len(Y) or len(X) < 2:
         raise DataError(f"X is [N, d] and Y [N, m] with at least two points; got {tuple(X.shape)}, {tuple(Y.shape)}.")
-    if restarts < 1 or rounds < 1:
-        raise DataError(f"restarts={restarts}, rounds={rounds}: at least one each is needed.")
     transform = Standardize(Y.shape[1])
     x, y = X.detach().double(), transform(Y.detach().double())[0].detach()
     network = default_network(x.shape[1], y.shape[1]).to(x.device)

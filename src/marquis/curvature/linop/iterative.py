@@ -8,14 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from marquis.errors import DataError, NumericalError
+from marquis.arguments import Positive, checked_methods, describe_value
+from marquis.errors import DataError, MarquisError, NumericalError
+from marquis.functional.checks import check_finite
 from marquis.randomness import device_for
 
 Matvec = Callable[[Tensor], Tensor]
+
+
+def apply_entrywise(name: str, function: Any, values: Tensor) -> Tensor:
+    """Return what a user's function makes of a tensor, which has to be real and of the same shape.
+
+    Raises:
+        DataError: It cannot be called, fails, or returns something else.
+    """
+    try:
+        result = function(values)
+    except MarquisError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{name} fails on a tensor of shape {list(values.shape)}: {reason}.") from error
+    if not isinstance(result, Tensor) or result.shape != values.shape:
+        raise DataError(
+            f"{name} returns {describe_value(result)}; it has to return a tensor of shape {list(values.shape)}."
+        )
+    return result
 
 
 @dataclass(frozen=True)
@@ -48,6 +71,7 @@ class Solution:
     converged: bool
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Spectrum:
     """Hold a Gauss quadrature of the spectrum: `tr f(A)` is about `sum_i weights_i f(nodes_i)`, per probe.
@@ -63,16 +87,17 @@ class Spectrum:
         """Estimate the trace of a function of the matrix."""
         used = self.weights > 0
         # A padded node (weight 0) must not produce 0 * inf.
-        values = torch.where(used, function(self.nodes), torch.zeros_like(self.nodes))
+        values = torch.where(used, apply_entrywise("function", function, self.nodes), torch.zeros_like(self.nodes))
         return StochasticEstimate.from_samples((self.weights * values).sum(dim=1))
 
-    def density(self, grid: Tensor, width: float) -> Tensor:
+    def density(self, grid: Tensor, width: Positive) -> Tensor:
         """Return the density of eigenvalues on `grid`, every node blurred by a Gaussian of standard deviation `width`.
 
         It integrates to one over the real line.
         """
-        if width <= 0:
-            raise DataError(f"width is {width}; the blur of a spectral density must be positive.")
+        check_finite(grid, "grid")
+        if grid.ndim != 1:
+            raise DataError(f"grid has shape {list(grid.shape)}; pass one axis of eigenvalues.")
         distance = (grid.to(self.nodes)[:, None] - self.nodes.reshape(1, -1)) / width
         bumps = torch.exp(-0.5 * distance**2) / (width * (2 * torch.pi) ** 0.5)
         weights = self.weights.reshape(-1)

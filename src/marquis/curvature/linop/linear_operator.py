@@ -5,17 +5,20 @@ Vectors are rows: `v` has shape `[..., P]`, as in the structures, and several of
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from marquis.arguments import checked
+from marquis.arguments import AtLeastOne, Positive, checked_methods
 from marquis.curvature.linop import iterative
-from marquis.curvature.linop.iterative import Matvec, Spectrum, StochasticEstimate
+from marquis.curvature.linop.iterative import Matvec, Spectrum, StochasticEstimate, apply_entrywise
 from marquis.curvature.linop.nystrom import Nystrom, nystrom
 from marquis.errors import DataError, MemoryBudgetError, NumericalError
+from marquis.functional.checks import check_finite
 from marquis.structures.layout import Layout
 
 DENSE_LIMIT = 10_000
@@ -30,6 +33,7 @@ class Solver(Protocol):
         ...
 
 
+@checked_methods
 class LinearOperator(ABC):
     """Represent a symmetric `P x P` matrix by its products. A subclass writes `_product`; the rest comes free.
 
@@ -57,7 +61,6 @@ class LinearOperator(ABC):
         """Return `(P, P)`."""
         return self.size, self.size
 
-    @checked
     def matvec(self, v: Tensor) -> Tensor:
         """Return the product with every vector in `v`, `[..., P]` to `[..., P]`."""
         rows = self._rows(v)
@@ -73,11 +76,15 @@ class LinearOperator(ABC):
 
     def __mul__(self, factor: float) -> LinearOperator:
         """Return the operator times a number."""
-        return _Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+        if not isinstance(factor, (int, float)):
+            return NotImplemented
+        if not math.isfinite(factor):
+            raise DataError(f"the operator times {factor} is no matrix; the factor has to be finite.")
+        return _Scaled(self, float(factor))
 
     __rmul__ = __mul__
 
-    def to_dense(self, *, vectors_per_pass: int = 64) -> Tensor:
+    def to_dense(self, *, vectors_per_pass: AtLeastOne = 64) -> Tensor:
         """Return the matrix itself, `[P, P]`, from P products; refused above `DENSE_LIMIT` parameters."""
         if self.size > DENSE_LIMIT:
             raise MemoryBudgetError(
@@ -92,7 +99,9 @@ class LinearOperator(ABC):
             dense[start:stop] = self._product(rows)
         return dense
 
-    def trace(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> StochasticEstimate:
+    def trace(
+        self, probes: AtLeastOne | Tensor = 10, *, generator: torch.Generator | None = None
+    ) -> StochasticEstimate:
         """Return the trace by Hutchinson's estimator; unbiased, one product with all probes together.
 
         Args:
@@ -102,12 +111,14 @@ class LinearOperator(ABC):
         """
         return iterative.hutchinson_trace(self._product, self.probe_vectors(probes, generator))
 
-    def diagonal(self, probes: int | Tensor = 10, *, generator: torch.Generator | None = None) -> StochasticEstimate:
+    def diagonal(
+        self, probes: AtLeastOne | Tensor = 10, *, generator: torch.Generator | None = None
+    ) -> StochasticEstimate:
         """Estimate the diagonal by `E[z * (A z)]` with random signs; unbiased, with its standard error per entry."""
         return iterative.hutchinson_diagonal(self._product, self.probe_vectors(probes, generator))
 
     def spectrum(
-        self, steps: int = 30, probes: int | Tensor = 5, *, generator: torch.Generator | None = None
+        self, steps: AtLeastOne = 30, probes: AtLeastOne | Tensor = 5, *, generator: torch.Generator | None = None
     ) -> Spectrum:
         """Return Ritz values and weights by Lanczos; `.integrate(f)` estimates `tr f(A)`, `.density` the spectrum.
 
@@ -117,8 +128,8 @@ class LinearOperator(ABC):
 
     def logdet(
         self,
-        probes: int | Tensor = 10,
-        steps: int = 30,
+        probes: AtLeastOne | Tensor = 10,
+        steps: AtLeastOne = 30,
         *,
         shift: float | Tensor = 0.0,
         generator: torch.Generator | None = None,
@@ -162,8 +173,8 @@ class LinearOperator(ABC):
         v: Tensor,
         *,
         shift: float | Tensor = 0.0,
-        tol: float = 1e-6,
-        max_iterations: int | None = None,
+        tol: Positive = 1e-6,
+        max_iterations: AtLeastOne | None = None,
         preconditioner: Solver | Matvec | None = None,
     ) -> Tensor:
         """Return `(A + shift)⁻¹ v` for rows `[..., P]` by conjugate gradients, one product per iteration.
@@ -180,7 +191,8 @@ class LinearOperator(ABC):
             NumericalError: not positive definite, or not converged within `max_iterations`.
         """
         diagonal = self._shift(shift)
-        precondition: Any = getattr(preconditioner, "solve", preconditioner)
+        inverse = getattr(preconditioner, "solve", preconditioner)
+        precondition = None if inverse is None else functools.partial(apply_entrywise, "preconditioner", inverse)
         solution = iterative.conjugate_gradients(
             lambda rows: self._product(rows) + diagonal * rows,
             self._rows(v),
@@ -196,7 +208,7 @@ class LinearOperator(ABC):
             )
         return solution.x.reshape(v.shape)
 
-    def nystrom(self, rank: int = 100, *, generator: torch.Generator | None = None) -> Nystrom:
+    def nystrom(self, rank: AtLeastOne = 100, *, generator: torch.Generator | None = None) -> Nystrom:
         """Return a low-rank approximation from `rank` products, whose preconditioner speeds up `solve`.
 
         `operator.solve(v, shift=s, preconditioner=operator.nystrom(100).preconditioner(s))`: once the smallest kept
@@ -218,8 +230,8 @@ class LinearOperator(ABC):
         self,
         k: int = 1,
         *,
-        tol: float | None = None,
-        max_iterations: int = 100,
+        tol: Positive | None = None,
+        max_iterations: AtLeastOne = 100,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the k largest eigenvalues `[k]`, largest first, and their vectors `[k, P]`, by block Lanczos.
@@ -251,17 +263,19 @@ class LinearOperator(ABC):
                 f"v has shape {tuple(v.shape)}; its last dimension must be the {self.size} parameters (vectors "
                 "are rows, [..., P])."
             )
+        check_finite(v, "v")
         return v.reshape(-1, self.size).to(device=self.device, dtype=self.dtype)
 
     def _shift(self, shift: float | Tensor) -> Tensor:
         """Return the shift as a number or vector of the operator's type, checked."""
+        check_finite(shift, "shift")
         diagonal = torch.as_tensor(shift, dtype=self.dtype, device=self.device)
         if diagonal.numel() == 1:
             diagonal = diagonal.reshape(())
         if diagonal.ndim and diagonal.shape != (self.size,):
             raise DataError(f"shift has shape {tuple(diagonal.shape)}; pass a number or [{self.size}] of them.")
-        if not bool((diagonal >= 0).all()):
-            raise DataError("shift is negative or NaN; it is a precision added to the diagonal.")
+        if not bool(((diagonal >= 0) & diagonal.isfinite()).all()):
+            raise DataError("shift is negative, infinite or NaN; it is a precision added to the diagonal.")
         return diagonal
 
     def probe_vectors(self, probes: int | Tensor, generator: torch.Generator | None) -> Tensor:

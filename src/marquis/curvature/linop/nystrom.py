@@ -6,17 +6,20 @@ products, `rank` vectors of memory. The eigenvalues are never above the matrix's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from marquis.arguments import Positive, checked_methods
 from marquis.curvature.linop.iterative import Matvec
 from marquis.errors import DataError, NumericalError
 from marquis.randomness import device_for
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Nystrom:
     """Hold `A ≈ Σ_i values_i q_i q_iᵀ`; the rest of the space counts as zero.
@@ -29,14 +32,12 @@ class Nystrom:
     values: Tensor
     vectors: Tensor
 
-    def preconditioner(self, shift: float) -> Matvec:
+    def preconditioner(self, shift: Positive) -> Matvec:
         """Return a function on rows `[k, n]` that applies the inverse of a preconditioner for `A + shift I`.
 
         The directions that the approximation lacks count as its smallest eigenvalue, so that the preconditioned
         matrix has no gap there.
         """
-        if not shift > 0:
-            raise DataError(f"shift is {shift}; preconditioning needs a positive shift.")
         weights = (self.values[-1] + shift) / (self.values + shift) - 1
 
         def apply(rows: Tensor) -> Tensor:
@@ -46,6 +47,8 @@ class Nystrom:
 
     def scaled(self, factor: float) -> Nystrom:
         """Return the approximation of `factor A`."""
+        if not math.isfinite(factor):
+            raise DataError(f"factor is {factor}; it has to be finite.")
         return Nystrom(factor * self.values, self.vectors)
 
 
