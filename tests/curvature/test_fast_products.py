@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
-from marquis.curvature.factors import matmul as products
-from marquis.curvature.factors.matmul import LARGE, by_sample, matmul
 from marquis.curvature.ops import patches as patches_module
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold, unfolder
 from marquis.curvature.ops.pooling import max_pool_with_positions
+from marquis.functional import matmul as products
+from marquis.functional.matmul import LARGE, by_sample, matmul
 
 CONVOLUTIONS = {
     "stride and bias": (nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.Tanh(), nn.Flatten()), (6, 3, 9, 11)),
@@ -23,7 +23,7 @@ CONVOLUTIONS = {
 
 def relative(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference, in units of the largest expected entry."""
-    return float((found.double() - expected).abs().max() / expected.abs().max())
+    return float((found.detach().double() - expected.detach()).abs().max() / expected.detach().abs().max())
 
 
 @pytest.fixture(params=["Intel's processor", "another maker's processor"], autouse=True)
@@ -52,6 +52,70 @@ def test_a_product_that_is_differentiated_keeps_its_graph():
     a, b = torch.randn(130, 301, requires_grad=True), torch.randn(301, 207)
     (gradient,) = torch.autograd.grad(matmul(a, b).sum(), a)
     torch.testing.assert_close(gradient, b.sum(1).expand(130, 301))
+
+
+def layer() -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs with positions, weight and bias of a layer that is large enough for oneDNN."""
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(*size, generator=generator) for size in ((4, 33, 120), (140, 120), (140,)))
+
+
+def oracle(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The layer in double precision."""
+    return torch.einsum("bti,oi->bto", x.double(), weight.double()) + bias.double()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_layer_and_its_gradients_equal_those_in_double_precision(with_bias: bool):
+    x, weight, bias = layer()
+    assert x.numel() * len(weight) >= LARGE
+    leaves = [t.clone().requires_grad_() for t in ((x, weight, bias) if with_bias else (x, weight))]
+    exact = [t.double().detach().requires_grad_() for t in leaves]
+    y, z = products.linear(*leaves), oracle(*exact, *(() if with_bias else (torch.zeros(140),)))
+    assert relative(y, z) < 2e-6
+    for found, expected in zip(
+        torch.autograd.grad(y.sin().sum(), leaves), torch.autograd.grad(z.sin().sum(), exact), strict=True
+    ):
+        assert relative(found, expected) < 5e-6
+
+
+def test_a_layer_has_second_derivatives_tangents_and_batches_of_gradients():
+    x, weight, bias = layer()
+    leaf, exact = weight.clone().requires_grad_(), weight.double().requires_grad_()
+
+    def second(value: Tensor, at: Tensor) -> Tensor:
+        (first,) = torch.autograd.grad(value.pow(3).sum(), at, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), at)[0]
+
+    assert relative(second(products.linear(x, leaf, bias), leaf), second(oracle(x, exact, bias), exact)) < 2e-5
+    tangent = torch.randn_like(weight)
+    _, change = torch.func.jvp(lambda w: products.linear(x, w, bias), (weight,), (tangent,))
+    assert relative(change, oracle(x, tangent, torch.zeros(140))) < 5e-6
+    with torch.autograd.forward_ad.dual_level():
+        dual = products.linear(x, torch.autograd.forward_ad.make_dual(weight, tangent), bias)
+        assert relative(torch.autograd.forward_ad.unpack_dual(dual).tangent, change.double()) < 5e-6
+    stacked = torch.vmap(lambda w: products.linear(x, w, bias))(torch.stack([weight, tangent]))
+    assert relative(stacked[1], oracle(x, tangent, bias)) < 5e-6
+    columns = torch.randn(2, 4, 33, 140)
+    (batch,) = torch.autograd.grad(products.linear(x, leaf, bias), leaf, columns, is_grads_batched=True)
+    assert relative(batch, torch.einsum("cbto,bti->coi", columns.double(), x.double())) < 5e-6
+
+
+def test_a_layer_is_cast_under_autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert products.linear(*layer()).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.75])
+def test_a_product_is_added_in_place(keep: float):
+    a, b = torch.randn(70, 301).t(), torch.randn(70, 107)
+    assert a.numel() * b.shape[1] >= LARGE
+    before = torch.randn(301, 107)
+    total = before.clone() if keep else torch.full_like(before, torch.nan)
+    place = total.data_ptr()
+    products.add_product_(total, a, b, keep, 3.0)
+    assert total.data_ptr() == place
+    assert relative(total, (keep * before + 3 * a.double() @ b.double())) < 2e-6
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -6,12 +6,9 @@ so the cost of a subset falls with the subset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from marquis.curvature.graph.network import Network, Step
+from marquis.curvature.graph.network import Forward, Network, Step
 from marquis.curvature.ops import without_kronecker_form
 from marquis.curvature.ops.registry import is_tagged_pointwise, operation_of
 
@@ -40,7 +37,7 @@ class BackwardSteps:
     uses: dict[int, list[tuple[int, str]]]
     counts: dict[str, int]
     needed: frozenset[int]
-    with_extra: dict[int, Callable[..., tuple[Tensor, Tensor]]]
+    with_extra: dict[int, Forward]
     pointwise: frozenset[int]
     without_kronecker: frozenset[str]
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import CHUNK_BYTES, LazyGradients, ParameterGradients
-from marquis.curvature.factors.matmul import by_sample, matmul
+from marquis.functional.matmul import by_sample, matmul
 
 CACHED_BYTES = 2**19
 """Size of the products of one sample up to which their squares are summed per column."""

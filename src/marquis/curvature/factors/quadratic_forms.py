@@ -28,8 +28,8 @@ from marquis.curvature.factors.gradients import (
     ExplicitGradients,
     ParameterGradients,
 )
-from marquis.curvature.factors.matmul import by_sample, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
+from marquis.functional.matmul import by_sample, matmul
 from marquis.structures import Structure
 from marquis.structures.kronecker_operator import KroneckerOperator, fold
 from marquis.structures.operators import DenseOperator, DiagonalOperator, Operator, gram

@@ -20,6 +20,9 @@ from torch.utils import _pytree as pytree
 
 from marquis.curvature.graph.batch_axis import BatchAxis
 
+Forward = Callable[..., "tuple[Tensor, Tensor | None]"]
+"""What a forward pass runs in place of an operation: returns its result, and what the backward pass reads besides."""
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -121,7 +124,7 @@ class Network:
         values: dict[int, Any],
         keep: Iterable[int] | None = None,
         shapes: dict[int, tuple[int, ...]] | None = None,
-        with_extra: Mapping[int, Callable[..., tuple[Tensor, Tensor]]] = MappingProxyType({}),
+        with_extra: Mapping[int, Forward] = MappingProxyType({}),
     ) -> Tensor:
         """Run all steps, adding their results to `values`.
 
@@ -129,8 +132,8 @@ class Network:
             values: from `bind`; extended in place.
             keep: value numbers to retain; others are dropped after their last use (None retains everything).
             shapes: receives the shape of every tensor, also of those that are dropped.
-            with_extra: step number -> an operation to run instead, which returns the result and one more tensor for the
-                backward pass (the positions of maxima), kept as `values[~number]`.
+            with_extra: step number -> an operation to run instead, which returns the result and, if the backward pass
+                reads one, one more tensor (the positions of maxima), kept as `values[~number]`.
         """
         kept_positions = None if keep is None else {*keep, self.output}
         if shapes is not None:
@@ -241,13 +244,13 @@ def run(step: Step, values: Mapping[int, Any]) -> Any:
     return step.op(*arguments, **named)
 
 
-def run_into(
-    step: Step, values: dict[int, Any], with_extra: Mapping[int, Callable[..., tuple[Tensor, Tensor]]]
-) -> None:
-    """Execute one step and keep its result, and one more tensor where an operation stands in for it."""
+def run_into(step: Step, values: dict[int, Any], with_extra: Mapping[int, Forward]) -> None:
+    """Execute one step and keep its result, and what an operation that stands in for it returns besides."""
     if step.value in with_extra:
         arguments, named = step_arguments(step, values)
-        values[step.value], values[~step.value] = with_extra[step.value](*arguments, **named)
+        values[step.value], extra = with_extra[step.value](*arguments, **named)
+        if extra is not None:
+            values[~step.value] = extra
     else:
         values[step.value] = run(step, values)
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
-from marquis.curvature.factors.matmul import matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.curvature.graph.batch_axis import require_axis
 from marquis.curvature.graph.network import Ref, Step
 from marquis.curvature.ops.context import Context, SquaredCall
 from marquis.curvature.ops.registry import SquaredRule, read_everything, reading, register
+from marquis.functional.matmul import linear, matmul
 
 PIECE = 2**18
 """Entries of a weight that are squared at a time: 1 MB in float32, which stays in the cache."""
@@ -46,6 +46,11 @@ def _factors(context: Context, step: Step) -> tuple[int, int] | None:
     if x is None or weight is None or weight in context.network.batched or context.values[weight].dim() != 2:
         return None
     return None if step.name == "addmm" and step.kwargs else (x, weight)
+
+
+def linear_forward(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, None]:
+    """Return x Wᵀ + b by the faster of torch's libraries."""
+    return linear(input, weight, bias), None
 
 
 # Vector-Jacobian products
@@ -252,7 +257,10 @@ RULES = {
     "kind": "matrix product", "vjp": product_vjp, "vjp_reads": "factors", "gradient": product_gradient,
     "kronecker": True,
 }  # fmt: skip
-register("linear", layer="Linear, also over sequences; MultiheadAttention", squared=LINEAR, **RULES)
+register(
+    "linear", layer="Linear, also over sequences; MultiheadAttention", forward_with_extra=linear_forward,
+    squared=LINEAR, **RULES,
+)  # fmt: skip
 register("matmul", "mm", layer="a parameter in a matrix product `x @ W`", squared=PRODUCT, **RULES)
 register("addmm", layer="Linear as decompositions write it", squared=SUM_OF_PRODUCT, **RULES)
 register("bmm", "mv", squared=PRODUCT)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marquis.curvature.factors.matmul import gram, matmul
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import per_dimension
 from marquis.curvature.ops.registry import operation_of
+from marquis.functional.matmul import gram, matmul
 
 Pads = list[tuple[int, int]]
 """Zeros before and after, per spatial dimension."""

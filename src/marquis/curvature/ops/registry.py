@@ -25,7 +25,7 @@ from torch import Tensor
 
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import ParameterGradients
-from marquis.curvature.graph.network import Step
+from marquis.curvature.graph.network import Forward, Step
 from marquis.curvature.ops.context import Context, Cotangent, SquaredCall
 
 VectorJacobian = Callable[[Context, Step, Factor], "Mapping[int, Cotangent] | None"]
@@ -87,7 +87,8 @@ class Operation:
         kind: see `Kind`.
         derivative_from_output: the derivative of an activation, where its output determines it.
         absorbs_activation: whether the vector-Jacobian product multiplies in the derivative of an activation in front.
-        forward_with_extra: an operation that also returns what the vector-Jacobian product reads besides the output.
+        forward_with_extra: what the forward pass runs instead: because it is faster, or because it also returns what
+            the vector-Jacobian product reads besides the output.
     """
 
     vjp: VectorJacobian | None = None
@@ -99,7 +100,7 @@ class Operation:
     kind: Kind = "other"
     derivative_from_output: Callable[[Tensor], Tensor] | None = None
     absorbs_activation: bool = False
-    forward_with_extra: Callable[..., tuple[Tensor, Tensor]] | None = None
+    forward_with_extra: Forward | None = None
 
 
 OPERATIONS: dict[str, Operation] = {}

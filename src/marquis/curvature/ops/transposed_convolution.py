@@ -19,13 +19,13 @@ from torch import Tensor
 
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import CHUNK_BYTES, ExplicitGradients, ParameterGradients
-from marquis.curvature.factors.matmul import by_sample
 from marquis.curvature.factors.outer_products import OuterProducts
 from marquis.curvature.graph.network import Step
 from marquis.curvature.ops.context import Context
 from marquis.curvature.ops.convolution import CONVOLUTIONS, PLAIN, batched_geometry, row_major
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold
 from marquis.curvature.ops.registry import register
+from marquis.functional.matmul import by_sample
 
 
 def transposed_convolution_vjp(context: Context, step: Step, factor: Factor) -> dict[int, Factor] | None:

@@ -6,12 +6,10 @@ forward values that the rules will read, so that the others need not be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from marquis.curvature.graph.network import Network, Step
+from marquis.curvature.graph.network import Forward, Network, Step
 from marquis.curvature.ops.registry import SquaredRule, is_elementwise, operation_of
 from marquis.curvature.squared.fusion import fused_group, merge_repeated
 from marquis.errors import UnsupportedOperationError
@@ -53,7 +51,7 @@ class Schedule:
     actions: tuple[ScheduledStep, ...]
     read: frozenset[int]
     shaped: frozenset[int]
-    with_extra: dict[int, Callable[..., tuple[Tensor, Tensor]]]
+    with_extra: dict[int, Forward]
     notes: tuple[str, ...]
 
 

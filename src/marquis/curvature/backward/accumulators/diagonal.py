@@ -11,6 +11,7 @@ from marquis.curvature.backward.accumulators.base import Accumulator
 from marquis.curvature.factors.gradients import ParameterGradients
 from marquis.curvature.factors.outer_products import RankOne
 from marquis.errors import NumericalError
+from marquis.functional.matmul import add_product_
 from marquis.structures import Diagonal
 
 
@@ -73,7 +74,7 @@ class DiagonalAccumulator(Accumulator):
         if self.running is None:
             for name, total in self.totals.items():
                 if name in products:
-                    torch.mm(*products[name], out=total)
+                    add_product_(total, *products[name], keep=0.0, gain=1.0)
                 elif name not in self.sums:
                     total.zero_()
             return Diagonal(self.layout, self.vector)
@@ -93,7 +94,7 @@ class DiagonalAccumulator(Accumulator):
         while left:
             name, total = left.popitem()
             if name in products:
-                total.addmm_(*products[name], beta=keep, alpha=gain)
+                add_product_(total, *products[name], keep=keep, gain=gain)
             elif name in self.sums:
                 total.mul_(keep).add_(self.sums[name], alpha=gain)
             else:

@@ -14,9 +14,9 @@ from marquis.curvature.backward.accumulators.base import GRADIENT_BYTES, Accumul
 from marquis.curvature.factors.centred import CentredFactor
 from marquis.curvature.factors.factor import Factor
 from marquis.curvature.factors.gradients import BiasGradients, ExplicitGradients, ParameterGradients
-from marquis.curvature.factors.matmul import gram, matmul
 from marquis.curvature.factors.outer_products import OuterProducts, RankOne
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.matmul import gram, matmul
 from marquis.structures import Kronecker
 from marquis.structures.linalg import require_finite
 from marquis.structures.pieces import DensePiece, DiagonalPiece, KroneckerPiece, Piece
