@@ -33,7 +33,7 @@ from marquis.autoencoders import (
     VariationalAutoencoder,
     fit_posthoc,
 )
-from marquis.autoencoders.predictions import Draw, SampleMoments
+from marquis.autoencoders.predictions import SampledModel, SampleMoments
 from marquis.errors import DataError
 
 
@@ -185,9 +185,9 @@ class TestMoments:
             return t
 
         class Watched(Autoencoder):
-            def draws(self, samples, generator=None):
+            def sampled_models(self, samples, generator=None):
                 for _ in range(samples):
-                    yield Draw(lambda x: watch(self.encoder(x)), lambda z: self.output(watch(self.decoder(z))))
+                    yield SampledModel(lambda x: watch(self.encoder(x)), lambda z: self.output(watch(self.decoder(z))))
 
         gc.collect()
         model, x = Watched(*networks()), data()

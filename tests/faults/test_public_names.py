@@ -84,7 +84,7 @@ LEFT_OUT: dict[str, str] = {
     r"online\.OnlineState\..*|online\.NoisyAdam": "made and stepped by OnlineLaplace",
     r".*\.(on_\w+|(training|validation|test)_step|configure_optimizers|setup|forward|parameter_groups)": "torch and "
     "Lightning call it with what they hold",
-    r"autoencoders\.\w+\.(draws?|draw_at|inputs|loss|mean_code|mean_output|objective|optimiser_and_schedule|output|"
+    r"autoencoders\.\w+\.(sampled_models|model_at|inputs|loss|mean_code|mean_output|objective|optimiser_and_schedule|output|"
     r"sampled_networks|training_loss|validation_loss|begin|code|log_terms|kept|kl)": "steps of a training or of "
     "the three "
     "promised methods (encode, decode, reconstruct), which are fuzzed",

@@ -104,7 +104,7 @@ def test_codes_of_rows_with_holes_are_less_certain(fitted, wine, holes, monkeypa
     completed = fitted.impute(few[3:4], 5).samples  # of one row: the same noise
     codes = []
     for s, network in enumerate(networks):
-        draw = fitted.model_.draw_at({name: value[0] for name, value in network.items()})
+        draw = fitted.model_.model_at({name: value[0] for name, value in network.items()})
         codes.append(draw.encode(fitted.model_.inputs(fitted._inputs(completed[s]), None)))
     np.testing.assert_allclose(std[3:4], torch.stack(codes).std(0), rtol=1e-8)
     assert std[1:].mean() > 1.2 * prediction.latent.std[1:].mean()
@@ -267,7 +267,7 @@ def test_new_rows_by_hand(fitted, holes):
     rows = []
     for two in codes.split(2):  # ten rows, five networks
         network = {name: value[0] for name, value in fitted.model_.posterior.sample(1, source).items()}
-        rows.append(fitted.model_.draw_at(network).decode(two).mean)
+        rows.append(fitted.model_.model_at(network).decode(two).mean)
     expected = fitted.scaler_.inverse_transform(torch.cat(rows).detach().numpy())
     noise = torch.randn(10, 13, dtype=torch.float64, generator=source).numpy() * fitted.noise_std_
     np.testing.assert_allclose(fitted.sample(10), expected + noise, rtol=1e-8)

@@ -116,7 +116,7 @@ def test_the_metric_is_that_of_dense_jacobians(kind: str):
     else:
         # one sample's weights at a time, differentiated by torch's own dense Jacobian
         seed = geometry.SampledDecoders(model, 6, generator=torch.Generator().manual_seed(3))._same
-        draws = list(model.draws(1 if kind == "variational" else 6, seed.generator()))
+        draws = list(model.sampled_models(1 if kind == "variational" else 6, seed.generator()))
         jacobian = torch.autograd.functional.jacobian
         jacobians = [[jacobian(lambda v, d=d: d.decode(v[None]).mean[0], z_i) for z_i in z] for d in draws]
     expected = torch.stack([torch.stack([j.T @ j for j in row]) for row in jacobians]).mean(0)

@@ -15,13 +15,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.inputs import DataInputs, Missing, inputs_of
 from marquis.autoencoders.network import parts_of
-from marquis.autoencoders.predictions import Average, Draw, Estimate, Output, Reconstruction, SampleMoments
+from marquis.autoencoders.predictions import Average, Estimate, Output, Reconstruction, SampledModel, SampleMoments
 from marquis.errors import DataError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import call_module, laid_out_like
 from marquis.functional.checks import naming_shape
 from marquis.functional.unwrap import named_parameters
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.options import renamed_attributes
 from marquis.posterior import Posterior
 from marquis.variational.base import evaluation_mode
 
@@ -44,8 +45,9 @@ def _naming_shape(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
+@renamed_attributes(draws="sampled_models", draw_at="model_at")
 class BaseAutoencoder(DataInputs, LightningModule):
-    """Train and evaluate an autoencoder; a model defines its samples (`draws`) and its loss (`objective`).
+    """Train and evaluate an autoencoder; a model defines its samples (`sampled_models`) and its loss (`objective`).
 
     Training: Adam, learning rate halved when the validation loss has not improved for five epochs
     (`ReduceLROnPlateau(0.5, 5)`; docs/method/autoencoders.md#baselines). Batches are `x`, or `(x, ...)` of which the
@@ -83,7 +85,7 @@ class BaseAutoencoder(DataInputs, LightningModule):
 
     # What a model defines
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield `samples` samples of the model one by one; a model without uncertainty has a single one."""
         raise NotImplementedError
 
@@ -122,21 +124,23 @@ class BaseAutoencoder(DataInputs, LightningModule):
         """Return the exact mean of the data decoded from codes where there is a closed form; None otherwise."""
         return None
 
-    def draw_at(self, params: Mapping[str, Tensor]) -> Draw:
+    def model_at(self, params: Mapping[str, Tensor]) -> SampledModel:
         """Return the networks at other weights, named `encoder.*` and `decoder.*`; the others keep their values."""
         present = named_parameters(self)
         params = {name: laid_out_like(value.to(present[name]), present[name]) for name, value in params.items()}
         encoder, decoder = parts_of(params, self.encoder, self.decoder)
-        return Draw(
+        return SampledModel(
             lambda x: call_module(self.encoder, encoder, (x,)),
             lambda z: self.output(call_module(self.decoder, decoder, (z,))),
         )
 
-    def sampled_networks(self, posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+    def sampled_networks(
+        self, posterior: Posterior, samples: int, generator: torch.Generator | None
+    ) -> Iterator[SampledModel]:
         """Yield networks with weights sampled from a posterior, one at a time."""
         for _ in range(samples):
             weights = posterior.sample(1, generator)
-            yield self.draw_at({name: value[0] for name, value in weights.items()})
+            yield self.model_at({name: value[0] for name, value in weights.items()})
 
     # The protocol
 
@@ -158,8 +162,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
         """
         inputs = self.inputs(*self._filled(x))
         moments = SampleMoments(keep, self.mean_code(inputs))
-        for draw in self._draws_in_evaluation_mode(samples, generator):
-            moments.add(draw.encode(inputs))
+        for sample in self._samples_in_evaluation_mode(samples, generator):
+            moments.add(sample.encode(inputs))
         return moments.estimate()
 
     @checked
@@ -173,8 +177,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
         if not z.isfinite().all():
             raise DataError(f"the codes contain NaN or infinity ({int((~z.isfinite()).sum())} of {z.numel()} values).")
         moments = SampleMoments(keep, self.mean_output(z))
-        for draw in self._draws_in_evaluation_mode(samples, generator):
-            output = draw.decode(z)
+        for sample in self._samples_in_evaluation_mode(samples, generator):
+            output = sample.decode(z)
             moments.add(output.mean, output.noise_variance)
         return moments.estimate()
 
@@ -191,8 +195,8 @@ class BaseAutoencoder(DataInputs, LightningModule):
         output = None if code is None else self.mean_output(code)
         latent, moments = SampleMoments(keep, code), SampleMoments(keep, output)
         log_mean = expected = x.new_zeros(len(x))
-        for number, draw in enumerate(self._draws_in_evaluation_mode(samples, generator)):
-            z, output = draw.reconstruct(inputs)
+        for number, sample in enumerate(self._samples_in_evaluation_mode(samples, generator)):
+            z, output = sample.reconstruct(inputs)
             latent.add(z)
             moments.add(output.mean, output.noise_variance)
             density = self.likelihood.log_prob(output.f, x, mask)
@@ -222,13 +226,13 @@ class BaseAutoencoder(DataInputs, LightningModule):
             raise UnsupportedOperationError(f"{self.likelihood} has no likelihood of single entries.")
         x, mask = self._data(x)
         inputs, likelihood = self.inputs(x, mask), self.likelihood
-        outputs = (draw.reconstruct(inputs)[1] for draw in self._draws_in_evaluation_mode(samples, generator))
+        outputs = (sample.reconstruct(inputs)[1] for sample in self._samples_in_evaluation_mode(samples, generator))
         return torch.stack([likelihood.entry_log_prob(output.f, x, mask) for output in outputs])
 
-    def _draws_in_evaluation_mode(self, samples: int, generator: torch.Generator | None) -> Iterator[Draw]:
+    def _samples_in_evaluation_mode(self, samples: int, generator: torch.Generator | None) -> Iterator[SampledModel]:
         """Yield samples of the model in evaluation mode."""
         with evaluation_mode(self):  # in training mode batch statistics and dropout would change results
-            yield from self.draws(samples, generator)
+            yield from self.sampled_models(samples, generator)
 
     # Training, by `fit_in_memory` or by Lightning
 
@@ -292,10 +296,10 @@ class BaseAutoencoder(DataInputs, LightningModule):
         generator = torch.Generator(device=x.device).manual_seed(VALIDATION_SEED)
         inputs = self._visible(x, mask, seen)
         log_prob, mean = x.new_zeros(len(x)), Average()
-        for draw in self._draws_in_evaluation_mode(VALIDATION_SAMPLES, generator):
+        for sample in self._samples_in_evaluation_mode(VALIDATION_SAMPLES, generator):
             try:
                 with naming_shape(self, x, "validation"):
-                    output = draw.reconstruct(inputs)[1]
+                    output = sample.reconstruct(inputs)[1]
                 log_prob = log_prob + self.likelihood.log_prob(output.f, x, mask)
             except NumericalError:  # the stopping rule ends a training whose loss is NaN, and keeps its best epoch
                 return x.new_tensor(math.nan), x.new_tensor(math.nan)
@@ -339,9 +343,9 @@ class Autoencoder(BaseAutoencoder):
     error. It has a single sample and no variance.
     """
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield the network itself, once."""
-        yield Draw(self.encoder, lambda z: self.output(self.decoder(z)))
+        yield SampledModel(self.encoder, lambda z: self.output(self.decoder(z)))
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative log-likelihood per sample."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
-from marquis.autoencoders.predictions import Draw, Output
+from marquis.autoencoders.predictions import Output, SampledModel
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.replica import replicate
@@ -101,7 +101,7 @@ class DropoutAutoencoder(BaseAutoencoder):
     def _dropouts(self) -> list[UnitDropout]:
         return [module for module in self.modules() if isinstance(module, UnitDropout)]
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield thinned networks, which do not depend on the data."""
         layers = self._dropouts
         for _ in range(samples):
@@ -113,7 +113,7 @@ class DropoutAutoencoder(BaseAutoencoder):
             def decode(z: Tensor, seeds: list[int] = seeds) -> Output:
                 return self.output(_thinned(self.decoder, layers, seeds)(z))
 
-            yield Draw(encode, decode)
+            yield SampledModel(encode, decode)
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative log-likelihood per sample, each through a thinned network of its own."""

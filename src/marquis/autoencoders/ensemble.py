@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from marquis.arguments import AtLeastOne, checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
-from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.predictions import SampledModel
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
 from marquis.options import inherits_options
@@ -85,10 +85,10 @@ class EnsembleAutoencoder(BaseAutoencoder):
         inputs = self.inputs(x, None)
         return torch.stack([member(inputs) for member in self.members]).mean(0)
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield the members."""
         for member in self.members:
-            yield Draw(member.encoder, lambda z, decoder=member.decoder: self.output(decoder(z)))
+            yield SampledModel(member.encoder, lambda z, decoder=member.decoder: self.output(decoder(z)))
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the members' negative log-likelihoods per sample, summed over the members."""

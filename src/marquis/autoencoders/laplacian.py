@@ -13,7 +13,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.learnt_variance import PredictedNoise
 from marquis.autoencoders.network import EncoderDecoder
-from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.predictions import SampledModel
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.online.learner import OnlineLaplace
@@ -138,15 +138,15 @@ class LaplacianAutoencoder(BaseAutoencoder):
         """Return the effective temperature: 1 is the Laplace posterior, less is colder."""
         return self._learner().effective_temperature
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield networks with weights sampled from the posterior learnt so far."""
         if self.online is None and self._trainer is not None and self.trainer.sanity_checking:
-            yield self.draw_at({})  # Lightning tries out the validation before training has begun
+            yield self.model_at({})  # Lightning tries out the validation before training has begun
             return
         online = self._learner()
         source = torch.default_generator if generator is None else generator
         for _ in range(samples):
-            yield self.draw_at(online.draw(source))
+            yield self.model_at(online.draw(source))
 
     def _learner(self) -> OnlineLaplace:
         """Return the online learner; raise before training."""

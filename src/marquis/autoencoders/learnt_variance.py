@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.network import reinitialised
-from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.predictions import SampledModel
 from marquis.likelihoods import Heteroscedastic
 from marquis.options import inherits_options
 
@@ -83,9 +83,9 @@ class LearntVarianceAutoencoder(BaseAutoencoder):
         self.variance_decoder = reinitialised(decoder) if variance_decoder is None else variance_decoder
         self.min_log_sigma = min_log_sigma
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield the network itself, once."""
-        yield Draw(self.encoder, lambda z: self.output(self._outputs(z)))
+        yield SampledModel(self.encoder, lambda z: self.output(self._outputs(z)))
 
     def objective(self, inputs: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the negative log-likelihood per sample."""

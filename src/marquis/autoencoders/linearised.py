@@ -13,7 +13,7 @@ from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.laplacian import LaplacianAutoencoder
 from marquis.autoencoders.network import parts_of
 from marquis.autoencoders.posthoc import PosteriorAutoencoder
-from marquis.autoencoders.predictions import Draw, Output
+from marquis.autoencoders.predictions import Output, SampledModel
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import call_module, copied_buffers, laid_out_like
 from marquis.functional.linearise import Linearisation, Weights
@@ -30,7 +30,7 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
     It has no file of its own: save the model that it was made of.
     """
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield linear functions at weights sampled from the posterior, one at a time."""
         weights = named_parameters(self)
         at = {name: weights[name].detach() for name in self.posterior.mean}
@@ -52,14 +52,14 @@ class LinearisedAutoencoder(PosteriorAutoencoder):
         with evaluation_mode(self):
             return _call(self.decoder, {}, z)
 
-    def _along(self, tangent: Linearisation, step: Weights) -> Draw:
+    def _along(self, tangent: Linearisation, step: Weights) -> SampledModel:
         """Return encoder, decoder and their composition to first order in a step from the mean weights."""
 
         def reconstruct(x: Tensor) -> tuple[Tensor, Output]:
             z, f = tangent.along(self._code_and_output, x, step)
             return z, self.output(f)
 
-        return Draw(
+        return SampledModel(
             lambda x: tangent.along(self._code, x, step),
             lambda z: self.output(tangent.along(self._decoded, z, step)),
             reconstruct,

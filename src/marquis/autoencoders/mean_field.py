@@ -12,7 +12,7 @@ from marquis.arguments import checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, num_data_of
 from marquis.autoencoders.network import EncoderDecoder
-from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.predictions import SampledModel
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import DataError
 from marquis.likelihoods import Likelihood
@@ -90,7 +90,7 @@ class MeanFieldAutoencoder(BaseAutoencoder):
         """Return the weights as a Gaussian posterior, which samples, predicts and saves."""
         return self.method.posterior()
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield networks with weights sampled from the posterior."""
         return self.sampled_networks(self.posterior(), samples, generator)
 

@@ -14,7 +14,7 @@ from marquis.arguments import checked
 from marquis.autoencoders.base import Autoencoder, BaseAutoencoder
 from marquis.autoencoders.inputs import Missing, inputs_of
 from marquis.autoencoders.network import EncoderDecoder
-from marquis.autoencoders.predictions import Draw
+from marquis.autoencoders.predictions import SampledModel
 from marquis.errors import ModelMismatchError, UnsupportedOperationError
 from marquis.functional.unwrap import named_parameters
 from marquis.laplace import Laplace
@@ -50,7 +50,7 @@ class PosteriorAutoencoder(BaseAutoencoder):
         super().__init__(copied.encoder, copied.decoder, likelihood, missing=missing)
         self.posterior, self.laplace = posterior, laplace
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield networks with weights sampled from the posterior, one at a time."""
         return self.sampled_networks(self.posterior, samples, generator)
 

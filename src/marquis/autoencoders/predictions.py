@@ -90,7 +90,7 @@ class Output(NamedTuple):
     noise_variance: Tensor | None
 
 
-class Draw(NamedTuple):
+class SampledModel(NamedTuple):
     """Hold one sampled network as two functions.
 
     `joined` computes code and output at once, where that is not the one after the other.

@@ -15,7 +15,7 @@ from marquis.arguments import AtLeastOne, NotNegative, checked
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.learnt_variance import MIN_LOG_SIGMA, mean_and_variance
 from marquis.autoencoders.network import code_size, reinitialised
-from marquis.autoencoders.predictions import Draw, Estimate, Reconstruction
+from marquis.autoencoders.predictions import Estimate, Reconstruction, SampledModel
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods import Heteroscedastic, Likelihood
@@ -138,11 +138,11 @@ class VariationalAutoencoder(BaseAutoencoder):
 
     # The protocol
 
-    def draws(self, samples: int, generator: torch.Generator | None = None) -> Iterator[Draw]:
+    def sampled_models(self, samples: int, generator: torch.Generator | None = None) -> Iterator[SampledModel]:
         """Yield samples with one ε each, the same for all data; the encoders run once per batch."""
         code = functools.lru_cache(maxsize=1)(self._code)
         for seed in new_seeds(samples, generator).tolist():
-            yield Draw(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
+            yield SampledModel(lambda x, seed=seed: _moved(code(x), seed), lambda z: self.output(self._outputs(z)))
 
     @torch.no_grad()
     @checked

@@ -21,7 +21,7 @@ from marquis.posterior import Posterior
 from marquis.predictive.function import PosteriorFunction
 from marquis.predictive.last_layer import LastLayer, find_last_layer
 from marquis.predictive.links import point
-from marquis.predictive.prediction import Draw
+from marquis.predictive.prediction import Sampler
 from marquis.predictive.sampling import Averages
 from marquis.randomness import normal
 
@@ -140,7 +140,7 @@ def _moments(mean: Tensor, moments: Tensor, whole: bool) -> OutputMoments:
 
 def differentiable_moments(
     function: PosteriorFunction, x: Any, *, joint: bool, limit: int | None
-) -> tuple[OutputMoments, Draw]:
+) -> tuple[OutputMoments, Sampler]:
     """Return mean, variance and covariance of the outputs, and a function that samples them, all with gradients to `x`.
 
     Equal to `closed_form`. Samples are `f(x) + J(x) (theta_s - theta*)`, so the same weights serve all inputs and no

@@ -19,7 +19,7 @@ from marquis.likelihoods import Bernoulli, Categorical, Likelihood, PointwiseLik
 from marquis.predictive.links import label_entropy, point
 from marquis.randomness import new_generator
 
-Draw = Callable[[int, "torch.Generator | None"], Tensor]
+Sampler = Callable[[int, "torch.Generator | None"], Tensor]
 
 INFORMATION_SAMPLES = 200
 """Draws from which the mutual information of a closed-form prediction is computed."""
@@ -48,9 +48,9 @@ class Prediction:
     covariance: Tensor | None = None
     method: str = ""
     likelihood: Likelihood | None = None
-    _draw: Draw | None = None
+    _draw: Sampler | None = None
     _expected_entropy: Tensor | None = None
-    _draw_apart: Draw | None = None  # outputs of every input by itself; cheaper, and needs no inputs
+    _draw_apart: Sampler | None = None  # outputs of every input by itself; cheaper, and needs no inputs
 
     def __post_init__(self) -> None:
         """Refuse variances of another shape than the mean, which would otherwise broadcast, or fail later."""

@@ -40,10 +40,10 @@ class SampledDecoders:
         require_method(model, "decode")
         self._model, self._samples = model, samples
         self._same = SameSeed(model, generator)
-        self._draws = self._kept_draws()
-        self.count = samples if self._draws is None else len(self._draws)
+        self._models = self._kept_models()
+        self.count = samples if self._models is None else len(self._models)
 
-    def _kept_draws(self) -> list[Any] | None:
+    def _kept_models(self) -> list[Any] | None:
         """Return the sampled networks of a model of ours; None for others."""
         from marquis.autoencoders.base import BaseAutoencoder  # here, because it loads Lightning
         from marquis.autoencoders.linearised import LinearisedAutoencoder
@@ -54,7 +54,7 @@ class SampledDecoders:
         if not isinstance(model, BaseAutoencoder) or isinstance(model, LinearisedAutoencoder):
             return None
         samples = 1 if isinstance(model, VariationalAutoencoder) else self._samples  # its decoder does not vary
-        return list(model.draws(samples, self._same.generator()))
+        return list(model.sampled_models(samples, self._same.generator()))
 
     def like_codes(self, z: Tensor) -> Tensor:
         """Return codes in the precision and on the device of the model."""
@@ -66,19 +66,19 @@ class SampledDecoders:
     @torch.no_grad()
     def outputs(self, z: Tensor) -> Iterator[Tensor]:
         """Yield the decoded means of codes `z [n, K]`, flattened to `[n, D]`, network by network."""
-        if self._draws is None:
+        if self._models is None:
             yield from self._by_protocol(z).samples.flatten(2)
             return
-        for draw in self._draws:
-            yield self._output_of(draw, z).mean.flatten(1)
+        for sampled in self._models:
+            yield self._output_of(sampled, z).mean.flatten(1)
 
     @torch.no_grad()
     def shaped_outputs(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the decoded means `[S, n, ...]` and the mean noise variance `[n, ...]`, if the model has one."""
-        if self._draws is None:
+        if self._models is None:
             result = self._by_protocol(z)
             return result.samples, result.noise_variance
-        outputs = [self._output_of(draw, z) for draw in self._draws]
+        outputs = [self._output_of(sampled, z) for sampled in self._models]
         noise = [output.noise_variance for output in outputs if output.noise_variance is not None]
         return torch.stack([output.mean for output in outputs]), torch.stack(noise).mean(0) if noise else None
 
@@ -87,20 +87,20 @@ class SampledDecoders:
 
         Cost: about `2 K` passes of each network; memory of one network's Jacobian.
         """
-        if self._draws is None:
+        if self._models is None:
             yield from self._differences(z)
             return
-        for draw in self._draws:
-            yield self._differentiated(draw, z)
+        for sampled in self._models:
+            yield self._differentiated(sampled, z)
 
-    def _differentiated(self, draw: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _differentiated(self, sampled: Any, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and exact Jacobians of one network.
 
         `J v` is the derivative of `Jᵀ u` in u: reverse mode twice, because torch's forward mode is not thread-safe.
         """
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
-            outputs = self._output_of(draw, leaf).mean.flatten(1)
+            outputs = self._output_of(sampled, leaf).mean.flatten(1)
             u = torch.zeros_like(outputs, requires_grad=True)
             (pulled,) = torch.autograd.grad(outputs, leaf, u, create_graph=True)
             columns = [
@@ -121,12 +121,12 @@ class SampledDecoders:
             columns = [(above[number] - below[number]).flatten(1) / (2 * step) for above, below in beside]
             yield outputs.flatten(1), torch.stack(columns, -1)
 
-    def _output_of(self, draw: Any, z: Tensor) -> Any:
+    def _output_of(self, sampled: Any, z: Tensor) -> Any:
         """Return the output of one sampled network in evaluation mode."""
         from marquis.variational.base import evaluation_mode
 
         with evaluation_mode(self._model), naming_shape(self._model, z, "decoding"):  # type: ignore[arg-type]
-            return draw.decode(z)
+            return sampled.decode(z)
 
     def _by_protocol(self, z: Tensor) -> Any:
         """Return the result of the model's `decode`, with the same networks each time."""
