@@ -206,3 +206,32 @@ def test_a_padding_is_a_constant_in_both_modes_of_differentiation():
     la = mq.Laplace(model, "categorical", "full").fit([(x, torch.arange(3))], progress=False)
     samples = la.predict(x, "linearised-samples", samples=4000, generator=seeded()).variance
     torch.testing.assert_close(samples, la.predict(x).variance, rtol=0.12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_goes_through_every_door(dtype):
+    """In comparison with the same weights in float32: up to the rounding of forward and backward passes."""
+    rounded, wide = network(dtype), network(dtype).float()
+    (x, y), loader = data(dtype)[0], data(dtype)
+    floats = [(inputs.float(), labels) for inputs, labels in loader]
+
+    def results(model, x, loader):
+        vector = torch.linspace(-1, 1, 32)
+        product = operator(model, loader, "categorical")
+        yield hessian(model, x, y, "categorical").diagonal()
+        yield product @ vector.to(product.dtype)
+        yield mq.kernel(model).condition(x, "categorical").predict(x).variance
+        yield mq.scores.sketched_lanczos(model, loader, "categorical", 5, generator=seeded()).score(x)
+        yield mq.scores.null_space(model, loader, "categorical", "losses").sample(2, seeded(), tolerance=1e-3)["2.bias"]
+        for structure in ("diagonal", "kronecker"):
+            learner = mq.OnlineLaplace(model, "categorical", structure, num_data=12, generator=seeded())
+            learner.step(x, y).backward()
+            yield learner.posterior().precision.diagonal()
+
+    for half, full in zip(results(rounded, x, loader), results(wide, x.float(), floats), strict=True):
+        assert half.dtype in (torch.float32, dtype)
+        torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.1 * float(full.abs().max()))
+    for how in ("adapted", "sampled"):
+        la = mq.Laplace(rounded, "categorical", "full").fit(loader, progress=False)
+        with pytest.raises(mq.UnsupportedOperationError, match=r"float\(\)"):
+            la.tune(how, loader)

@@ -257,7 +257,8 @@ class _Call:
             self.x, self.size, self.layout = without_inference(self.x), batch_size(self.x), self.known_layout
             self.all_params = dict(self.params)
             self.detached = {name: p.detach() for name, p in self.params.items()}
-            self.like = self.detached[self.layout.names[0]]
+            first = self.detached[self.layout.names[0]]
+            self.like = first.to(computing_dtype(first.dtype))
             return
         self.structure = choose("structure", self.structure, STRUCTURES)
         self.weight_sharing = choose("weight_sharing", self.weight_sharing, ("expand", "reduce"))

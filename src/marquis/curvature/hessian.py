@@ -16,6 +16,7 @@ from marquis.functional.call import Model
 from marquis.functional.checks import batch_size, check_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.structures import Diagonal, Full, Layout
 
@@ -76,14 +77,15 @@ def hessian(
         network.inspect(x)
         product = batch_product(network, as_likelihood(likelihood), "hessian", x, y)
     shape = (layout.total, layout.total) if structure == "full" else (layout.total,)
-    result = torch.empty(shape, dtype=network.dtype, device=network.device)
+    dtype = computing_dtype(network.dtype)
+    result = torch.empty(shape, dtype=dtype, device=network.device)
     for start in range(0, layout.total, vectors_per_pass):
         stop = min(start + vectors_per_pass, layout.total)
         here, there = torch.arange(stop - start), torch.arange(start, stop)
-        unit = torch.zeros(stop - start, layout.total, dtype=network.dtype, device=network.device)
+        unit = torch.zeros(stop - start, layout.total, dtype=dtype, device=network.device)
         unit[here, there] = 1
         pieces = product(list(layout.unflatten(unit).values()))
-        rows = torch.cat([piece.flatten(start_dim=1).to(network.dtype) for piece in pieces], dim=1)
+        rows = torch.cat([piece.flatten(start_dim=1).to(dtype) for piece in pieces], dim=1)
         result[start:stop] = rows if structure == "full" else rows[here, there]
     if structure == "diagonal":
         return Diagonal(layout, result)

@@ -12,12 +12,14 @@ from torch import Tensor
 from marquis.curvature.linop.iterative import Matvec, conjugate_gradients
 from marquis.curvature.linop.products import root_times_transpose
 from marquis.distributed import exchange, sum_of_shares
+from marquis.errors import UnsupportedOperationError
 from marquis.evidence.inputs import EvidenceProblem
 from marquis.evidence.statistics import Collector, Statistics
 from marquis.evidence.stored_jacobians import StoredBatch, jacobian_of, jacobians_fit
 from marquis.functional.function import NetworkFunction
 from marquis.functional.linearise import BatchJacobian
 from marquis.functional.selection import parameters_of
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood
 from marquis.loaders import read_batches
 from marquis.structures import Layout
@@ -85,6 +87,12 @@ class LinearModel:
         self.layout = problem.layout
         self.centre = problem.mean.detach()
         values = parameters_of(model, problem.params)
+        half = next((t.dtype for t in values.values() if computing_dtype(t.dtype) != t.dtype), None)
+        if half is not None:
+            raise UnsupportedOperationError(
+                f"tune({method!r}) moves the weights of a linear model, by steps that {half} rounds away; convert the "
+                "network with .float(), or use tune('evidence') or tune(validation=...)."
+            )
         placed = {n: t.to(values[n]) for n, t in self.layout.unflatten(self.centre).items()}
         self.network = NetworkFunction.copy_of(model, params={**values, **placed}, parameters=list(self.layout.names))
         self.likelihood = problem.likelihood.at_unit_noise()

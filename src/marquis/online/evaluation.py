@@ -17,6 +17,7 @@ from marquis.errors import DataError
 from marquis.functional.call import buffers_of, call
 from marquis.functional.checks import batch_size, check_finite, check_ordinary, naming_inputs
 from marquis.functional.selection import parameters_of
+from marquis.functional.unwrap import computing_dtype
 from marquis.online.learnt_noise import squared_error
 from marquis.online.weights import require_finite_weights
 from marquis.structures import Diagonal, Structure
@@ -98,6 +99,7 @@ def _forward(
     with_curvature: bool,
 ) -> tuple[Tensor, Callable[..., Structure] | None]:
     """Return the outputs at sampled weights, and a function that computes the curvature there."""
+    dtype = computing_dtype(theta[learner.names[0]].dtype)
     if with_curvature and learner._shares_forward:
         shared = outputs_and_ggn(
             learner.model,
@@ -112,8 +114,8 @@ def _forward(
             mask=mask,
         )
         learner._multiplied_once = shared.network.multiplied_once
-        return shared.outputs, shared.curvature
-    outputs = call(learner.model, everything, buffers_of(learner.model), x).to(theta[learner.names[0]].dtype)
+        return shared.outputs.to(dtype), shared.curvature
+    outputs = call(learner.model, everything, buffers_of(learner.model), x).to(dtype)
     if not with_curvature:
         return outputs, None
     at = {name: value.detach() for name, value in everything.items()}

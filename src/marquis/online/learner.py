@@ -19,6 +19,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, buffers_of, call, describe
 from marquis.functional.checks import check_inputs, naming_inputs
 from marquis.functional.selection import parameters_of, select
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Gaussian, Likelihood
 from marquis.online.batch_statistics import at_running_statistics
 from marquis.online.evaluation import Evaluated, evaluate
@@ -284,7 +285,7 @@ class OnlineLaplace:
     def _empty(self) -> Tensor:
         """Return memory for one sample of the weights."""
         like = self.means()[self.names[0]]
-        return torch.empty(self.layout.total, dtype=like.dtype, device=like.device)
+        return torch.empty(self.layout.total, dtype=computing_dtype(like.dtype), device=like.device)
 
     @checked
     @torch.no_grad()

@@ -26,7 +26,7 @@ def sample_weights(
 ) -> dict[str, Tensor]:
     """Return one sample of `N(mean, precision^-1)` by name, each as its mean is laid out in memory."""
     samples, temperature = layout.unflatten(out), settings.posterior_temperature
-    flat_means = [means[name].detach().reshape(-1) for name in samples]
+    flat_means = [means[name].detach().reshape(-1).to(out.dtype) for name in samples]
     if state.curvature is None or isinstance(state.curvature, Diagonal):
         curvatures = None
         if state.curvature is not None:
@@ -38,7 +38,7 @@ def sample_weights(
         precision = state.precision(settings.factor, temperature)
         noise = torch.empty(precision.noise_dim, dtype=out.dtype, device=out.device)
         torch.add(precision.sample_from(fill_with_noise(noise, generator)), torch.cat(flat_means), out=out)
-    return {name: laid_out_like(value, means[name]) for name, value in samples.items()}
+    return {name: laid_out_like(value.to(means[name].dtype), means[name]) for name, value in samples.items()}
 
 
 def require_finite_weights(samples: Mapping[str, Tensor], layout: Layout) -> None:

@@ -20,6 +20,7 @@ from marquis.choices import choose
 from marquis.errors import DataError, MarquisError, UnsupportedOperationError
 from marquis.functional.call import Model
 from marquis.functional.selection import parameters_of
+from marquis.functional.unwrap import computing_dtype
 from marquis.priors.normalised import normalised_groups
 from marquis.structures import Layout, Structure
 
@@ -78,10 +79,12 @@ class Prior:
             model: needed for groups="normalised", together with `x`.
             x: a batch of inputs, with which the network is traced.
             params: parameter values, for a model that is a function.
-            like: gives dtype and device; by default the model's first parameter, else torch's default dtype.
+            like: gives dtype and device; by default those of the first parameter (float32 for half precision), else
+                torch's default dtype.
         """
         if like is None:
             like = torch.zeros(()) if model is None else next(iter(parameters_of(model, params).values())).detach()
+            like = like.to(computing_dtype(like.dtype))
         elif not like.is_floating_point():
             raise DataError(f"like is {like.dtype}; precisions are real floating numbers.")
         members = self._members(layout, model, x, params)

@@ -22,6 +22,7 @@ from marquis.functional.checks import all_finite, naming_inputs
 from marquis.functional.function import NetworkFunction
 from marquis.functional.jacobian import jacobian, sample_gradients
 from marquis.functional.selection import Selection
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import read_batches, refuse_one_shot
 from marquis.randomness import device_for
@@ -98,7 +99,7 @@ class NullSpacePosterior:
         """
         function = self.function
         device = device_for(generator, function.device)
-        noise = torch.randn(n, function.size, generator=generator, dtype=function.dtype, device=device)
+        noise = torch.randn(n, function.size, generator=generator, dtype=computing_dtype(function.dtype), device=device)
         steps = noise.to(function.device) * self.prior_precision**-0.5
         length = steps.norm(dim=1)
         moved = float("inf")
@@ -117,7 +118,10 @@ class NullSpacePosterior:
                 f"{tolerance:.2g}); use larger batches, or allow more sweeps."
             )
         layout = Layout.of(function.point)
-        return {name: function.point[name] + step for name, step in layout.unflatten(steps).items()}
+        return {
+            name: (function.point[name] + step).to(function.point[name].dtype)
+            for name, step in layout.unflatten(steps).items()
+        }
 
     def _rows(self) -> Iterable[Tensor]:
         """Yield the rows `[R, P]` of every batch."""

@@ -21,6 +21,7 @@ from marquis.functional.call import Model, describe
 from marquis.functional.checks import all_finite, batch_size, check_finite, is_close
 from marquis.functional.function import NetworkFunction
 from marquis.functional.selection import Selection
+from marquis.functional.unwrap import computing_dtype
 from marquis.likelihoods import Likelihood, as_likelihood
 from marquis.loaders import number_of_batches, refuse_one_shot, split_batch
 from marquis.progress import ProgressBar
@@ -124,7 +125,7 @@ class CurvatureOperator(LinearOperator):
     def __post_init__(self) -> None:
         """Read layout, type and device from the network."""
         self.layout = Layout.of(self.network.point)
-        self.dtype, self.device = self.network.dtype, self.network.device
+        self.dtype, self.device = computing_dtype(self.network.dtype), self.network.device
 
     def __repr__(self) -> str:
         """Show kind, size, model and data in one line."""
