@@ -16,6 +16,7 @@ from marquis_experiments.common.page import (
     PAGES,
     RESULTS,
     Mean,
+    added,
     committed,
     fill,
     index_text,
@@ -37,6 +38,14 @@ def study(name: str) -> Study:
 
 def test_index_is_its_template_filled_from_the_committed_results():
     assert INDEX.read_text(encoding="utf-8") == index_text()
+
+
+def test_rows_that_a_run_has_not_reached_stay():
+    earlier = {"size": "full", "settings": {"seeds": 2}, "rows": [{"seed": 0, "x": 1.0}, {"seed": 2, "x": 3.0}]}
+    run = {"size": "full", "settings": {"seeds": 3}, "rows": [{"seed": 0, "x": 1.0}, {"seed": 1, "x": 2.0}]}
+    both = added(earlier, run)
+    assert [row["seed"] for row in both["rows"]] == [0, 1, 2] and both["settings"] == {"seeds": 3}
+    assert len(run["rows"]) == 2 and added({"size": "full", "old": [1]}, run)["old"] == [1]
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -7,6 +7,7 @@ inside, paths are looked up in the item (`{{.}}`) first. Sentences and tables be
 
 `python -m marquis_experiments.common.page [NAME...]` writes the committed pages from the committed results again, and
 `--from FOLDER` first takes over results and pictures of a run.
+With `--add` committed rows stay that the run, which goes on from them, has not come to.
 """
 
 from __future__ import annotations
@@ -140,15 +141,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write committed pages from committed results.")
     parser.add_argument("names", nargs="*", help="Names of results; all by default.")
     parser.add_argument("--from", dest="folder", type=Path, help="Folder of a run (runs/NAME/SIZE) to take over.")
+    parser.add_argument("--add", action="store_true", help="Keep committed rows that the run does not have.")
     options = parser.parse_args()
     for name in options.names or sorted(path.stem for path in RESULTS.glob("*.json")):
         if options.folder is not None:
             results = rounded(json.loads((options.folder / "results.json").read_text(encoding="utf-8")))
+            if options.add:
+                results = added(committed(name), results)
             write_text(RESULTS / f"{name}.json", json.dumps(results, separators=(",", ":")) + "\n")
             for picture in options.folder.glob("*.png"):
                 shutil.copy(picture, PAGES / picture.name)
         print(write_text(PAGES / f"{name}.md", study_of(name).text(committed(name))))
     print(write_text(INDEX, index_text()))
+
+
+def added(earlier: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results with the rows of earlier ones that they do not have, list by list."""
+    more = {
+        part: [*results.get(part, []), *(row for row in rows if row not in results.get(part, []))]
+        for part, rows in earlier.items()
+        if isinstance(rows, list)
+    }
+    return {**results, **more}
 
 
 def study_of(name: str) -> Any:

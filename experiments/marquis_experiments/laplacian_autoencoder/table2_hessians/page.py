@@ -29,7 +29,8 @@ CLOSE = 0.02
 
 def values(results: dict[str, Any]) -> Mapping[str, Any]:
     """Return what the template needs."""
-    rows, settings = results["rows"], results["settings"]
+    order, settings = [tuple(job) for job in results["planned"]], results["settings"]
+    rows = sorted(results["rows"], key=lambda row: order.index((row["name"], row["seed"])))
     names = list(dict.fromkeys(row["name"] for row in rows if not row["failed"]))
     paper = PAPER if settings["recipe"]["data"] == "mnist" else {}  # other data do not compare
     posthoc, factored, online, sketched, plain = (
