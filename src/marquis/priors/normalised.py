@@ -44,9 +44,10 @@ def is_layer(step: Step) -> bool:
 
 def _invariant(step: Step, network: Network, owner: Mapping[int, str]) -> list[str]:
     """Return the parameters of this step whose common scale does not change the output; often none."""
-    if step.name in ("_weight_norm", "_weight_norm_interface"):
-        numbers = [step.reference("v")]
-    elif is_layer(step) and _only_normalised(step.value, network):
+    if step.name == "linalg_vector_norm":
+        direction = _divided_by_its_length(step, network)
+        return [owner[direction]] if direction in owner else []
+    if is_layer(step) and _only_normalised(step.value, network):
         numbers = [step.reference("weight"), step.reference("bias")]
     else:
         return []
@@ -55,6 +56,22 @@ def _invariant(step: Step, network: Network, owner: Mapping[int, str]) -> list[s
     # A bias that is not a parameter (a constant) does not scale along.
     complete = all(number is None or number in owner for number in numbers)
     return [owner[number] for number in parameters] if alone and complete else []
+
+
+def _divided_by_its_length(norm: Step, network: Network) -> int | None:
+    """Return the value v of `v * (g / |v|)`, which is how `functional.differentiable` normalises weights; or None."""
+    direction = norm.reference("self")
+    quotients = network.uses.get(norm.value, ())
+    if (
+        direction is None
+        or [step.name for step in quotients] != ["div"]
+        or quotients[0].reference("other") != norm.value
+    ):
+        return None
+    products = network.uses.get(quotients[0].value, ())
+    if [step.name for step in products] != ["mul"] or quotients[0].reference("other") != norm.value:
+        return None
+    return direction if network.uses[direction] == (norm, products[0]) else None
 
 
 def _only_normalised(value: int, network: Network) -> bool:
