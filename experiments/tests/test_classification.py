@@ -21,7 +21,7 @@ from marquis_experiments.common import images
 from marquis_experiments.common.images import Labelled, fitted_temperature, load_images
 from marquis_experiments.common.networks import image_cnn, image_mlp
 from marquis_experiments.common.training import Shuffled
-from marquis_experiments.linearised_laplace import evidence_training, weight_decay
+from marquis_experiments.linearised_laplace import classifiers, evidence_training
 from marquis_experiments.linearised_laplace.classifiers import Recipe, train_map
 from marquis_experiments.linearised_laplace.fashion_classification import scores as fashion_scores
 from marquis_experiments.linearised_laplace.fashion_classification import study as fashion_classification
@@ -220,7 +220,7 @@ def test_quick_evidence_training_shares_the_network(quick):
 
 
 def test_updates_from_the_first_epoch_are_a_row_where_they_begin_later(tmp_path):
-    case = replace(weight_decay.cases("quick")["mnist-mlp"], burn_in=2)
+    case = replace(classifiers.cases("quick")["mnist-mlp"], burn_in=2)
     data = load_images("digits", 60, 20, 20)
     run = evidence_training.STUDY.start("quick", tmp_path / "evidence-training", say=lambda _: None)
     rows = {m: evidence_training.one_training(run, case, data, 1.0, m, 1) for m in ("validated", "evidence", "early")}
@@ -242,12 +242,12 @@ def test_differences_between_methods_are_paired_by_seed():
 
 
 def test_the_network_with_evidence_is_trained_once_even_if_its_history_is_lost(tmp_path):
-    study = weight_decay.cases("quick")["mnist-mlp"]
+    study = classifiers.cases("quick")["mnist-mlp"]
     data = load_images("digits", 60, 20, 20)
-    network, history = weight_decay.with_evidence(tmp_path, data, study)
+    network, history = classifiers.with_evidence(tmp_path, data, study)
     (path,) = tmp_path.glob("*-history.json")
     path.unlink()
-    again, same = weight_decay.with_evidence(tmp_path, data, study)
+    again, same = classifiers.with_evidence(tmp_path, data, study)
     assert same == history and len(history["epochs"]) == study.recipe.epochs
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     assert history["epoch"] == max(

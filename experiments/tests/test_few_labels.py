@@ -12,8 +12,14 @@ from marquis.autoencoders import Autoencoder, EnsembleAutoencoder, VariationalAu
 from marquis.data import load
 from marquis.errors import DataError
 from marquis_experiments.laplacian_autoencoder.codes import codes_of, exceeds, mean_and_error, points, width
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.page import Rows, accuracies
-from marquis_experiments.laplacian_autoencoder.figure12_few_labels.study import STUDY, held_out, jobs, measured
+from marquis_experiments.laplacian_autoencoder.figure12_few_labels.study import (
+    STUDY,
+    Rows,
+    accuracies,
+    held_out,
+    jobs,
+    measured,
+)
 
 
 def pair():

@@ -18,7 +18,6 @@ from marquis.priors import BoundPrior
 from marquis.report.latent_map import OVER_SAMPLES, LatentMap
 from marquis_experiments.common.study import Settings
 from marquis_experiments.laplacian_autoencoder.figure1_latent_map import study as latent_map
-from marquis_experiments.laplacian_autoencoder.figure7_scaling import page as scaling_page
 from marquis_experiments.laplacian_autoencoder.figure7_scaling import study as scaling
 from marquis_experiments.laplacian_autoencoder.figure14_vae_variance import study as vae
 from marquis_experiments.laplacian_autoencoder.table2_hessians import study as hessians
@@ -211,6 +210,6 @@ def test_the_network_keeps_the_resolution_and_exponents_are_of_pixels():
     x = torch.rand(1, 3, 9, 9)
     assert scaling.network()(x).shape == x.shape
     rows = [{"size": s, "seconds": 3e-6 * s**2, "mb": 2.0 * s**4} for s in (8, 16, 32, 64)]
-    assert scaling_page.slope(rows, "seconds") == pytest.approx(1.0)
-    assert scaling_page.slope(rows, "mb") == pytest.approx(2.0)
-    assert math.isnan(scaling_page.slope(rows[:1], "mb"))
+    assert scaling.slope(rows, "seconds") == pytest.approx(1.0)
+    assert scaling.slope(rows, "mb") == pytest.approx(2.0)
+    assert math.isnan(scaling.slope(rows[:1], "mb"))

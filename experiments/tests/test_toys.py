@@ -18,7 +18,7 @@ from marquis_experiments.common.study import SIZES
 from marquis_experiments.linearised_laplace import logistic, toy_classification, uci
 from marquis_experiments.linearised_laplace.evidence_loop import precisions_by_name, to_mode, train_with_evidence
 from marquis_experiments.linearised_laplace.toy_regression import study as toy_regression
-from marquis_experiments.linearised_laplace.toy_regression.data import noisy_sine, two_clusters
+from marquis_experiments.linearised_laplace.toy_regression.study import noisy_sine, two_clusters
 
 
 def pictures_exist(page: Path) -> None:

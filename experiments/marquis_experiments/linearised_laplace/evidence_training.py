@@ -21,8 +21,14 @@ from marquis_experiments.common.images import ImageData, ensemble_probs, fitted_
 from marquis_experiments.common.metrics import with_error_of_nll
 from marquis_experiments.common.page import Mean, verdict
 from marquis_experiments.common.study import Run, Study
-from marquis_experiments.linearised_laplace.classifiers import trained_map
-from marquis_experiments.linearised_laplace.weight_decay import Case, cases, ensemble, validated, with_evidence
+from marquis_experiments.linearised_laplace.classifiers import (
+    Case,
+    cases,
+    ensemble,
+    trained_map,
+    validated,
+    with_evidence,
+)
 
 LABELS = {
     "validated": "weight decay by validation",

@@ -19,8 +19,7 @@ from marquis.laplace import Laplace
 from marquis.scores import null_space, sketched_lanczos
 from marquis.tasks.ranking import auroc
 from marquis_experiments.common.images import entropy
-from marquis_experiments.linearised_laplace.classifiers import trained_map
-from marquis_experiments.linearised_laplace.weight_decay import cases
+from marquis_experiments.linearised_laplace.classifiers import cases, trained_map
 
 PRECISION = 30.0
 """The weight decay that `evidence-training` chose."""
