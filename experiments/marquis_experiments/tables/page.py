@@ -32,6 +32,8 @@ SCORES = {
     "interval_score": ("90 % intervals, interval score", False),
 }
 """Score to its name, and whether larger is better."""
+ROUND = 3
+"""Round of the protocol whose default settings are the present ones."""
 COUNTS = "ours better / worse / undecided"
 
 
@@ -119,7 +121,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
             *(name == ours[score] for (_, score), name in best.items()),
             worst["ratio"] <= 1.02,
             complete(outliers, missing, splits) and len(best) == len(reported) * len(SCORES),
-            not first_round(missing),
+            not earlier(outliers, missing),
         ),
         "wins": sum(name == ours[score] for (_, score), name in best.items()),
         "comparisons": len(best),
@@ -128,7 +130,8 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         ),
         "worst": worst,
         "done": splits_done(outliers, missing),
-        "first_round": first_round(missing),
+        "earlier": earlier(outliers, missing),
+        "constructed": constructed_gains(missing),
         "losses": losses(outliers, missing, ours),
         "network": network_gains(missing),
         "table": table(["tables", "task and score", "ours", "best other method", COUNTS], first),
@@ -140,9 +143,28 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def first_round(missing: list[Row]) -> str:
-    """Return the groups with intervals of our imputer from before the second round of the protocol, if any."""
-    return ", ".join(unique([row for row in missing if row["method"] == IMPUTER and "intervals" not in row], "group"))
+def earlier(outliers: list[Row], missing: list[Row]) -> str:
+    """Return the groups with numbers of ours that are still those of earlier rounds of the protocol, if any."""
+    rows = [row for row in [*outliers, *missing] if row["method"] in (OURS, IMPUTER)]
+    parts = []
+    for group in unique(rows, "group"):
+        here = [row for row in rows if row["group"] == group]
+        old = sum(row.get("round") != ROUND for row in here)
+        parts += [f"{group} ({old} of {len(here)})"] * bool(old)
+    return ", ".join(parts)
+
+
+def constructed_gains(missing: list[Row]) -> dict[str, Any]:
+    """Return on how many constructed tables ours has a smaller RMSE than its Gaussian, and than all others."""
+    rows = [row for row in missing if row["group"] == "constructed"]
+    places = unique(rows, "table", "pattern")
+    lower = best = 0
+    for place in places:
+        mine, gaussian = (numbers(rows, score, method=IMPUTER, **place) for score in ("rmse", "rmse_linear"))
+        others = [numbers(rows, "rmse", method=m, **place) for m in unique(rows, "method") if m != IMPUTER]
+        lower += len(mine) == len(gaussian) and compared(mine, gaussian, False) == 1
+        best += all(len(mine) == len(other) and compared(mine, other, False) == 1 for other in others)
+    return {"tables": len(places), "lower": lower, "best": best}
 
 
 def size(group: str, outliers: list[Row], missing: list[Row]) -> str:

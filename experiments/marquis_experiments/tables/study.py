@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from marquis_experiments.common.study import Run, Study
-from marquis_experiments.tables.data import MEANS, hidden_table, outlier_table
+from marquis_experiments.tables.data import CONSTRUCTED, MEANS, hidden_table, outlier_table
 from marquis_experiments.tables.methods import DETECTORS, IMPUTER, IMPUTERS, imputation_scores, outlier_scores
-from marquis_experiments.tables.page import draw, values
+from marquis_experiments.tables.page import ROUND, draw, values
 
 CLASSES = (("breast cancer", 0), ("wine", 0), ("wine", 1), ("wine", 2))
 """Tables with the class whose rows are the outliers."""
@@ -88,7 +88,11 @@ def _defaults(method: str) -> dict[str, Any]:
 
     estimators = [LaplacianAutoencoder(), LaplacianImputer()]
     defaults = [{key: repr(value) for key, value in made.get_params().items()} for made in estimators]
-    return {"defaults": defaults, **({"intervals": "90 % of hidden entries"} if method == IMPUTER else {})}
+    return {
+        "defaults": defaults,
+        "round": ROUND,
+        **({"intervals": "90 % of hidden entries"} if method == IMPUTER else {}),
+    }
 
 
 def _file(key: str) -> str:
@@ -151,6 +155,14 @@ STUDY = Study(
                 "max_train": 7000,
                 "max_test": 1000,
                 "max_rows": 10000,
+            },
+            "constructed": {
+                "outliers": permuted(*CONSTRUCTED),
+                "imputed": CONSTRUCTED,
+                "patterns": ("20 %",),
+                "max_train": 400,
+                "max_test": 200,
+                "max_rows": 400,
             },
             "fresh": {
                 "outliers": permuted(*FRESH),

@@ -22,7 +22,7 @@ from marquis.sklearn.base import ROWS, generator_from
 from marquis.sklearn.categories import EncodedColumns, categories_of, coded_table
 from marquis.sklearn.columns import Columns, labels_of, like_table, without_copies
 from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
-from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide, spectrum_of
+from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide
 from marquis.sklearn.guarantees import Guarantees
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
 from marquis.sklearn.input_tables import plain_table
@@ -63,13 +63,14 @@ class LaplacianAutoencoder(
     One estimator for four uses: a transformer (codes with standard deviations), an outlier detector, an imputer, and a
     generator of new rows. It is the Laplacian autoencoder (Miani et al. 2022; docs/method/autoencoders.md): a Gaussian
     over its weights is learnt in training. Beside it stands a Gaussian of the columns with closed-form predictions
-    (docs/method/tasks.md#tables), whose shrinkage is chosen on hidden entries; the network counts where it predicts
-    hidden entries of held-out rows better. NaN marks missing values, in `fit` and everywhere else: they enter the
-    encoder as the Gaussian predicts them, with a mask, and leave the likelihood. Columns are standardised by their
-    observed entries; one that is constant there is left out of the network, and returned as the constant with standard
-    deviation 0. Columns of a pandas table that hold categories (category, bool, string, object) go in as they are: each
-    has probabilities of its levels; a level that was not in `fit` counts as missing, with the score of probability
-    `1 / (n + 1)`.
+    (docs/method/tasks.md#tables), whose shrinkage is chosen on hidden entries, or a mixture of up to 32 Gaussians where
+    that predicts hidden entries better: where columns depend on each other nonlinearly or in groups. The network counts
+    where it predicts hidden entries of held-out rows better than these. NaN marks missing values, in `fit` and
+    everywhere else: they enter the encoder as the Gaussian predicts them, with a mask, and leave the likelihood.
+    Columns are standardised by their observed entries; one that is constant there is left out of the network, and
+    returned as the constant with standard deviation 0. Columns of a pandas table that hold categories (category, bool,
+    string, object) go in as they are: each has probabilities of its levels; a level that was not in `fit` counts as
+    missing, with the score of probability `1 / (n + 1)`.
 
     Cost of `fit`: about 2.5 times that of a plain autoencoder of at most 10,000 rows, and the Gaussian's; of everything
     else: `samples` passes of the network, five times as many for scores. Linear in columns.
@@ -179,15 +180,17 @@ class LaplacianAutoencoder(
         train, held_out = table_network.split_rows(x, self.validation_fraction, generator)
         apart = fitted.gaussian
         if len(held_out) > 0 and len(x) <= APART_ROWS:
-            apart = spectrum_of(train).gaussian(fitted.rank, fitted.shrinkage)
+            apart = fitted.gaussian_of(train)
         components = fitted.spectrum.directions(self.n_components_)
         trained, self.n_iter_ = table_network.train_network(self, train, held_out, apart, components, self._seed)
         network = table_network.FillingAutoencoder.of(trained, apart)
-        entries = combined(fitted, network, apart, held_out, int(self.samples), self._seed, groups)
+        models = fitted.models_of(train, apart) if len(held_out) else (fitted.for_missing, fitted.for_alone)
+        entries = combined(fitted, network, models, held_out, int(self.samples), self._seed, groups)
         self.model_ = network.filling_by(fitted.gaussian)
         self._entries = replace(entries, network=self.model_)
         self._keep_statistics(x)
-        self._keep_reference(x, held_out, replace(entries, linear=apart), fitted)
+        unseen = replace(entries, network=network, linear=models[0], linear_alone=models[1])
+        self._keep_reference(x, held_out, unseen, fitted)
         return self
 
     def _keep_statistics(self, x: Tensor) -> None:
@@ -202,7 +205,8 @@ class LaplacianAutoencoder(
         self._entry_log_prob = 0.0
         terms, missing = self._terms(x)
         self._entry_log_prob = float(terms.sum() / (~missing).sum())
-        self.offset_ = float(np.quantile(self._terms(x)[0].sum(1).numpy(), self.contamination))
+        scores = torch.where(missing, self._entry_log_prob, terms).sum(1)
+        self.offset_ = float(np.quantile(scores.numpy(), self.contamination))
         hidden = self._entries.linear.entries(hide(x, HIDDEN, self._columns.groups, self._draws()))[1]
         self.missing_std_ = self._columns.deviations((self._entries.for_missing.scale * hidden).mean(0).sqrt().numpy())
 

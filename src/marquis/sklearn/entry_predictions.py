@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from marquis.sklearn.base import ROWS
-from marquis.sklearn.gaussian_fit import HIDDEN, FittedGaussian, hide
-from marquis.sklearn.linear_gaussian import LinearGaussian
+from marquis.sklearn.gaussian_fit import HIDDEN, FittedGaussian, Model, hide
+from marquis.sklearn.gaussian_mixture import GaussianMixture
 
 if TYPE_CHECKING:
     from marquis.autoencoders import PosteriorAutoencoder
@@ -52,11 +52,13 @@ class Predicted:
         mean: Of both models.
         variance: Of an entry around the mean: noise, and not knowing the network.
         samples: The sampled networks' means, `[S, N, d]`, if they were kept.
+        log_prob: Log density of the entries, if it is not that of a normal distribution.
     """
 
     mean: Tensor
     variance: Tensor
     samples: Tensor | None = None
+    log_prob: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +71,24 @@ class EntryModel:
     corrects a fifth of the columns at a time. Where no column has a weight, the network is not called.
 
     Attributes:
-        linear: Of standardised rows.
+        linear: Of standardised rows: the Gaussian, or the mixture of Gaussians that takes its place.
         network: Of the same rows.
         for_missing: Mixture for missing entries.
         for_alone: Mixture for entries that are left out one at a time.
         groups: Columns that are missing together, such as the levels of a category.
         samples: Number of sampled networks.
         seed: Their seed: the same networks for all rows.
+        linear_alone: The Gaussian or mixture for entries that are left out one at a time; None: `linear`.
     """
 
-    linear: LinearGaussian
+    linear: Model
     network: PosteriorAutoencoder
     for_missing: Mixture
     for_alone: Mixture
     samples: int
     seed: int
     groups: Sequence[Tensor] = field(default_factory=tuple)
+    linear_alone: Model | None = None
 
     def missing(self, x: Tensor, *, samples: int | None = None, keep: bool = False) -> Predicted:
         """Return the distribution of missing entries given the observed ones; observed entries have no meaning here.
@@ -110,15 +114,25 @@ class EntryModel:
 
     def alone(self, x: Tensor) -> Predicted:
         """Return the distribution of every entry given the other observed entries of its row."""
-        mean, variance = self.linear.entries(x, self.groups)
-        if not bool(self.for_alone.weight.any()):
-            return Predicted(mean, self._variance(self.for_alone, variance))
-        correction, spread = self.corrections(x)
-        mixed = mean + self.for_alone.weight * correction
-        return Predicted(mixed, self._variance(self.for_alone, variance, spread))
+        model, weight, scale = self.model_alone, self.for_alone.weight, self.for_alone.scale
+        mean, variance = model.entries(x, self.groups)
+        shift, extra = torch.zeros_like(x), torch.zeros_like(x)
+        if bool(weight.any()):
+            correction, spread = self.corrections(x)
+            shift, extra = weight * correction, weight.square() * spread
+        log_prob = model.log_entries(x, x, shift, scale, extra) if isinstance(model, GaussianMixture) else None
+        total = (scale * variance + extra).clamp_min(LEAST_VARIANCE)
+        return Predicted(mean + shift, total, log_prob=log_prob)
+
+    @property
+    def model_alone(self) -> Model:
+        """Return the Gaussian or mixture for entries that are left out one at a time."""
+        return self.linear if self.linear_alone is None else self.linear_alone
 
     def log_prob(self, x: Tensor, predicted: Predicted) -> Tensor:
         """Return the log density of entries, `[N, d]`; 0 where they are missing."""
+        if predicted.log_prob is not None:
+            return torch.where(x.isnan(), 0.0, predicted.log_prob)
         normal = torch.distributions.Normal(predicted.mean, predicted.variance.sqrt())
         return torch.where(x.isnan(), 0.0, normal.log_prob(x.nan_to_num(0.0)))
 
@@ -128,16 +142,16 @@ class EntryModel:
         The second tensor is the variance over sampled networks.
         """
         correction, spread = torch.zeros_like(x), torch.zeros_like(x)
-        for block in self.blocks:
-            for rows in torch.arange(len(x)).split(ROWS):
-                hidden = x[rows].clone()
-                hidden[:, block] = torch.nan
-                reconstructed, variance, _ = self._reconstructed(hidden, self.samples, False)
-                difference = reconstructed - self.linear.filled(hidden)
-                correction[rows[:, None], block], spread[rows[:, None], block] = (
-                    difference[:, block],
-                    variance[:, block],
-                )
+        blocks = self.blocks
+        for rows in torch.arange(len(x)).split(ROWS):
+            hidden = x[rows].repeat(len(blocks), 1, 1)
+            for part, block in zip(hidden, blocks, strict=True):
+                part[:, block] = torch.nan
+            stacked = hidden.flatten(0, 1)  # all blocks at once, so that networks are sampled once for all of them
+            reconstructed, variance, _ = self._reconstructed(stacked, self.samples, False)
+            difference = reconstructed - self.model_alone.filled(stacked)
+            for part, at, block in zip(difference.split(len(rows)), variance.split(len(rows)), blocks, strict=True):
+                correction[rows[:, None], block], spread[rows[:, None], block] = part[:, block], at[:, block]
         return correction, spread
 
     @property
@@ -165,7 +179,7 @@ class EntryModel:
 def combined(
     fitted: FittedGaussian,
     network: PosteriorAutoencoder,
-    apart: LinearGaussian,
+    apart: tuple[Model, Model],
     held_out: Tensor,
     samples: int,
     seed: int,
@@ -179,7 +193,7 @@ def combined(
     Args:
         fitted: The linear model of all rows.
         network: Trained without the held-out rows.
-        apart: A linear model that has not seen the held-out rows.
+        apart: The Gaussians or mixtures for missing and left-out entries, which have not seen the held-out rows.
         held_out: `[M, d]`, standardised; there may be none.
         samples: Number of sampled networks.
         seed: Their seed, and that of hidden entries.
@@ -188,22 +202,23 @@ def combined(
     none, one = torch.zeros_like(fitted.gaussian.mean), torch.ones_like(fitted.gaussian.mean)
     linear_scale = interval_scale(fitted.standardised)
     plain = Mixture(none, linear_scale)
-    model = EntryModel(fitted.gaussian, network, plain, Mixture(none, one), samples, seed, groups)
+    model = EntryModel(fitted.for_missing, network, plain, Mixture(none, one), samples, seed, groups, fitted.for_alone)
     if not len(held_out):
         return model
     generator = torch.Generator().manual_seed(seed)
-    checked = replace(model, linear=apart, for_missing=Mixture(one, one))
+    for_missing, for_alone = apart
+    checked = replace(model, linear=for_missing, linear_alone=for_alone, for_missing=Mixture(one, one))
     errors, corrections, variances = [], [], []
     for _ in range(CHECKS if len(held_out) < CHECK_ROWS else 1):
         hidden = hide(held_out[:CHECK_ROWS], HIDDEN, groups, generator)
         chosen = hidden.isnan() & ~held_out[:CHECK_ROWS].isnan()
-        mean, variance = apart.entries(hidden, groups)
+        mean, variance = for_missing.entries(hidden, groups)
         errors.append(torch.where(chosen, held_out[:CHECK_ROWS] - mean, torch.nan))
         corrections.append(checked.missing(hidden).mean - mean)
         variances.append(variance)
     weight, ratio = _weight(torch.cat(errors), torch.cat(corrections), torch.cat(variances))
     rows = held_out[:CHECK_ROWS]
-    mean, variance = apart.entries(rows, groups)
+    mean, variance = for_alone.entries(rows, groups)
     alone, _ = _weight(rows - mean, (correction := checked.corrections(rows)[0]), variance)
     squared = (rows - mean - alone * correction).square() / variance
     return replace(

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marquis.sklearn.gaussian_mixture import GaussianMixture
 from marquis.sklearn.linear_gaussian import LinearGaussian
+from marquis.sklearn.mixture_fit import ChosenCounts, choose_counts, fit_mixture
 
 DENSE = 100
 """Largest number of columns whose covariance is fitted as a whole; above, by its largest eigenvalues."""
@@ -61,9 +63,12 @@ class CovarianceSpectrum:
         return torch.cat([leading, leading.new_zeros(len(leading), count - leading.shape[1])], 1)
 
 
+Model = LinearGaussian | GaussianMixture
+
+
 @dataclass(frozen=True, eq=False)
 class FittedGaussian:
-    """Hold a Gaussian, and how well it predicted hidden entries.
+    """Hold a Gaussian, the mixtures that take its place where hidden entries support them, and their errors.
 
     Attributes:
         gaussian: Fitted to all observed entries.
@@ -71,6 +76,10 @@ class FittedGaussian:
         rank: Number of factors.
         shrinkage: The one chosen.
         standardised: Errors of hidden entries over their standard deviation, `[M, d]`; NaN for all others.
+        counts: Numbers of components; 1 for the Gaussian itself.
+        seed: Of the mixtures.
+        for_missing: Predicts missing entries: the Gaussian or a mixture.
+        for_alone: Predicts entries that are left out one at a time.
         tries: Rows, their predictions and which entries were hidden, for each time entries were.
     """
 
@@ -79,15 +88,27 @@ class FittedGaussian:
     rank: int
     shrinkage: float
     standardised: Tensor
+    counts: ChosenCounts
+    seed: int
+    for_missing: Model
+    for_alone: Model
     tries: Sequence[tuple[Tensor, Tensor, Tensor]] = ()
+
+    def gaussian_of(self, rows: Tensor) -> LinearGaussian:
+        """Return the Gaussian of other rows with the same rank and shrinkage."""
+        return spectrum_of(rows).gaussian(self.rank, self.shrinkage)
+
+    def models_of(self, rows: Tensor, gaussian: LinearGaussian) -> tuple[Model, Model]:
+        """Return the models of missing and of left-out entries, of other rows and their Gaussian."""
+        return _models(rows, gaussian, self.counts, self.seed)
 
 
 def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator) -> FittedGaussian:
-    """Fit a Gaussian to standardised rows with missing values.
+    """Fit a Gaussian to standardised rows with missing values, and mixtures of Gaussians if these predict better.
 
     Rank and shrinkage are those under which entries that were hidden from EM have the largest density
     (docs/method/tasks.md#tables). Cost: `HIDINGS + 1` runs of EM, each step of `rows * d³` (`rows * d * 32²` above
-    `DENSE` columns) for at most `WORK / d³` rows or `MIN_ROWS`.
+    `DENSE` columns) for at most `WORK / d³` rows or `MIN_ROWS`; mixtures: see `choose_counts`.
 
     Args:
         x: `[N, d]`, standardised; NaN where entries are missing.
@@ -107,15 +128,30 @@ def fit_gaussian(x: Tensor, groups: Sequence[Tensor], generator: torch.Generator
 
     rank = min(_ranks(few), key=lambda rank: loss((rank, DURING_EM))) if len(_ranks(few)) > 1 else _ranks(few)[0]
     best = rank, min(SHRINKAGES, key=lambda shrinkage: loss((rank, shrinkage)))
+    gaussians = [(spectrum.gaussian(*best), part) for spectrum, part, _ in tries]
+    seed = generator.initial_seed()
+    counts = ChosenCounts() if len(groups) else choose_counts(few, gaussians, seed)
     predicted, standardised = [], []
-    for spectrum, part, chosen in tries:
-        mean, variance = spectrum.gaussian(*best).entries(part)
+    for (gaussian, part), (_, _, chosen) in zip(gaussians, tries, strict=True):
+        mean, variance = _models(part, gaussian, counts, seed)[0].entries(part)
         predicted.append((few, mean, chosen))
         standardised.append(torch.where(chosen, (few - mean) / variance.sqrt(), torch.nan))
     spectrum = spectrum_of(few)
     if len(few) < len(x):
         spectrum = _stepped(x, spectrum.gaussian(*best))
-    return FittedGaussian(spectrum.gaussian(*best), spectrum, *best, torch.cat(standardised), predicted)
+    gaussian = spectrum.gaussian(*best)
+    models = _models(x, gaussian, counts, seed)
+    return FittedGaussian(gaussian, spectrum, *best, torch.cat(standardised), counts, seed, *models, predicted)
+
+
+def _models(rows: Tensor, gaussian: LinearGaussian, counts: ChosenCounts, seed: int) -> tuple[Model, Model]:
+    """Return the models of missing and of left-out entries: the Gaussian, or mixtures fitted to rows."""
+    if counts == ChosenCounts():
+        return gaussian, gaussian
+    filled = gaussian.filled(rows)
+    made: dict[int, Model] = {1: gaussian}
+    made |= {count: fit_mixture(rows, filled, count, seed) for count in {counts.missing, counts.alone} - {1}}
+    return made[counts.missing], made[counts.alone]
 
 
 def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:

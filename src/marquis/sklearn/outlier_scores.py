@@ -17,7 +17,7 @@ from marquis.sklearn.categories import EncodedColumns
 from marquis.sklearn.drift import Drift, compare_samples
 from marquis.sklearn.entry_predictions import EntryModel
 from marquis.sklearn.explanation import Explanation
-from marquis.sklearn.gaussian_fit import FittedGaussian, spectrum_of
+from marquis.sklearn.gaussian_fit import FittedGaussian
 from marquis.sklearn.input_tables import require_finite
 from marquis.sklearn.parameter_checks import fraction
 
@@ -140,7 +140,8 @@ class OutlierScores:
             self._unseen, self._reference = apart, self._statistics(held_out[:DRIFT_ROWS], apart)
             return
         half, other = x[torch.randperm(len(x), generator=self._draws())].tensor_split(2)
-        self._unseen = replace(apart, linear=spectrum_of(half).gaussian(fitted.rank, fitted.shrinkage))
+        linear, alone = fitted.models_of(half, fitted.gaussian_of(half))
+        self._unseen = replace(apart, linear=linear, linear_alone=alone)
         self._reference = {"score": self._statistics(other, self._unseen)["score"]}
 
     def score(self, X: Any, y: Any = None) -> float:
