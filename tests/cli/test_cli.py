@@ -128,3 +128,20 @@ def test_every_error_of_ours_is_told_in_one_line(error, monkeypatch, capsys):
     monkeypatch.setitem(GROUPS, "try", ("marquis_test_commands", "A command that fails."))
     assert leave("try") == (1 if error is StorageError else 2)
     assert capsys.readouterr().err == "marquis: error: what, where, what to do\n"
+
+
+def test_warnings_are_one_line_of_the_command(capsys):
+    """Not the line of code that raised them, which says nothing to users."""
+    import warnings
+
+    from marquis.cli.app import _show_warning
+
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        warnings.simplefilter("always")
+        warnings.warn("new.csv: column 'city' has\nlevels that were not there", stacklevel=1)
+        warnings.warn("slow", RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err.splitlines() == [
+        "marquis: warning: new.csv: column 'city' has levels that were not there",
+        "marquis: warning: RuntimeWarning: slow",
+    ]

@@ -25,6 +25,10 @@ def random_mixture(count=3, d=5, seed=0):
     return GaussianMixture(shares / shares.sum(), means, roots @ roots.mT + 0.1 * torch.eye(d))
 
 
+def parts_of(mixture):
+    return mixture.shares, mixture.means, mixture.covariances
+
+
 def rows_with_missing_values(rows=30, d=5, seed=1, share=0.3):
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, d, dtype=torch.float64, generator=source)
@@ -35,7 +39,7 @@ def conditional(mixture, row, j):
     """Return shares, means and variances of entry j given the other observed entries, component by component."""
     seen = [k for k in range(len(row)) if k != j and not np.isnan(row[k])]
     shares, means, variances = [], [], []
-    for share, mean, covariance in zip(*(p.numpy() for p in vars(mixture).values()), strict=True):
+    for share, mean, covariance in zip(*(p.numpy() for p in parts_of(mixture)), strict=True):
         density = multivariate_normal(mean[seen], covariance[np.ix_(seen, seen)]).pdf(row[seen]) if seen else 1.0
         slope = np.linalg.solve(covariance[np.ix_(seen, seen)], covariance[seen, j]) if seen else np.zeros(0)
         shares.append(share * density)
@@ -74,7 +78,7 @@ def test_samples_are_joint_and_of_all_components():
     sampled = mixture.spread(x, 100_000, torch.Generator().manual_seed(0))[:, 0]
     seen, out = [1, 3], [0, 2]
     parts = []
-    for share, mean, covariance in zip(*vars(mixture).values(), strict=True):
+    for share, mean, covariance in zip(*parts_of(mixture), strict=True):
         slope = torch.linalg.solve(covariance[seen][:, seen], covariance[seen][:, out]).T
         density = multivariate_normal(mean[seen], covariance[seen][:, seen]).pdf(x[0, seen])
         centre = mean[out] + slope @ (x[0, seen] - mean[seen])
@@ -101,7 +105,7 @@ def test_em_climbs_the_likelihood_of_the_observed_entries(monkeypatch):
         total = 0.0
         for row in x.numpy():
             seen = ~np.isnan(row)
-            parts = zip(*(p.numpy() for p in vars(mixture).values()), strict=True)
+            parts = zip(*(p.numpy() for p in parts_of(mixture)), strict=True)
             total += np.log(
                 sum(s * multivariate_normal(m[seen], c[np.ix_(seen, seen)]).pdf(row[seen]) for s, m, c in parts)
                 if seen.any()
@@ -168,8 +172,29 @@ def test_rows_do_not_depend_on_each_other_and_samples_on_their_seed():
     np.testing.assert_allclose(model.impute(new[[4]], 5).mean, imputed.mean[[4]], rtol=1e-10)
     np.testing.assert_allclose(model.score_samples(new[[4]]), model.score_samples(new)[[4]], rtol=1e-10)
     assert np.isfinite(imputed.samples).all()
-    ratio = (imputed.samples.std(0) / imputed.std)[imputed.missing]
+    ratio = imputed.samples.std(0)[imputed.missing] / imputed.std[imputed.missing]
     assert 0.9 < np.median(ratio) < 1.1
+
+
+def test_a_rare_group_that_stands_apart_is_no_ordinary_one():
+    """Outliers among the training rows would have a component of their own; two large groups are both ordinary."""
+    source = np.random.default_rng(0)
+    x = torch.as_tensor(source.normal(size=(400, 4)))
+    x[:20, :2] += 12
+    x = (x - x.mean(0)) / x.std(0)
+    mixture = fit_mixture(x, x, 2, 0)
+    none, one = torch.zeros_like(x), torch.ones(4, dtype=torch.float64)
+    truth = np.repeat([1, 0], [20, 380])
+
+    def auroc(model):
+        return roc_auc_score(truth, -model.log_entries(x, x, none, one, none).sum(1).numpy())
+
+    assert auroc(mixture) < 0.9 < 0.97 < auroc(mixture_fit.discounted(mixture, x))
+    halves = torch.cat([x[20:210], x[210:400] + 8])
+    discount = mixture_fit.discounted(fit_mixture(halves, halves, 2, 0), halves).log_discount
+    assert discount.tolist() == [0.0, 0.0]
+    near = fit_mixture(x[20:], x[20:], 4, 0)  # parts of one Gaussian overlap
+    assert mixture_fit.discounted(near, x[20:]).log_discount.tolist() == [0.0] * 4
 
 
 def test_tables_with_categories_keep_the_gaussian():

@@ -12,6 +12,7 @@ import inspect
 import io
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -117,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8, and messages repeat them
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=arguments, prog_name="marquis", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = app(args=arguments, prog_name="marquis", standalone_mode=False)
     except MarquisError as error:
         storage = isinstance(error, StorageError) and error.errno not in IMPOSSIBLE_PATHS
         _leave(f"marquis: error: {_one_line(str(error))}", STORAGE_EXIT_CODE if storage else USAGE_EXIT_CODE)
@@ -133,6 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == INTERRUPTED_EXIT_CODE:  # also what typer makes of Ctrl-C
         _leave("marquis: stopped", INTERRUPTED_EXIT_CODE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Print a warning as one line of this command's, without the line of code that raised it."""
+    kind = "" if issubclass(category, UserWarning | FutureWarning) else f"{category.__name__}: "
+    print(f"marquis: warning: {kind}{_one_line(str(message))}", file=sys.stderr)
 
 
 def _one_line(message: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marquis.sklearn.gaussian_mixture import GaussianMixture
 from marquis.sklearn.linear_gaussian import LinearGaussian
-from marquis.sklearn.mixture_fit import ChosenCounts, choose_counts, fit_mixture
+from marquis.sklearn.mixture_fit import ChosenCounts, choose_counts, discounted, fit_mixture
 
 DENSE = 100
 """Largest number of columns whose covariance is fitted as a whole; above, by its largest eigenvalues."""
@@ -149,9 +149,9 @@ def _models(rows: Tensor, gaussian: LinearGaussian, counts: ChosenCounts, seed: 
     if counts == ChosenCounts():
         return gaussian, gaussian
     filled = gaussian.filled(rows)
-    made: dict[int, Model] = {1: gaussian}
-    made |= {count: fit_mixture(rows, filled, count, seed) for count in {counts.missing, counts.alone} - {1}}
-    return made[counts.missing], made[counts.alone]
+    made = {count: fit_mixture(rows, filled, count, seed) for count in {counts.missing, counts.alone} - {1}}
+    for_missing = made.get(counts.missing, gaussian)
+    return for_missing, discounted(made[counts.alone], rows) if counts.alone in made else gaussian
 
 
 def hide(x: Tensor, fraction: float, groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:

@@ -53,11 +53,13 @@ class GaussianMixture:
         shares: `[K]`.
         means: `[K, d]`.
         covariances: `[K, d, d]`.
+        log_discount: Added to what a component contributes to the log-density of an entry, `[K]`; None: nothing.
     """
 
     shares: Tensor
     means: Tensor
     covariances: Tensor
+    log_discount: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -96,6 +98,8 @@ class GaussianMixture:
             mean = components.mean + shift[rows][:, None]
             variance = components.variance * scale + extra[rows][:, None]
             density = _log_normal(at[rows][:, None], mean, variance)
+            if self.log_discount is not None:
+                density = density + self.log_discount[:, None]
             result[rows] = (components.log_shares(x[rows]) + density).logsumexp(1)
         return result
 

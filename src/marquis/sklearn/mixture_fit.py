@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from marquis.sklearn.gaussian_mixture import LOG_TWO_PI, GaussianMixture
@@ -26,6 +27,9 @@ COMMON_ROWS = 2.0
 """Number of rows per column with the covariance within all components that count for every component's."""
 SURE = 2.0
 """Number of standard errors by which a mixture has to be better than the Gaussian."""
+RARE, LINKED = 0.2, 0.01
+"""Share of the rows below which a group that stands apart is rare, and share of a component's rows that could belong to
+another component of its group."""
 FLOOR = 1e-4
 """Smallest variance of a component in any direction, in units of the columns' variances."""
 
@@ -121,6 +125,31 @@ def fit_mixture(x: Tensor, filled: Tensor, count: int, seed: int) -> GaussianMix
             break
         before = value
     return mixture
+
+
+def discounted(mixture: GaussianMixture, x: Tensor) -> GaussianMixture:
+    """Return the mixture for outlier scores, in which rare groups of rows that stand apart count for less.
+
+    Outliers among the training rows that resemble each other have components of their own, by which each of their
+    entries would be foreseen from the others. Components are one group if rows could belong to either. The density
+    under a group with a share s below `RARE` is multiplied by `(s / RARE)^(2 / √d)` for each of the d entries, so that
+    its rows are set apart from others by several standard deviations of the score, whatever d.
+
+    Args:
+        mixture: Fitted to the rows.
+        x: `[N, d]`, standardised.
+    """
+    count, d = mixture.means.shape
+    total, overlap = x.new_zeros(count), x.new_zeros(count, count)
+    for _, components, _ in mixture.components(x, variances=False):
+        share = components.log_share.exp()
+        total += share.sum(0)
+        overlap += share.T @ share
+    linked = overlap > LINKED * torch.minimum(total[:, None], total[None])
+    groups, labels = connected_components(linked.numpy(), directed=False)
+    shares = x.new_zeros(groups).index_add(0, torch.as_tensor(labels).long(), total / total.sum())
+    discount = (shares / RARE).clamp(1e-6, 1.0).log() * 2 / d**0.5
+    return replace(mixture, log_discount=discount[torch.as_tensor(labels).long()])
 
 
 def _stepped(x: Tensor, mixture: GaussianMixture) -> tuple[GaussianMixture, float]:
