@@ -93,8 +93,12 @@ def dense_ggn(
 
 
 def block_diagonal(dense: Tensor, named: Mapping[str, Tensor]) -> Tensor:
-    """The dense matrix with everything zero that links two modules."""
-    owners = [name.rpartition(".")[0] for name, p in named.items() for _ in range(p.numel())]
+    """The dense matrix with everything zero that links two modules; parts of a parametrised weight are its layer's."""
+    owners = [
+        f".{name}".split(".parametrizations.")[0].removesuffix(f".{name.rpartition('.')[2]}")
+        for name, p in named.items()
+        for _ in range(p.numel())
+    ]
     codes = torch.tensor([sorted(set(owners)).index(owner) for owner in owners])
     return dense * (codes[:, None] == codes[None, :])
 
