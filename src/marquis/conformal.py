@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from marquis.arguments import Share, as_numbers, checked, checked_methods
+from marquis.arguments import FromZero, Share, as_numbers, checked, checked_methods
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive import Prediction
 
@@ -105,7 +105,7 @@ class ConformalSets:
     scores: np.ndarray
 
     @classmethod
-    def calibrate(cls, probs: ArrayLike, y: ArrayLike, random_state: int = 0) -> ConformalSets:
+    def calibrate(cls, probs: ArrayLike, y: ArrayLike, random_state: FromZero = 0) -> ConformalSets:
         """Return sets calibrated on probabilities `[n, classes]` and class numbers `y [n]`."""
         probs, y = as_numbers("probs", probs), np.asarray(y)
         require_probabilities(probs)
@@ -114,7 +114,7 @@ class ConformalSets:
             raise DataError(f"probabilities {probs.shape} need [n, classes], labels {y.shape} [n] class numbers.")
         return cls(_adaptive_scores(probs, random_state)[np.arange(len(y)), y])
 
-    def sets(self, probs: ArrayLike, alpha: float = 0.1, random_state: int = 1) -> np.ndarray:
+    def sets(self, probs: ArrayLike, alpha: float = 0.1, random_state: FromZero = 1) -> np.ndarray:
         """Return which classes belong to the set of every row, booleans `[N, classes]`; some sets can be empty."""
         limit, table = quantile(self.scores, alpha), as_numbers("probs", probs)
         require_probabilities(table)
@@ -189,7 +189,7 @@ class Conformal:
         limits = self.inner.interval(_array(prediction.mean), _array(prediction.std), alpha)
         return torch.from_numpy(limits[0]), torch.from_numpy(limits[1])
 
-    def sets(self, prediction: Prediction, alpha: float = 0.1, random_state: int = 1) -> torch.Tensor:
+    def sets(self, prediction: Prediction, alpha: float = 0.1, random_state: FromZero = 1) -> torch.Tensor:
         """Return which classes belong to the set of every input, booleans `[B, classes]`."""
         if not isinstance(self.inner, ConformalSets):
             raise UnsupportedOperationError("this is a regression: use .interval(prediction, alpha).")
@@ -197,7 +197,7 @@ class Conformal:
 
 
 @checked
-def calibrate(prediction: Prediction, y: torch.Tensor, random_state: int = 0) -> Conformal:
+def calibrate(prediction: Prediction, y: torch.Tensor, random_state: FromZero = 0) -> Conformal:
     """Calibrate on predictions of unseen examples with labels: intervals for regression, sets for classes.
 
     Args:

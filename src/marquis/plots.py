@@ -139,8 +139,8 @@ def score_histogram(
     """
     parts = [as_numbers("scores", part).ravel() for part in (in_scores, out_scores) if part is not None]
     everything = np.concatenate(parts)
-    if not len(everything) or not np.isfinite(everything).all():
-        raise DataError("a histogram needs finite scores.")
+    if not all(map(len, parts)) or not np.isfinite(everything).all():
+        raise DataError("a histogram needs finite scores, at least one of each set.")
     edges, ax = np.linspace(everything.min(), everything.max() + 1e-12, 8 + min(42, len(everything) // 10)), _axes(ax)
     for part, name, colour in zip(parts, names, (BLUE, ORANGE), strict=False):
         shares = np.full(len(part), 1 / len(part))

@@ -285,10 +285,10 @@ def _tomography() -> Iterator[Door]:
     data = beam.forward(image)
     shape = {"size": 8, "angles": 6, "detectors": 12, "spacing": 1.0}
     yield Door("ParallelBeam", tomography.ParallelBeam, lambda: dict(shape))
-    yield Door("ParallelBeam.forward", beam.forward, lambda: {"images": image})
-    yield Door("ParallelBeam.adjoint", beam.adjoint, lambda: {"data": data})
+    yield Door("ParallelBeam.forward", beam.forward, lambda: {"images": image}, linear=True)
+    yield Door("ParallelBeam.adjoint", beam.adjoint, lambda: {"data": data}, linear=True)
     yield Door("tomography.fbp", tomography.fbp, lambda: {"data": data, "measurement": beam})
-    yield Door("tomography.total_variation", tomography.total_variation, lambda: {"images": image})
+    yield Door("tomography.total_variation", tomography.total_variation, lambda: {"images": image}, linear=True)
     yield Door("tomography.psnr", tomography.psnr, lambda: {"image": image, "truth": image + 0.1})
     yield Door("tomography.simulate", tomography.simulate, lambda: {"image": image, "measurement": beam, "noise": 0.05})
     trained = {**SHORT, "data": data, "measurement": beam}

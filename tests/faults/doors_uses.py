@@ -94,7 +94,9 @@ def conformal_doors() -> Iterator[Door]:
     yield door("conformal.p_values", conformal.p_values, calibration=values, scores=mean)
     intervals = conformal.ConformalIntervals.calibrate(mean, np.ones(30), values)
     calibrated = {"mean": mean, "scale": np.ones(30), "y": values}
-    yield door("conformal.ConformalIntervals.calibrate", conformal.ConformalIntervals.calibrate, **calibrated)
+    yield door(
+        "conformal.ConformalIntervals.calibrate", conformal.ConformalIntervals.calibrate, **calibrated, linear=True
+    )
     yield door(
         "conformal.ConformalIntervals",
         lambda **a: conformal.ConformalIntervals(**a).interval(1.0, 1.0),
@@ -116,7 +118,7 @@ def conformal_doors() -> Iterator[Door]:
     yield door("conformal.ConformalSets", lambda **a: conformal.ConformalSets(**a).sets(probs), scores=values)
     yield door("conformal.ConformalSets.sets", sets.sets, probs=probs, alpha=0.1, random_state=1)
     prediction, classes = fitted().predict(X), fitted("categorical").predict(X)
-    yield door("conformal.calibrate", conformal.calibrate, prediction=prediction, y=Y, random_state=0)
+    yield door("conformal.calibrate", conformal.calibrate, prediction=prediction, y=Y, random_state=0, linear=True)
     yield door(
         "conformal.Conformal.interval",
         conformal.calibrate(prediction, Y).interval,
@@ -224,7 +226,10 @@ def data_doors() -> Iterator[Door]:
 
     yield door("data.DataModule", batches, data=table, **module, stage=None)
     yield Door(
-        "data.Data", lambda **a: data.Data(**a).x, lambda: {"stored": X, "y": LABELS, "name": "t", "split": "all"}
+        "data.Data",
+        lambda **a: data.Data(**a).x,
+        lambda: {"stored": X, "y": LABELS, "name": "t", "split": "all"},
+        linear=True,  # rows come back as they were given
     )
     yield door("data.RowDataset", lambda data_: len(data.RowDataset(data_)), data_=table)
     scaling = run.Scaling.of(X)

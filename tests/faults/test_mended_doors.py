@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from marquis import (
     autoencoders,
     likelihoods,
     online,
+    plots,
     predictive,
     report,
     run,
@@ -93,7 +95,7 @@ def test_moments_of_different_shapes():
     for wrong in (torch.ones(6, 4), torch.ones(3, 6, 2)):
         with pytest.raises(DataError, match="variance has shape"):
             predictive.Prediction(mean=Y, variance=wrong)
-    with pytest.raises(DataError, match="mean is complex"):
+    with pytest.raises(DataError, match=r"mean is torch\.complex64"):
         predictive.Prediction(mean=Y.to(torch.complex64), variance=Y)
     assert predictive.Prediction(Y, torch.ones(6, 1)).interval()[0].shape == Y.shape
 
@@ -347,3 +349,76 @@ def test_temporary_files_are_gone(tmp_path):
     with pytest.raises(StorageError):
         report.Page("t").write(tmp_path / ("x" * 300))
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_operators_take_functions_that_answer_with_tensors():
+    operator, rows = mq.curvature.operator(MODEL, [(X, Y)], "gaussian"), torch.ones(2, 26)
+    with pytest.raises(DataError, match="preconditioner fails on a tensor of shape"):
+        operator.solve(rows, shift=1.0, preconditioner=-1)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="function returns NoneType; it has to return a tensor"):
+        operator.spectrum(4, 2).integrate(lambda nodes: None)  # type: ignore[arg-type,return-value]
+    for call in (
+        lambda: operator.trace(0),
+        lambda: operator.solve(rows, shift=1.0, tol=0.0),
+        lambda: operator.nystrom(-1),
+    ):
+        with pytest.raises(DataError, match="has to be"):
+            call()
+    for call in (
+        lambda: operator @ (rows / 0),
+        lambda: operator * float("nan"),
+        lambda: operator.logdet(shift=math.inf),
+    ):
+        with pytest.raises(DataError, match="finite"):
+            call()
+
+
+def test_groups_of_priors_are_names():
+    with pytest.raises(DataError, match="groups is"):
+        mq.Prior(groups={"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(DataError, match=r"group 'all' has shape \[2\]"):
+        mq.Laplace(MODEL, "gaussian", prior=mq.Prior({"all": torch.ones(2)})).fit([(X, Y)], progress=False)
+    layout = mq.structures.Layout.of(dict(MODEL.named_parameters()))
+    assert mq.Prior(2.0).bind(layout, nn.ReLU()).precision.tolist() == [2.0]
+
+
+def test_codes_of_one_width():
+    model = autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)).eval()
+    z = X[:, :2]
+    with pytest.raises(DataError, match="codes of 3 numbers, start of 2"):
+        tasks.geometry.geodesic(model, z[0], z[1], points=3, steps=1, through=X)
+    with pytest.raises(DataError, match="one code z and several others"):
+        tasks.geometry.distances(model, z[:2], z, points=3, steps=1)
+    with pytest.raises(DataError, match="overflows"):
+        tasks.generation.near(z.double() * 1e200, 2)
+
+
+def test_more_doors_of_tasks_and_pictures():
+    with pytest.raises(DataError, match="at least one of each set"):
+        plots.score_histogram([1.0], [])
+    with pytest.raises(DataError, match="classifier returns None"):
+        tasks.imputation.class_probabilities(lambda x: None, torch.randn(2, 4, 3))  # type: ignore[arg-type,return-value]
+    with pytest.raises(DataError, match=r"members\[0\] is None"):
+        autoencoders.EnsembleAutoencoder.of([None])  # type: ignore[list-item]
+    with pytest.raises(StorageError, match="names no file"):
+        report.Page("t").write("")
+    with pytest.raises(DataError, match="is sparse"):
+        mq.explore(autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)).eval(), X, second=X.to_sparse())
+    for validation in (float("inf"), 1.0, -0.1):
+        module = mq.data.DataModule("digits", validation=validation)
+        with pytest.raises(DataError, match="leaves none to train on"):
+            module.setup()
+    with pytest.raises(DataError, match="random_state is -1"):
+        mq.conformal.ConformalSets.calibrate(torch.full((4, 2), 0.5), [0, 1, 1, 0], random_state=-1)
+
+
+def test_more_doors_of_tomography():
+    with pytest.raises(DataError, match="angles is"):
+        tomography.ParallelBeam(8, 1j)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="matrix is a list of NoneType"):
+        tomography.Dense([None], 8)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="dropout is inf"):
+        tomography.UNet((4,), dropout=float("inf"))
+    beam = tomography.ParallelBeam(8, 6)
+    with pytest.raises(DataError, match="learning_rate is -1"):
+        tomography.deep_image_prior(torch.ones(beam.data_shape), beam, tv=1.0, learning_rate=-1.0, progress=False)

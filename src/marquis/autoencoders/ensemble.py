@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import AtLeastOne, checked
+from marquis.arguments import AtLeastOne, checked, describe_value
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.autoencoders.network import EncoderDecoder, reinitialised
 from marquis.autoencoders.predictions import SampledModel
@@ -69,6 +69,10 @@ class EnsembleAutoencoder(BaseAutoencoder):
         """Return an ensemble of existing networks, for instance of autoencoders trained one by one."""
         if not members:
             raise DataError("an ensemble has at least one member.")
+        for number, member in enumerate(members):
+            if not hasattr(member, "encoder") or not hasattr(member, "decoder"):
+                what = describe_value(member)
+                raise DataError(f"members[{number}] is {what}; every member has networks `encoder` and `decoder`.")
         first, *others = members
         made = cls(first.encoder, first.decoder, likelihood, members=1, **options)
         made.others = nn.ModuleList([EncoderDecoder(member.encoder, member.decoder) for member in others])

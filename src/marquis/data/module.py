@@ -155,8 +155,9 @@ class DataModule(LightningDataModule):
         assert not isinstance(validation, Data)
         if validation is None:
             validation = DEFAULT_VALIDATION_ROWS if count >= 10 * DEFAULT_VALIDATION_ROWS else 0.1
-        rows = round(validation * count) if isinstance(validation, float) else validation
-        if not 0 <= rows < count or (isinstance(validation, float) and not 0 <= validation < 1):
+        share = isinstance(validation, float)
+        rows = round(validation * count) if share and 0 <= validation < 1 else -1 if share else validation
+        if not 0 <= rows < count:
             raise DataError(f"validation={validation} of {count} training rows leaves none to train on, or is negative")
         return rows
 

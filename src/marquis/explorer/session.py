@@ -302,7 +302,7 @@ class Session:
         Returns:
             `mean`, `std`, `samples` in the units of the data, and `missing`.
         """
-        original = as_numbers("row", self.points.rows[row] if isinstance(row, int) else row).copy()
+        original = as_numbers("row", self.points.rows[self._number(row)] if isinstance(row, int) else row).copy()
         numbers = as_numbers("missing", missing).astype(int).reshape(-1)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < original.size):
             raise DataError(f"entries are numbered from 0 to {original.size - 1}")
@@ -327,9 +327,13 @@ class Session:
         """Return a row as the model takes it, `[1, ...]`."""
         if not isinstance(row, int):
             return self._checked_row(row)
+        return self.x[self._number(row)][None]
+
+    def _number(self, row: int) -> int:
+        """Return the number of a row, checked."""
         if not 0 <= row < len(self.x):
             raise DataError(f"row {row}: rows are numbered from 0 to {len(self.x) - 1}")
-        return self.x[row : row + 1]
+        return row
 
     def _checked_row(self, row: Any) -> Tensor:
         """Return a row of the page as the model takes it, checked."""

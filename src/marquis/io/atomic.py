@@ -55,6 +55,8 @@ def destination(path: str | os.PathLike[str]) -> Path:
     """
     path = Path(path)
     with storage_errors(path):
+        if not path.name:
+            raise StorageError(f"{str(path)!r} names no file; choose a name.")
         if path.is_symlink():
             target = Path(os.path.realpath(path))
             if target.parent != Path(os.path.realpath(path.parent)):

@@ -54,8 +54,8 @@ class Prediction:
 
     def __post_init__(self) -> None:
         """Refuse variances of another shape than the mean, which would otherwise broadcast, or fail later."""
-        if self.mean.is_complex():
-            raise DataError("mean is complex; outputs are real numbers.")
+        if not self.mean.is_floating_point():
+            raise DataError(f"mean is {self.mean.dtype}; outputs are real floating-point numbers.")
         for name, value in (("variance", self.variance), ("noise_variance", self.noise_variance)):
             fits = value is None or all(
                 size in (1, wanted) for size, wanted in zip(value.shape[::-1], self.mean.shape[::-1], strict=False)

@@ -27,7 +27,7 @@ from marquis.structures import Layout, Structure
 GROUPS = ("scalar", "layer", "tensor", "parameter", "normalised")
 """The groupings that have a name."""
 
-Precision = float | Tensor | Mapping[str, float]
+Precision = float | Tensor | Mapping[str, float | Tensor]
 Groups = str | Mapping[str, str | Sequence[str]]
 Mean = float | Tensor | Mapping[str, Tensor] | None
 Weights = Tensor | Mapping[str, Tensor]
@@ -83,7 +83,8 @@ class Prior:
                 torch's default dtype.
         """
         if like is None:
-            like = torch.zeros(()) if model is None else next(iter(parameters_of(model, params).values())).detach()
+            values = () if model is None else parameters_of(model, params).values()
+            like = next(iter(values), torch.zeros(())).detach()
             like = like.to(computing_dtype(like.dtype))
         elif not like.is_floating_point():
             raise DataError(f"like is {like.dtype}; precisions are real floating numbers.")
@@ -336,6 +337,9 @@ def _precision(precision: Precision, bound: BoundPrior, like: Tensor) -> Tensor:
     extra = [name for name in precision if name not in bound.names]
     if missing or extra:
         raise UnsupportedOperationError(f"prior precisions by group: missing {missing[:8]}, unknown {extra[:8]}.")
+    for name, value in precision.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise DataError(f"the prior precision of group {name!r} has shape {list(value.shape)}; give one number.")
     return torch.tensor([float(precision[name]) for name in bound.names], dtype=like.dtype, device=like.device)
 
 

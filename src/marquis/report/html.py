@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from marquis.arguments import checked_methods
 from marquis.errors import DataError
-from marquis.io.atomic import make_folder, replacing, write_text
+from marquis.io.atomic import destination, make_folder, replacing, write_text
 from marquis.options import renamed_attributes
 from marquis.report.canvas import png
 
@@ -111,6 +111,7 @@ class Page:
         Each file is written atomically, the page last.
         """
         path = Path(path)
+        destination(path)
         folder = make_folder(path.with_suffix(""))
         for name, data in self.figures.items():
             with replacing(folder / f"{name}.png") as temporary:

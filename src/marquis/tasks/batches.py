@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.errors import DataError, UnsupportedOperationError
+from marquis.functional.checks import check_ordinary
 from marquis.functional.checks import naming_shape as naming_shape
 from marquis.progress import ProgressBar
 from marquis.randomness import new_seed
@@ -71,6 +72,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
             raise DataError(f"{what} is complex; real numbers are needed.")
+        check_ordinary(value, what)
         return value
     if np.ma.is_masked(value):
         masked = int(np.ma.getmaskarray(value).sum())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marquis.arguments import AtLeastOne, checked, checked_arrays
 from marquis.errors import DataError, UnsupportedOperationError
-from marquis.functional.checks import check_finite
+from marquis.functional.checks import all_finite, check_finite
 from marquis.likelihoods import Bernoulli
 from marquis.randomness import device_for, normal, permutation
 from marquis.tasks.batches import SameSeed, batches, data_tensor, naming_shape, require_method
@@ -98,7 +98,10 @@ def near(codes: Tensor, n: AtLeastOne, generator: torch.Generator | None = None)
     mean = codes.mean(0)
     centred = codes - mean
     h = (4 / ((size + 2) * count)) ** (1 / (size + 4))
-    values, vectors = torch.linalg.eigh((centred.T @ centred).double() / count)
+    covariance = (centred.T @ centred).double() / count
+    if not all_finite(covariance):
+        raise DataError("the covariance of the codes overflows: some of them are too large; scale them.")
+    values, vectors = torch.linalg.eigh(covariance)
     root = (vectors * values.clamp_min(0).sqrt()).to(codes.dtype)
     steps = normal((n, size), codes, generator) @ root.T
     return mean + (centred[rows] + h * steps) / (1 + h * h) ** 0.5

@@ -141,11 +141,15 @@ def geodesic(
     start, end = _codes(decoders, start, "start"), _codes(decoders, end, "end")
     if start.shape != end.shape:
         raise DataError(f"start has shape {list(start.shape)}, end {list(end.shape)}: curves have one end each.")
+    if through is not None:
+        through = _codes(decoders, through, "through")
+        if through.shape[1] != start.shape[1]:
+            raise DataError(f"through has codes of {through.shape[1]} numbers, start of {start.shape[1]}.")
     t = torch.linspace(0, 1, points, dtype=start.dtype, device=start.device)[:, None]
     straight = start[:, None] * (1 - t) + end[:, None] * t
     curve, converged = _minimised(decoders, straight, steps, tolerance)
     if through is not None:
-        along = _along_codes(decoders, straight, _codes(decoders, through, "through"))
+        along = _along_codes(decoders, straight, through)
         other, other_converged = _minimised(decoders, along, steps, tolerance)
         better = energy(decoders, _subdivided(other)) < energy(decoders, _subdivided(curve))
         curve = torch.where(better[:, None, None], other, curve)
@@ -167,8 +171,12 @@ def distances(
 ) -> Tensor:
     """Compute the geodesic distances `[n]` from one code `z [K]` to others `[n, K]`; `options` as for `geodesic`."""
     decoders = _decoders(model, samples, generator)
-    others = _codes(decoders, others, "others")
-    return geodesic(decoders, _codes(decoders, z).expand_as(others), others, **{"points": 9, **options}).length
+    others, z = _codes(decoders, others, "others"), _codes(decoders, z)
+    if len(z) not in (1, len(others)) or z.shape[1] != others.shape[1]:
+        raise DataError(
+            f"z has shape {list(z.shape)}, others {list(others.shape)}: pass one code z and several others."
+        )
+    return geodesic(decoders, z.expand_as(others), others, **{"points": 9, **options}).length
 
 
 # --- how ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import AtLeastOne, FromZero, checked, checked_arrays
+from marquis.arguments import AtLeastOne, FromZero, checked, checked_arrays, describe_value
 from marquis.choices import match_choice
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.checks import check_finite
@@ -144,7 +144,10 @@ def class_probabilities(classifier: Callable[[Tensor], Tensor], versions: Tensor
         raise DataError(f"versions are [S1, B, ...], none of them empty; got {list(versions.shape)}.")
     check_finite(versions, "versions")
     with naming_shape(classifier, versions[0], "versions"):
-        return torch.stack([classifier(version).softmax(-1) for version in versions]).mean(0)
+        logits = [classifier(version) for version in versions]
+    if not all(isinstance(one, Tensor) and one.dim() > 0 for one in logits):
+        raise DataError(f"the classifier returns {describe_value(logits[0])}; it has to return logits [B, C].")
+    return torch.stack([one.softmax(-1) for one in logits]).mean(0)
 
 
 def _two_stages(

@@ -130,6 +130,8 @@ def errors(imputation: Imputation, original: Tensor) -> ImputationErrors:
         original: The data before entries were removed `[B, ...]`, without NaN.
     """
     original = as_tensor(original, "original")
+    if not original.is_floating_point():
+        original = original.to(imputation.filled.dtype)
     if original.shape != imputation.filled.shape:
         raise DataError(
             f"the original has shape {list(original.shape)}, the imputation {list(imputation.filled.shape)}."

@@ -232,7 +232,7 @@ def _as_angles(angles: int | Sequence[float] | Tensor, full: float) -> Tensor:
         if not 1 <= angles <= MOST_ANGLES:
             raise DataError(f"angles is {angles}; 1 to {MOST_ANGLES:,} are possible.")
         return torch.arange(angles, dtype=torch.float64) * (full / angles)
-    values = torch.as_tensor(angles, dtype=torch.float64).reshape(-1)
+    values = torch.from_numpy(as_numbers("angles", angles)).reshape(-1)
     if values.numel() == 0 or not bool(torch.isfinite(values).all()):
         raise DataError("angles has no entries, or some that are not finite; pass radians.")
     if float(values.abs().max()) > 4 * math.pi + 1e-6:

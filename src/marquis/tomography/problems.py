@@ -149,7 +149,7 @@ class Dense:
 
     @checked_arrays
     def __init__(self, matrix: Tensor, size: int | tuple[int, int]) -> None:
-        matrix = torch.as_tensor(matrix, dtype=torch.float64)
+        matrix = torch.from_numpy(as_numbers("matrix", matrix))
         self.image_shape = image_edges(size)
         if matrix.ndim != 2 or matrix.shape[1] != math.prod(self.image_shape):
             raise DataError(

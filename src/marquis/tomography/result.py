@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marquis.arguments import AtLeastOne, Share, checked, checked_arrays
+from marquis.arguments import LARGEST_COUNT, AtLeastOne, Share, checked, checked_arrays
 from marquis.curvature.linop.nystrom import nystrom
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.tomography.evidence import TunedPrior
@@ -90,6 +90,8 @@ class UncertainImage:
     @checked
     def sample(self, count: AtLeastOne = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Return images `[count, H, W]` from the posterior; in iterative mode each costs one linear solve."""
+        if count > LARGEST_COUNT:
+            raise DataError(f"count is {count}; at most {LARGEST_COUNT:,} images are sampled at once.")
         noise = torch.randn(count, self.image.numel(), generator=generator, dtype=torch.float64)
         if self.posterior_covariance is not None:
             rows = noise @ self._root

@@ -96,7 +96,7 @@ def deep_image_prior(
     noise_variance: float | None = None,
     stop_at: Positive | None = None,
     steps: AtLeastOne | None = None,
-    learning_rate: float = LEARNING_RATE,
+    learning_rate: Positive = LEARNING_RATE,
     network: nn.Module | None = None,
     start: Tensor | None = None,
     dropout: float = 0.0,

@@ -47,6 +47,8 @@ class UNet(nn.Module):
         self.channels, self.range, self.scale = tuple(channels), range, float(scale)
         if not channels or not all(isinstance(count, int) and count > 0 for count in channels):
             raise DataError(f"channels is {channels!r}; at least one number of channels is needed, all positive.")
+        if not 0 <= dropout < 1:
+            raise DataError(f"dropout is {dropout}; a probability from 0 to less than 1 is needed.")
         self.inlet = nn.Sequential(*_convolution(1, channels[0], norm, dropout))
         pairs = list(pairwise(channels))
         self.down = nn.ModuleList(_double(fine, coarse, norm, dropout, stride=2) for fine, coarse in pairs)
