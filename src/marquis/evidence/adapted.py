@@ -225,7 +225,7 @@ def rounding(problem: EvidenceProblem, value: float) -> float:
 
 
 def preconditioner_of(problem: EvidenceProblem, dense: Structure | None) -> Any:
-    """Return the `solve` of the posterior precision, or of the exact one where it is known, in its argument's type."""
+    """Return a function that solves with the posterior precision, with the exact curvature where it is known."""
     curvature = problem.scaled_curvature() if dense is None else dense * float(problem.scale())
     posterior = problem.prior.add_to(curvature)
     return lambda rows: posterior.solve(rows.to(posterior.dtype)).to(rows)

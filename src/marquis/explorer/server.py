@@ -40,7 +40,7 @@ class Server:
             from marquis.explorer.safety import Guard, allowed_hosts
         except ImportError as problem:
             raise UnsupportedOperationError(f"{INSTALL} ({problem})") from problem
-        self._socket = _bound(host, port)
+        self._socket = _bound_socket(host, port)
         self.port = self._socket.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}/"
@@ -82,7 +82,7 @@ class Server:
         return f"Server({self.url})"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to one address of this machine."""
     name = "127.0.0.1" if host == "localhost" else host
     try:

@@ -161,7 +161,7 @@ class KroneckerPiece(Piece):
 
     @cached_property
     def decomposed(self) -> dict[str, Eigen]:
-        """Return the decompositions there are so far, by side; another process may have computed them."""
+        """Return the eigen-decompositions computed so far, by side; another process may have computed them."""
         return {}
 
     def decompose(self, name: str, side: str) -> Eigen:
