@@ -53,9 +53,14 @@ def sized(row: Row) -> str:
     return f" ({row['group']})" if row["group"] in ("small", "large") else ""
 
 
+def of(rows: list[Row], **where: Any) -> list[Row]:
+    """Return the rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in where.items())]
+
+
 def numbers(rows: list[Row], score: str, **where: Any) -> list[float]:
     """Return a score of the rows that have these values, by split."""
-    chosen = [row for row in rows if all(row[key] == value for key, value in where.items()) and score in row]
+    chosen = [row for row in of(rows, **where) if score in row]
     return [row[score] for row in sorted(chosen, key=lambda row: row["repetition"])]
 
 
@@ -86,9 +91,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
     first, body, means = [], [], {}
     for group in groups:
         for score in SCORES:
-            rows = [
-                row for row in (outliers if score == "auroc" else missing) if row["group"] == group and score in row
-            ]
+            rows = [row for row in of(outliers if score == "auroc" else missing, group=group) if score in row]
             if not rows:
                 continue
             places = unique(rows, "table", "strange" if score == "auroc" else "pattern")
@@ -169,8 +172,8 @@ def constructed_gains(missing: list[Row]) -> dict[str, Any]:
 
 def size(group: str, outliers: list[Row], missing: list[Row]) -> str:
     """Return how many tasks a group has."""
-    tasks = unique([row for row in outliers if row["group"] == group], "table", "strange")
-    cases = unique([row for row in missing if row["group"] == group], "table", "pattern")
+    tasks = unique(of(outliers, group=group), "table", "strange")
+    cases = unique(of(missing, group=group), "table", "pattern")
     return f"{group}: {len(tasks)} outlier tasks and {len(cases)} cases of missing values"
 
 
@@ -188,11 +191,8 @@ def splits_done(outliers: list[Row], missing: list[Row]) -> str:
     parts = []
     for what, rows, key in (("outliers", outliers, "strange"), ("missing values", missing, "pattern")):
         for group in unique(rows, "group"):
-            here = [row for row in rows if row["group"] == group]
-            counts = [
-                len({row["repetition"] for row in here if all(row[k] == v for k, v in place.items())})
-                for place in unique(here, "table", key)
-            ]
+            here = of(rows, group=group)
+            counts = [len({row["repetition"] for row in of(here, **place)}) for place in unique(here, "table", key)]
             parts.append(f"{what}, {group} {min(counts)} to {max(counts)}")
     return "; ".join(parts)
 
@@ -258,7 +258,7 @@ def outlier_table(rows: list[Row]) -> str:
     methods = unique(rows, "method")
     body = []
     for place in unique(rows, "group", "table", "strange"):
-        first = next(row for row in rows if all(row[key] == value for key, value in place.items()))
+        first = of(rows, **place)[0]
         cells = [with_error(numbers(rows, "auroc", method=method, **place)) for method in methods]
         body.append([task(first), f"{first['rows'][0]} x {first['columns']}", *cells])
     return table(["outliers", "training", *methods], body)
@@ -274,12 +274,9 @@ def missing_table(rows: list[Row]) -> str:
     body = []
     places = [(place, short(place["table"])) for place in unique(rows, "group", "table")]
     first = unique(rows, "group")[0]
-    places += [
-        ({"group": first, "pattern": name}, name)
-        for name in unique([r for r in rows if r["group"] == first], "pattern")
-    ]
+    places += [({"group": first, "pattern": name}, name) for name in unique(of(rows, group=first), "pattern")]
     for place, name in places:
-        chosen = next(row for row in rows if all(row[key] == value for key, value in place.items()))
+        chosen = of(rows, **place)[0]
         scores = [numbers(rows, score, method=m, **place) for score, m in columns]
         cells = [f"{mean(values):.3f}" if values else "–" for values in scores]
         body.append(
@@ -300,43 +297,45 @@ def draw(folder: Path, results: dict[str, Any]) -> None:
 
 def draw_outliers(path: Path, rows: list[Row]) -> None:
     """Draw a line of points per task, one per method, with standard errors."""
-    places, methods = unique(rows, "group", "table", "strange"), unique(rows, "method")
-    figure = Figure(1, 1, width=8.0, height=1.3 + 0.4 * len(places))
-    (axis,) = figure.axes
-    for i, method in enumerate(methods):
-        areas = [numbers(rows, "auroc", method=method, **place) for place in places]
-        y = [-k + 0.13 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
-        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 5, "lw": 1.2}
-        axis.errorbar([mean(v) for v in areas], y, xerr=[standard_error(v) for v in areas], **style)
-    labels = [task(next(r for r in rows if all(r[k] == v for k, v in place.items()))) for place in places]
-    axis.set_yticks([-k for k in range(len(places))], labels)
-    axis.set_ylim(0.7 - len(places), 0.7)
-    axis.set_xlabel("AUROC")
-    axis.grid(axis="x", alpha=0.3)
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    places = unique(rows, "group", "table", "strange")
+    areas = {m: [numbers(rows, "auroc", method=m, **place) for place in places] for m in unique(rows, "method")}
+    figure = draw_points([task(of(rows, **place)[0]) for place in places], areas, "AUROC", 0.4)
     figure.save(path)
 
 
 def draw_errors(path: Path, rows: list[Row]) -> None:
     """Draw a line of points per case, one per method: RMSE over that of the column mean, with standard errors."""
     places = unique(rows, "group", "table", "pattern")
-    methods = [method for method in unique(rows, "method") if method != MEAN]
-    figure = Figure(1, 1, width=8.0, height=1.3 + 0.3 * len(places))
+    means = [numbers(rows, "rmse", method=MEAN, **place) for place in places]
+    ratios = {
+        method: [
+            [a / b for a, b in zip(numbers(rows, "rmse", method=method, **place), of_means, strict=True)]
+            for place, of_means in zip(places, means, strict=True)
+        ]
+        for method in unique(rows, "method")
+        if method != MEAN
+    }
+    labels = [f"{short(p['table'])}, {p['pattern']}{sized(p)}" for p in places]
+    figure = draw_points(labels, ratios, "RMSE / that of the column mean", 0.3)
+    figure.axes[0].axvline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
+    figure.save(path)
+
+
+def draw_points(labels: list[str], scores: Mapping[str, list[list[float]]], title: str, height: float) -> Figure:
+    """Draw a line per label with a point per method: the mean of its scores `[labels][splits]` and its standard error.
+
+    `height` is that of a line in inches.
+    """
+    figure = Figure(1, 1, width=8.0, height=1.3 + height * len(labels))
     (axis,) = figure.axes
-    for i, method in enumerate(methods):
-        ratios = []
-        for place in places:
-            pair = [numbers(rows, "rmse", method=m, **place) for m in (method, MEAN)]
-            ratios.append([a / b for a, b in zip(*pair, strict=True)])
-        y = [-k + 0.2 * ((len(methods) - 1) / 2 - i) for k in range(len(places))]
-        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 4, "lw": 1.2}
-        axis.errorbar([mean(r) for r in ratios], y, xerr=[standard_error(r) for r in ratios], **style)
-    axis.axvline(1.0, color=COLOURS[MEAN], lw=1, ls="--")
-    axis.set_yticks(
-        [-k for k in range(len(places))], [f"{short(p['table'])}, {p['pattern']}{sized(p)}" for p in places], fontsize=8
-    )
-    axis.set_ylim(0.7 - len(places), 0.7)
-    axis.set_xlabel("RMSE / that of the column mean")
+    apart = 0.65 / max(len(scores), 2)
+    for i, (method, values) in enumerate(scores.items()):
+        y = [-k + apart * ((len(scores) - 1) / 2 - i) for k in range(len(labels))]
+        style = {"fmt": MARKERS[method], "color": COLOURS[method], "label": method, "ms": 4.5, "lw": 1.2}
+        axis.errorbar([mean(v) for v in values], y, xerr=[standard_error(v) for v in values], **style)
+    axis.set_yticks([-k for k in range(len(labels))], labels, fontsize=9)
+    axis.set_ylim(0.7 - len(labels), 0.7)
+    axis.set_xlabel(title)
     axis.grid(axis="x", alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.save(path)
+    return figure
