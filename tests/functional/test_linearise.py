@@ -51,6 +51,24 @@ class TestTracing:
         torch.testing.assert_close(traced.along(function, other, step), plain.along(function, other, step), **EXACT)
         assert traced._traced is not linear
 
+    def test_inputs_that_alternate_are_traced_once(self, monkeypatch):
+        model, traces = network(), []
+        at = {name: value.detach() for name, value in model.named_parameters()}
+        module = sys.modules[Linearisation.__module__]
+        whole = module.linearize
+        monkeypatch.setattr(module, "linearize", lambda *what: traces.append(1) or whole(*what))
+        function, tangent, plain = function_of(model), Linearisation(at, WORTH_TRACING), Linearisation(at, 1)
+        inputs = data(4), data(5, seed=7)
+        for step in steps(at, 3):
+            for x in inputs:
+                torch.testing.assert_close(tangent.along(function, x, step), plain.along(function, x, step), **EXACT)
+        assert len(traces) == 1 and tangent._traced is None
+        again = Linearisation(at, WORTH_TRACING)
+        for x in inputs:
+            for step in steps(at, 3):
+                again.along(function, x, step)
+        assert len(traces) == 3  # once for each, since each was of use
+
     def test_what_cannot_be_traced_is_differentiated(self):
         def bent(weights, x):
             y = x.flatten(1) @ weights["w"]

@@ -100,7 +100,7 @@ def linearised(
 
     Outputs are linearised before the likelihood's link, so that a Bernoulli's predictions are probabilities. Codes that
     are passed to `decode` are kept, and the decoder's weights vary. Cost: about three passes of the network per sample;
-    from 20 samples on about two, as the linear map is traced once per batch, in memory of a backward pass.
+    from 20 samples on about two where they are of one batch, whose linear map is traced, in memory of a backward pass.
 
     Args:
         model: Trained, with a posterior over its weights; copied.
