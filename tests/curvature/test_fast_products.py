@@ -11,6 +11,7 @@ from marquis.curvature.ops import patches as patches_module
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold, unfolder
 from marquis.curvature.ops.pooling import max_pool_with_positions
 from marquis.functional import matmul as products
+from marquis.functional.call import call
 from marquis.functional.matmul import LARGE, by_sample, matmul
 
 CONVOLUTIONS = {
@@ -99,6 +100,19 @@ def test_a_layer_has_second_derivatives_tangents_and_batches_of_gradients():
     columns = torch.randn(2, 4, 33, 140)
     (batch,) = torch.autograd.grad(products.linear(x, leaf, bias), leaf, columns, is_grads_batched=True)
     assert relative(batch, torch.einsum("cbto,bti->coi", columns.double(), x.double())) < 5e-6
+
+
+def test_a_network_at_other_weights_multiplies_so_and_keeps_the_layers_of_its_user():
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    x, weight, bias = layer()
+    for kind, factor in ((nn.Linear, 1), (Doubled, 2)):
+        model = nn.Sequential(kind(120, 140))
+        outputs = call(model, {"0.weight": weight, "0.bias": bias}, {}, x)
+        assert relative(outputs, factor * oracle(x, weight, bias)) < 2e-6
+        assert type(model[0]) is kind
 
 
 def test_a_layer_is_cast_under_autocast():

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
@@ -29,7 +29,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x Wᵀ + b` for `x [..., i]` and `W [o, i]`, differentiable as often as one likes."""
-    if weight.dim() != 2 or not _is_faster(x, weight.t()):
+    large = not torch.compiler.is_compiling() and _one_dnn_takes(x, weight) and x.numel() * len(weight) >= LARGE
+    if not large or weight.shape[1] < 8:
         return F.linear(x, weight, bias)
     if _has_graph(x, weight, bias):
         return _Linear.apply(x, weight, bias)
@@ -59,6 +60,14 @@ def by_sample(a: Tensor, b: Tensor) -> Tensor:
 def gram(a: Tensor) -> Tensor:
     """Return `aᵀ a` of every group, for `a [q, rows, i]`; rows or entries may be the fast axis."""
     return matmul(a[0].t(), a[0])[None] if len(a) == 1 else a.mT @ a
+
+
+class DenseLayer(nn.Linear):
+    """Multiply as torch's dense layer does, by the faster library."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `x Wᵀ + b`."""
+        return linear(input, self.weight, self.bias)
 
 
 class _Linear(torch.autograd.Function):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from marquis.errors import UnsupportedOperationError
 from marquis.functional.differentiable import DIFFERENTIABLE
+from marquis.functional.matmul import DenseLayer
 from marquis.functional.unwrap import class_before_sharding, inner, whole, without_training_hooks
 
 PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), Tensor, nn.Parameter, torch.Size, torch.dtype})
@@ -29,6 +30,10 @@ INTERNAL = frozenset(vars(nn.Module()))
 
 LARGE = 1000
 """Containers with more entries are taken for data, not for a list of modules."""
+
+
+SUBSTITUTES: dict[type, type] = {**DIFFERENTIABLE, nn.Linear: DenseLayer}
+"""Classes of torch's, and subclasses that take their place in a replica."""
 
 
 def replicate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[nn.Module, dict[int, nn.Module]]:
@@ -82,7 +87,7 @@ class _Replicas:
             self.modules[id(module)] = replica
             return replica
         kind = class_before_sharding(module)
-        replica = object.__new__(DIFFERENTIABLE.get(kind, kind))
+        replica = object.__new__(SUBSTITUTES.get(kind, kind))
         attributes = replica.__dict__
         attributes.update(vars(module))
         self._originals.append(module)
