@@ -44,7 +44,7 @@ def network(name: str) -> tuple[nn.Module, Tensor, str]:
         encoder = (nn.Conv2d(1, 16, 3, 2, 1), nn.Tanh(), nn.Conv2d(16, 32, 3, 2, 1), nn.Tanh(), nn.Flatten())
         decoder = (nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.Tanh(), nn.ConvTranspose2d(16, 1, 4, 2, 1))
         middle = (nn.Linear(1568, 8), nn.Linear(8, 1568), nn.Unflatten(1, (32, 7, 7)))
-        return nn.Sequential(*encoder, *middle, *decoder), torch.randn(128, 1, 28, 28), "gaussian"
+        return nn.Sequential(*encoder, *middle, *decoder), torch.randn(256, 1, 28, 28), "gaussian"
     if name == "lenet":
         first = (nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh())
         last = (nn.AvgPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh())

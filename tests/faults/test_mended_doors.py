@@ -412,6 +412,19 @@ def test_more_doors_of_tasks_and_pictures():
         mq.conformal.ConformalSets.calibrate(torch.full((4, 2), 0.5), [0, 1, 1, 0], random_state=-1)
 
 
+def test_more_doors_of_autoencoders():
+    model = autoencoders.VariationalAutoencoder(nn.Linear(3, 4), nn.Linear(2, 3)).eval()
+    for call in (model.elbo, model.log_marginal):
+        with pytest.raises(
+            DataError, match=rf"{call.__name__}: VariationalAutoencoder cannot take data of shape \[1\]"
+        ):
+            call(X[:, :1], 2)
+    with pytest.raises(DataError, match=r"no description that as_json wrote.*options"):
+        autoencoders.ModelSpec.from_json({"kind": "lae"})
+    with pytest.raises(UnsupportedOperationError, match="bytes has no method `decode"):
+        tasks.geometry.volume(b"abc", X[:, :2])
+
+
 def test_more_doors_of_tomography():
     with pytest.raises(DataError, match="angles is"):
         tomography.ParallelBeam(8, 1j)  # type: ignore[arg-type]

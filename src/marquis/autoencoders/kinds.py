@@ -128,10 +128,17 @@ class ModelSpec:
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> ModelSpec:
         """Return the description that `as_json` wrote, also in earlier versions."""
-        options = dict(entries["options"])
-        if entries["kind"] == "lae":
+        try:
+            options, shape, kind = (
+                dict(entries["options"]),
+                tuple(int(size) for size in entries["shape"]),
+                entries["kind"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"this is no description that as_json wrote ({type(error).__name__}: {error}).") from error
+        if kind == "lae":
             options = {NEW_NAMES.get(name, name): value for name, value in options.items()}
-        return cls(**{**entries, "shape": tuple(int(size) for size in entries["shape"]), "options": options})
+        return cls(**{**entries, "shape": shape, "options": options})
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them; a likelihood that is an object stays one."""

@@ -18,6 +18,7 @@ from marquis.autoencoders.network import code_size, reinitialised
 from marquis.autoencoders.predictions import Estimate, Reconstruction, SampledModel
 from marquis.autoencoders.training_noise import TrainingNoise
 from marquis.errors import UnsupportedOperationError
+from marquis.functional.checks import naming_shape
 from marquis.likelihoods import Heteroscedastic, Likelihood
 from marquis.options import inherits_options
 from marquis.randomness import new_seeds, normal
@@ -101,7 +102,8 @@ class VariationalAutoencoder(BaseAutoencoder):
         The KL is exact; the expectation is an average over `samples` codes of each example. Unbiased.
         """
         x, mask = self._data(x)
-        fit = [fit for fit, _, _ in self._log_terms_of_samples(x, mask, samples, generator)]
+        with naming_shape(self, x, "elbo"):
+            fit = [fit for fit, _, _ in self._log_terms_of_samples(x, mask, samples, generator)]
         return torch.stack(fit).mean(0) - kl_to_prior(*self.code(x, mask))
 
     @torch.no_grad()
@@ -115,7 +117,9 @@ class VariationalAutoencoder(BaseAutoencoder):
         samples; above the ELBO on average. Cost: `samples` decoder passes, memory `samples` numbers per example.
         """
         x, mask = self._data(x)
-        weights = [fit + prior - q for fit, prior, q in self._log_terms_of_samples(x, mask, samples, generator)]
+        with naming_shape(self, x, "log_marginal"):
+            terms = list(self._log_terms_of_samples(x, mask, samples, generator))
+        weights = [fit + prior - q for fit, prior, q in terms]
         return torch.logsumexp(torch.stack(weights), 0) - math.log(samples)
 
     def _log_terms_of_samples(

@@ -101,7 +101,7 @@ def data_tensor(model: Any, data: Any, what: str) -> Tensor:
 
 def require_method(model: Any, method: str) -> None:
     """Refuse a model without one of the protocol's methods before anything is computed."""
-    if not callable(getattr(model, method, None)) or isinstance(model, (str, type)):  # texts have an `encode`
+    if not callable(getattr(model, method, None)) or isinstance(model, (str, bytes, type)):  # of texts, too
         raise UnsupportedOperationError(
             f"{type(model).__name__} has no method `{method}(x, samples, generator=, keep=)`. Models of "
             "marquis.autoencoders have it; Autoencoder(encoder, decoder) makes one out of two networks."

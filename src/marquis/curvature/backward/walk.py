@@ -44,6 +44,10 @@ class Observer:
         """Return the chunks of columns to walk with, down to the next bottleneck."""
         return chunks
 
+    def choose_blocks(self, starts: list[int]) -> list[int]:
+        """Return the blocks of samples to walk with, by their first samples."""
+        return starts
+
     def on_step(self, step: Step) -> None:
         """Take note of a step that columns arrive at."""
 
@@ -83,7 +87,8 @@ class BackwardWalk:
             self._all_segments(root)
             return
         whole = replace(self.context, buffers={})
-        for start in range(0, whole.size, width):
+        starts = list(range(0, whole.size, width))
+        for start in starts if self.observer is None else self.observer.choose_blocks(starts):
             stop = min(whole.size, start + width)
             part = root.of_samples(start, stop)
             assert part is not None

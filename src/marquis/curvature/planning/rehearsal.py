@@ -111,6 +111,10 @@ class Rehearsal(Observer):
         return [chunk]
 
     @override
+    def choose_blocks(self, starts: list[int]) -> list[int]:
+        return starts[:1]
+
+    @override
     def on_step(self, step: Step) -> None:
         self.visited.add(step.value)
 
@@ -139,7 +143,7 @@ class _Rehearsed(Receiver):
     held: list[ParameterGradients] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.recompresses = self.real.recompresses
+        self.recompresses, self.takes_blocks = self.real.recompresses, self.real.takes_blocks
 
     @override
     def groups(self) -> list[tuple[str, ...]]:
