@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from torch import Tensor
 from marquis.autoencoders import EnsembleAutoencoder, LinearisedAutoencoder, VariationalAutoencoder
 from marquis.autoencoders.base import BaseAutoencoder
 from marquis.tasks.semi_supervised import embed
+from marquis_experiments.common.page import table
+from marquis_experiments.laplacian_autoencoder.describe import label
 
 SAMPLES_SEED = 2000
 
@@ -74,6 +76,25 @@ def by_name_and_seed(rows: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict
 def paired(first: Mapping[int, np.ndarray], second: Mapping[int, np.ndarray]) -> list[np.ndarray]:
     """Return the differences of scores of the same seeds, which are on the same labelled images."""
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+
+
+def samples_table(
+    rows: Mapping[str, Mapping[int, Mapping[str, Any]]], columns: Sequence[str], gap: Callable[[str, str, str], str]
+) -> str:
+    """Return a table of what sampled codes add to mean codes, where neighbours are counted in both ways.
+
+    Args:
+        rows: Rows by name and seed.
+        columns: Scores.
+        gap: Function of a row's name, a score and a way ("codes" or "data") that returns a cell of the table.
+    """
+    body = []
+    for name, seeds in rows.items():
+        if all("codes" in row["ways"] for row in seeds.values()):
+            cells = [gap(name, column, way) for column in columns for way in ("codes", "data")]
+            body.append([label(name), f"{np.mean([row['width'] for row in seeds.values()]):.3f}", *cells])
+    head = [f"{column}, k counts {way}" for column in columns for way in ("codes", "images")]
+    return table(["model", "width", *head], body)
 
 
 def mean_and_error(seeds: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

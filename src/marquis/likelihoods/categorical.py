@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,11 +9,11 @@ from marquis.arguments import checked, checked_on_any_device
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.averages import softmax_average
 from marquis.likelihoods.base import Likelihood, Predictive
-from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.pointwise import DimensionLikelihood
 from marquis.likelihoods.tools import describe
 
 
-class Categorical(PointwiseLikelihood):
+class Categorical(DimensionLikelihood):
     """Model `y ~ Categorical(softmax(f))` at every position: `l = logsumexp(f) - f_y`, `L = diag(p) - p p^T`.
 
     Source: docs/method/likelihoods.md#table-of-likelihoods. Outputs are logits `[B, C]`, or `[B, C, H, W]` for one
@@ -28,17 +26,6 @@ class Categorical(PointwiseLikelihood):
 
     kind = "categorical"
     label_independent = True
-
-    @checked
-    def __init__(self, dim: int = 1) -> None:
-        if dim == 0:
-            raise UnsupportedOperationError("Categorical(dim=0) would be the batch; class dimensions start at 1.")
-        self._dim = dim
-
-    @property
-    def dim(self) -> int:
-        """Return the class dimension as the user wrote it."""
-        return self._dim
 
     @property
     def coupling(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -198,10 +185,3 @@ class Categorical(PointwiseLikelihood):
                 f"{self}: labels must lie between 0 and {classes - 1}, found {int(y.min())} to {int(y.max())}. "
                 "For labels to ignore pass mask=(y != ignored)."
             )
-
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        return {"kind": self.kind, "dim": self._dim}
-
-    def __repr__(self) -> str:
-        """Show name and class dimension."""
-        return f"{type(self).__name__}(dim={self._dim})"

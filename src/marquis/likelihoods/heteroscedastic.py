@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from marquis.arguments import checked, checked_on_any_device
-from marquis.errors import DataError, UnsupportedOperationError
+from marquis.errors import DataError
 from marquis.likelihoods.base import Likelihood, Predictive
-from marquis.likelihoods.pointwise import PointwiseLikelihood
+from marquis.likelihoods.pointwise import DimensionLikelihood
 from marquis.likelihoods.tools import describe
 from marquis.randomness import normal
 
@@ -19,7 +18,7 @@ LOG_VARIANCE_LIMIT = 40.0
 """Log variances are clamped to plus or minus this: beyond, float32 overflows in the products we need."""
 
 
-class Heteroscedastic(PointwiseLikelihood):
+class Heteroscedastic(DimensionLikelihood):
     """Model `f = (mu, s)`, `y ~ N(mu, e^s)`: `l = 1/2 (s + (y - mu)^2 e^-s + log 2 pi)` per label.
 
     The Hessian in `f` depends on `y` and is indefinite, so the curvature is the Fisher information `L = diag(e^-s,
@@ -33,17 +32,6 @@ class Heteroscedastic(PointwiseLikelihood):
 
     kind = "heteroscedastic"
     coupling = None
-
-    @checked
-    def __init__(self, dim: int = 1) -> None:
-        if dim == 0:
-            raise UnsupportedOperationError("Heteroscedastic(dim=0) would split the batch; dim counts the batch as 0.")
-        self._dim = dim
-
-    @property
-    def dim(self) -> int:
-        """Return the dimension that holds mean, then log variance."""
-        return self._dim
 
     def target_shape(self, f: Tensor) -> torch.Size:  # noqa: D102
         shape = list(f.shape)
@@ -120,10 +108,3 @@ class Heteroscedastic(PointwiseLikelihood):
                 f"{self}: outputs need an even size along dim {self._dim} (means, then log variances), not the batch; "
                 f"got {describe(f)}."
             )
-
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        return {"kind": self.kind, "dim": self._dim}
-
-    def __repr__(self) -> str:
-        """Show name and dimension."""
-        return f"Heteroscedastic(dim={self._dim})"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from marquis.arguments import checked, checked_on_any_device
+from marquis.errors import UnsupportedOperationError
 from marquis.likelihoods.base import Likelihood
 from marquis.likelihoods.tools import as_mask, sum_outputs
 
@@ -72,3 +75,25 @@ class PointwiseLikelihood(Likelihood):
         if mask is None:
             return value
         return value.masked_fill(~self._spread_mask(f, as_mask(mask, self.target_shape(f))), 0)
+
+
+class DimensionLikelihood(PointwiseLikelihood):
+    """Define a likelihood whose outputs have several numbers for every label, along one dimension."""
+
+    @checked
+    def __init__(self, dim: int = 1) -> None:
+        if dim == 0:
+            raise UnsupportedOperationError(f"{type(self).__name__}(dim=0) would be the batch, which dim counts as 0.")
+        self._dim = dim
+
+    @property
+    def dim(self) -> int:
+        """Return the dimension as the user wrote it."""
+        return self._dim
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "dim": self._dim}
+
+    def __repr__(self) -> str:
+        """Show name and dimension."""
+        return f"{type(self).__name__}(dim={self._dim})"

@@ -34,6 +34,7 @@ from marquis_experiments.laplacian_autoencoder.codes import (
     mean_and_error,
     paired,
     points,
+    samples_table,
     scores_by_way,
 )
 from marquis_experiments.laplacian_autoencoder.describe import failures, label, training
@@ -181,6 +182,11 @@ class Rows:
         mean, error = mean_and_error(each)
         return float(mean[0]), float(error[0])
 
+    def gain(self, name: str, column: str, way: str) -> str:
+        """Return what samples add to the accuracy of mean codes, for "few" or "many" labels."""
+        places = {"few": self.few, "many": self.many}[column]
+        return points(*self.mean_difference(places, name, name, way, "mean"), sign=True) if places else "–"
+
     def _differences(self, name: str, other: str, way: str, other_way: str) -> list[np.ndarray]:
         return paired(self._by_seed(name, way), self._by_seed(other, other_way))
 
@@ -203,7 +209,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "ensemble": points(*rows.mean_difference(rows.few, DEFAULT, "ensemble"), sign=True),
         "verdict": verdict(*holds.values()),
         "table": accuracy_table(rows),
-        "samples": samples_table(rows),
+        "samples": samples_table(rows.by_name, ("few", "many"), rows.gain),
         "failed": failures(results["rows"], "name"),
     }
 
@@ -219,22 +225,6 @@ def accuracy_table(rows: Rows) -> str:
         body.append([label(name), len(rows.by_name[name]), *cells, gap])
     head = ["labels per class", "seeds", *(str(rows.per_class[place]) for place in places)]
     return table([*head, f"up to {FEW}, minus autoencoder"], body)
-
-
-def samples_table(rows: Rows) -> str:
-    """Return what sampled codes add to mean codes, for few and many labels and both ways to count neighbours."""
-    columns = {"few": rows.few, "many": rows.many}
-    body = []
-    for name, seeds in rows.by_name.items():
-        if all("codes" in row["ways"] for row in seeds.values()):
-            gaps = [
-                points(*rows.mean_difference(places, name, name, way, "mean"), sign=True) if places else "–"
-                for places in columns.values()
-                for way in ("codes", "data")
-            ]
-            body.append([label(name), f"{np.mean([row['width'] for row in seeds.values()]):.3f}", *gaps])
-    head = [f"{text}, k counts {way}" for text in columns for way in ("codes", "images")]
-    return table(["model", "width", *head], body)
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:

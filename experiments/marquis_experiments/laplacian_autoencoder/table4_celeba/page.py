@@ -10,7 +10,14 @@ import numpy as np
 
 from marquis_experiments.common.figure import BLUE, GREEN, GREY, ORANGE, Figure
 from marquis_experiments.common.page import judged, table
-from marquis_experiments.laplacian_autoencoder.codes import by_name_and_seed, exceeds, mean_and_error, paired, points
+from marquis_experiments.laplacian_autoencoder.codes import (
+    by_name_and_seed,
+    exceeds,
+    mean_and_error,
+    paired,
+    points,
+    samples_table,
+)
 from marquis_experiments.laplacian_autoencoder.describe import label, training
 
 LABELS_ONLY, LAE = "labels", "online-sketched"
@@ -57,6 +64,10 @@ class Faces:
         mean, error = mean_and_error(paired(self.values(name, what, way), self.values(other, what, other_way)))
         return float(mean[0]), float(error[0])
 
+    def gain(self, name: str, what: str, way: str) -> str:
+        """Return what samples add to an accuracy of mean codes."""
+        return points(*self.difference(name, name, what, way, "mean"), sign=True)
+
     def majority(self, what: str) -> float:
         """Return the accuracy of always guessing each attribute's more common value among the evaluated images."""
         if what == "balanced":
@@ -92,7 +103,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         **judged({"overall": all(better.values()), "single": bool(single), "majority": LAE not in below}),
         "table": accuracy_table(faces, "codes"),
         "images": accuracy_table(faces, "data"),
-        "samples": samples_table(faces),
+        "samples": samples_table(faces.by_name, ("overall", "balanced"), faces.gain),
         "errors": ", ".join(errors),
         "faces": settings["recipe"]["data"] == "celeba",
         "failed": "; ".join(f"{label(row['name'])}: {row['failed']}" for row in results["rows"] if row["failed"]),
@@ -111,21 +122,6 @@ def accuracy_table(faces: Faces, way: str) -> str:
             cells.append(points(*faces.score(name, what, way)) + theirs)
         body.append(["majority of the ten labels" if name == LABELS_ONLY else label(name), *cells])
     return table(["", *(what.replace("_", " ") for what in columns)], body)
-
-
-def samples_table(faces: Faces) -> str:
-    """Return what sampled codes add to mean codes, by both ways to count neighbours."""
-    body = []
-    for name, rows in faces.by_name.items():
-        if all("codes" in row["ways"] for row in rows.values()):
-            gaps = [
-                points(*faces.difference(name, name, what, way, "mean"), sign=True)
-                for what in ("overall", "balanced")
-                for way in WAYS
-            ]
-            body.append([label(name), f"{np.mean([row['width'] for row in rows.values()]):.3f}", *gaps])
-    head = [f"{what}, k counts {way}" for what in ("overall", "balanced") for way in ("codes", "images")]
-    return table(["model", "width", *head], body)
 
 
 def draw(folder: Path, results: dict[str, Any]) -> None:
