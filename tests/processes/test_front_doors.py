@@ -55,6 +55,10 @@ def by_data_passes(mine):
     vectors = torch.linspace(-1, 1, 2 * 32, dtype=torch.float64).reshape(2, 32)
     for kind in ("ggn", "hessian", "empirical-fisher"):
         report[f"operator {kind}"] = operator(network(), mine, "categorical", kind) @ vectors
+    for sketch in (None, 20):
+        generator = torch.Generator().manual_seed(2)
+        lanczos = mq.scores.sketched_lanczos(network(), mine, "categorical", 5, sketch, generator=generator)
+        report[f"lanczos {sketch}"] = lanczos.score(data()[0])
     return report
 
 
@@ -160,3 +164,23 @@ def test_processes_give_the_answer_of_one(tmp_path: Path, world):
                 # predictions come in the order of the ranks; a low-rank matrix is compared as a matrix
                 value = value[rows] if what.split()[-1] in ("linearised", "linearised-samples", "sampled") else value
                 torch.testing.assert_close(result[group][what], value, rtol=1e-6, atol=1e-9, msg=f"{group}: {what}")
+
+
+def null_space_samples(loader):
+    posterior = mq.scores.null_space(network(), loader, "categorical", "losses")
+    weights = posterior.sample(2, torch.Generator().manual_seed(2), tolerance=0.05)
+    return torch.cat([value.flatten(1) for value in weights.values()], 1)
+
+
+def projected(rank, folder):
+    torch.save(null_space_samples(batches(rank, 2)), f"{folder}/{rank}.pt")
+    alone = mq.scores.null_space(network(), batches(rank, 2), "categorical", distributed=False)
+    assert not alone.shared
+
+
+def test_samples_of_a_null_space_are_projected_by_the_data_of_all_processes(tmp_path: Path):
+    in_processes(projected, tmp_path)
+    expected = null_space_samples(batches(0, 2) + batches(1, 2))
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected)
+    assert (null_space_samples(batches(0, 2)) - expected).abs().max() > 0.01

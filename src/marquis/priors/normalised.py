@@ -46,7 +46,7 @@ def _invariant(step: Step, network: Network, owner: Mapping[int, str]) -> list[s
     """Return the parameters of this step whose common scale does not change the output; often none."""
     if step.name == "linalg_vector_norm":
         direction = _divided_by_its_length(step, network)
-        return [owner[direction]] if direction in owner else []
+        return [owner[direction]] if direction is not None and direction in owner else []
     if is_layer(step) and _only_normalised(step.value, network):
         numbers = [step.reference("weight"), step.reference("bias")]
     else:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.choices import choose
+from marquis.distributed import all_shares, from_first_process, group_is_up
 from marquis.errors import NumericalError
 from marquis.functional.call import Model
 from marquis.functional.checks import all_finite, naming_inputs
@@ -41,6 +42,7 @@ def null_space(
     *,
     params: Mapping[str, Tensor] | None = None,
     parameters: Selection = None,
+    distributed: bool = True,
 ) -> NullSpacePosterior:
     """Return a posterior whose samples leave the training data as they are, to first order.
 
@@ -48,6 +50,9 @@ def null_space(
     | --- | --- | --- | --- |
     | `outputs` | the Jacobian, B O | quadratic in B O | the linearised outputs of all training data |
     | `losses` | the gradient of every example's loss, B | linear | every example's loss; outputs may move |
+
+    In a `torch.distributed` group each process's loader is its share of the data; batches are sent to all processes,
+    which then have the same samples.
 
     Args:
         model: A module in evaluation mode, or a function `(params, x) -> outputs`.
@@ -57,11 +62,13 @@ def null_space(
         prior_precision: Of the isotropic Gaussian that is projected.
         params: Parameter values, required for a function.
         parameters: Which parameters, as in `curvature.ggn`.
+        distributed: False keeps this process's data to itself.
     """
     kept = choose("kept", kept, QUANTITIES)
     refuse_one_shot(loader, "null_space")
     function = NetworkFunction.copy_of(model, params=params, parameters=parameters)
-    return NullSpacePosterior(function, loader, as_likelihood(likelihood), kept, prior_precision)
+    shared = distributed and group_is_up()
+    return NullSpacePosterior(function, loader, as_likelihood(likelihood), kept, prior_precision, shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +80,7 @@ class NullSpacePosterior:
     likelihood: Likelihood
     kept: str
     prior_precision: float
+    shared: bool = False
 
     @checked
     def sample(
@@ -100,6 +108,7 @@ class NullSpacePosterior:
         function = self.function
         device = device_for(generator, function.device)
         noise = torch.randn(n, function.size, generator=generator, dtype=computing_dtype(function.dtype), device=device)
+        noise = from_first_process(noise) if self.shared else noise
         steps = noise.to(function.device) * self.prior_precision**-0.5
         length = steps.norm(dim=1)
         moved = float("inf")
@@ -127,7 +136,8 @@ class NullSpacePosterior:
         """Yield the rows `[R, P]` of every batch."""
         function = self.function
         needed = "the loss" if self.kept == "losses" else None
-        for number, batch in enumerate(read_batches(self.loader, function.device, labels_for=needed)):
+        loader = all_shares(self.loader) if self.shared else self.loader
+        for number, batch in enumerate(read_batches(loader, function.device, labels_for=needed)):
             with naming_inputs(function.model, batch.x, lambda x=batch.x: function.at_point(x)):
                 function.inspect(batch.x)
                 if self.kept == "losses":

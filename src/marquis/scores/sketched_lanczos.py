@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marquis.arguments import AtLeastOne, checked
 from marquis.curvature.linop.operator import CurvatureOperator, operator
+from marquis.distributed import from_first_process
 from marquis.errors import DataError
 from marquis.functional.call import Model
 from marquis.functional.checks import check_inputs
@@ -91,6 +92,8 @@ def sketched_lanczos(
         if sketch < 2 * steps:
             raise DataError(f"sketch={sketch} numbers cannot hold {steps} directions; take at least {4 * steps}.")
         sketching = FourierSketch.draw(matrix.size, sketch, generator, matrix.device)
+        if matrix.shared:
+            sketching = FourierSketch(from_first_process(sketching.signs), from_first_process(sketching.kept))
     left, lengths, _ = torch.linalg.svd(_lanczos(matrix, start, steps, sketching).mT, full_matrices=False)
     basis = left[:, lengths > DEPENDENT * lengths[0]]
     function = NetworkFunction.copy_of(model, params=params, parameters=parameters, dtype=dtype)
