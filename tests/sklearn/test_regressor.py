@@ -346,6 +346,20 @@ def test_temperature_is_chosen_by_refits(diabetes):
         LaplaceRegressor(posterior_temperature="cold").fit(X[:20], y[:20])
 
 
+def test_held_out_rows_choose_the_start_of_the_prior():
+    """The evidence takes these fifty points of a sine for noise around a straight line."""
+    source = np.random.default_rng(0)
+    x = np.concatenate([source.uniform(-3, -0.5, 25), source.uniform(1, 3, 25)])
+    truth = np.sin(2 * x)
+    y = truth + 0.15 * source.normal(size=50)
+    settings = {"hidden_layer_sizes": (20,), "random_state": 0}
+    by_evidence = LaplaceRegressor(posterior_temperature=1.0, **settings).fit(x[:, None], y)
+    model = LaplaceRegressor(**settings).fit(x[:, None], y)
+    errors = [np.sqrt(np.mean((m.predict(x[:, None]) - truth) ** 2)) for m in (by_evidence, model)]
+    assert errors[0] > 0.4 and errors[1] < 0.12
+    assert model.log_evidence_ < by_evidence.log_evidence_ and model.held_out_.score > -0.6
+
+
 def test_long_fits_show_progress(monkeypatch):
     """One bar over all trainings, which never exceeds what it announced."""
     import marquis.sklearn.base as base

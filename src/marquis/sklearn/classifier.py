@@ -35,8 +35,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
     (MacKay 1992; docs/method/evidence.md); `predict_proba` averages over the linearised posterior
     (docs/method/predictive.md). The temperature of the posterior is chosen by refits on folds, so that held-out rows
-    are predicted no worse than by the network alone (docs/experiments/tuning.md). Cost: training, a curvature pass per
-    round, and the refits.
+    are predicted no worse than by the network alone (docs/experiments/tuning.md), and up to 2,000 rows they choose
+    between two starts of the prior, too. Cost: training, a curvature pass per round, and the refits.
 
     Args:
         module: None for a perceptron; a `torch.nn.Module` to start from (copied); or a class or function
@@ -65,7 +65,8 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):
         link: how probabilities are averaged: "quadrature" (fixed nodes), "mc" (over 100 networks, the same for all
             rows), or the published "probit" and "bridge", which are far off for three or more classes.
         posterior_temperature: factor of the posterior covariance; "auto" chooses it out of .01, .03, .1, .3 and 1 by
-            the log density of held-out rows, in five refits at the tuned prior (one above 2,000 rows).
+            the log density of held-out rows, in five refits at the tuned prior (one above 2,000 rows). A number
+            saves the refits, and leaves the start of the prior to the evidence.
         random_state: of initial weights and mini-batches. Global generators are left alone.
         verbose: 1 prints training and tuning, 2 also shows progress bars.
 

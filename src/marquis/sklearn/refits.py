@@ -1,4 +1,4 @@
-"""Refits on folds choose the posterior temperature, and whether to train on at the tuned prior.
+"""Refits on folds choose the posterior temperature, the start of the prior, and whether to train on at the tuned one.
 
 See docs/experiments/tuning.md.
 """
@@ -45,10 +45,15 @@ class ChosenByRefits(ShownAsText):
     scores: dict[float, float]
     network: float
 
+    @property
+    def score(self) -> float:
+        """Return the density at the chosen temperature."""
+        return self.scores[self.posterior_temperature]
+
     def __str__(self) -> str:
         """Return one line."""
         return (
-            f"held-out log density per row: {self.scores[1.0]:.4f} at temperature 1, {max(self.scores.values()):.4f} "
+            f"held-out log density per row: {self.scores[1.0]:.4f} at temperature 1, {self.score:.4f} "
             f"at {self.posterior_temperature:g}, network alone {self.network:.4f}"
         )
 

@@ -40,8 +40,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
     Trains to the mode of the posterior, fits a Laplace approximation there, and lets the evidence choose weight decay
     and noise (MacKay 1992; docs/method/evidence.md); predictions are linearised, in closed form
     (docs/method/predictive.md). The temperature of the posterior is chosen by refits on folds, so that held-out rows
-    are predicted no worse than by the network alone (docs/experiments/tuning.md). Cost: training, a curvature pass per
-    round, and the refits.
+    are predicted no worse than by the network alone (docs/experiments/tuning.md), and up to 2,000 rows they choose
+    between two starts of the prior, too. Cost: training, a curvature pass per round, and the refits.
 
     The predictive of a new observation is a Student t: from few rows the noise is not known either. Its degrees of
     freedom are the distinct rows less the effective parameters and the mean of the targets, at least 1; `std` is its
@@ -75,7 +75,8 @@ class LaplaceRegressor(RegressorMixin, LaplaceEstimator):
         dtype: "float64", or "float32" for large networks.
         device: for training and predicting.
         posterior_temperature: factor of the posterior covariance; "auto" chooses it out of .01, .03, .1, .3 and 1 by
-            the log density of held-out rows, in five refits at the tuned prior (one above 2,000 rows).
+            the log density of held-out rows, in five refits at the tuned prior (one above 2,000 rows). A number
+            saves the refits, and leaves the start of the prior to the evidence.
         random_state: of initial weights and mini-batches. Global generators are left alone.
         verbose: 1 prints training and tuning, 2 also shows progress bars.
 
