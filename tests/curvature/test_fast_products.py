@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marquis.curvature import ggn
+from marquis.curvature.graph.capture import capture
 from marquis.curvature.ops import patches as patches_module
 from marquis.curvature.ops.patches import ConvolutionGeometry, patch_products, unfold, unfolder
 from marquis.curvature.ops.pooling import max_pool_with_positions
@@ -113,6 +114,38 @@ def test_a_network_at_other_weights_multiplies_so_and_keeps_the_layers_of_its_us
         outputs = call(model, {"0.weight": weight, "0.bias": bias}, {}, x)
         assert relative(outputs, factor * oracle(x, weight, bias)) < 2e-6
         assert type(model[0]) is kind
+
+
+def test_layers_are_torchs_where_rounding_is_compared(maker: bool):
+    x, weight, bias = layer()
+    weight.requires_grad_()
+
+    def made_by(result: Tensor) -> str:
+        return type(result.grad_fn).__name__
+
+    ours, torchs = made_by(products.linear(x, weight, bias)), made_by(nn.functional.linear(x, weight, bias))
+    with products.plain_layers():
+        assert made_by(products.linear(x, weight, bias)) == torchs
+    assert (ours != torchs) != maker
+    assert made_by(products.linear(x, weight, bias)) == ours
+
+
+def test_a_capture_compares_like_with_like(maker: bool, monkeypatch: pytest.MonkeyPatch):
+    """A gradient that is zero (the bias of attention's keys) is rounding alone, which differs between libraries."""
+    shapes, run = [], products._by_one_dnn
+
+    def noting(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append(tuple(weight.shape))
+        return run(a, weight, bias)
+
+    monkeypatch.setattr(products, "_by_one_dnn", noting)
+    model, (x, _, _) = nn.Sequential(nn.Linear(120, 140), nn.Flatten(1)), layer()
+    network = capture(model, dict(model.named_parameters()), x)
+    assert not shapes
+    with torch.no_grad():
+        call(model, dict(model.named_parameters()), {}, x)
+    assert bool(shapes) != maker
+    assert network.output
 
 
 def test_a_layer_is_cast_under_autocast():
