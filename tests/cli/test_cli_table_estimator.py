@@ -91,7 +91,8 @@ def test_text_columns_are_categories(tmp_path):
 
     read = pd.read_csv(tmp_path / "mixed.csv").astype({"sign": pd.CategoricalDtype(["minus", "plus"])})
     rows = np.flatnonzero(np.isin(np.arange(120), held_out_rows(120, 24)[0]))
-    expected = LaplacianAutoencoder(random_state=0).fit(read.iloc[rows].reset_index(drop=True)).impute(read)
+    model = LaplacianAutoencoder(random_state=0).fit(read.iloc[rows].reset_index(drop=True))
+    expected = model.impute(read)
     for name, values in (("a", expected.mean["a"]), ("sign_std", expected.std["sign"])):  # the estimator's own numbers
         np.testing.assert_allclose(filled[name].to_numpy(), values.to_numpy(), rtol=1e-10, atol=1e-12)
 
@@ -99,6 +100,19 @@ def test_text_columns_are_categories(tmp_path):
     why = pd.read_csv(tmp_path / "why.csv")
     assert set(why["column"]) == {"a", "b", "sign"}
     assert set(why.loc[why["column"] == "sign", "expected"]) == {"minus", "plus"}
+    other = incomplete.copy()
+    other.loc[[3, 5], "sign"] = ["zero", "naught"]
+    other.to_csv(tmp_path / "other.csv", index=False)
+    with pytest.warns(UserWarning, match="naught, zero"):
+        invoke("impute", run, tmp_path / "other.csv", "--out", tmp_path / "kept.csv")
+    kept = pd.read_csv(tmp_path / "kept.csv")
+    assert kept["sign"][[3, 5]].tolist() == ["zero", "naught"] and (kept["sign_std"][[3, 5]] == 0).all()
+    with pytest.warns(UserWarning, match="naught, zero"):
+        invoke("score", run, tmp_path / "other.csv", "--explain", tmp_path / "odd.csv", "--samples", 2)
+    odd = pd.read_csv(tmp_path / "odd.csv").set_index(["row", "column"]).loc[(3, "sign")]
+    terms = model.explain(read.assign(sign=other["sign"].astype("category"))).contributions
+    assert odd["value"] == "zero" and odd["contribution"] == pytest.approx(terms[3, 2], rel=1e-9)
+    assert terms[3, 2] > np.log(30)
     invoke("sample", run, "-n", 4, "--out", tmp_path / "new.csv")
     assert set(pd.read_csv(tmp_path / "new.csv")["sign"]) <= {"minus", "plus"}
     prediction = CliRunner().invoke(

@@ -50,6 +50,8 @@ def test_levels_of_training_are_kept_and_others_count_as_missing(table, tmp_path
     with pytest.warns(UserWarning, match="'colour' has levels that were not there in training .green."):
         data = load(other, categories=levels)
     assert data.x[:, 1:3].isnan().all(1).tolist() == [True, False] and data.x[:, 4].tolist() == [1, 1]
+    assert data.categories == levels and data.new_levels == {"colour": {0: "green"}}
+    assert data[1:].new_levels == {"colour": {}} and data[[1, 0]].new_levels == {"colour": {1: "green"}}
 
 
 def test_text_is_refused_where_it_may_be_a_damaged_number(tmp_path, table):

@@ -22,8 +22,17 @@ SMALLEST_EDGE = 56
 """Edge to which small images are enlarged, pixel by pixel, so that they can be seen."""
 
 
-def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: str | None = None) -> None:
+def require_free(
+    path: Path, force: bool, suffixes: Sequence[str] = (), source: str | None = None, option: str = "--out"
+) -> None:
     """Refuse a file that cannot or must not be written, before anything is computed.
+
+    Args:
+        path: The file.
+        force: Whether it may exist.
+        suffixes: Its possible endings.
+        source: File that is read.
+        option: What the user names the file by.
 
     Raises:
         DataError: It exists (without `force`), its folder does not or is read-only, its ending is not one of
@@ -31,16 +40,16 @@ def require_free(path: Path, force: bool, suffixes: Sequence[str] = (), source: 
     """
     with storage_errors(path):
         if suffixes and path.suffix.lower() not in suffixes:
-            raise DataError(f"--out {path}: the file must end in {' or '.join(suffixes)}")
+            raise DataError(f"{option} {path}: the file must end in {' or '.join(suffixes)}")
         if not path.parent.is_dir():
-            raise DataError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+            raise DataError(f"{option} {path}: the folder {path.parent} does not exist; make it first")
         if not os.access(path.parent, os.W_OK):
-            raise DataError(f"--out {path}: the folder {path.parent} is read-only; choose another")
+            raise DataError(f"{option} {path}: the folder {path.parent} is read-only; choose another")
         if path.is_dir():
-            raise DataError(f"--out {path} is a folder; give the name of a file")
+            raise DataError(f"{option} {path} is a folder; give the name of a file")
         read = None if source is None else Path(source).expanduser()
         if read is not None and path.exists() and read.exists() and path.samefile(read):
-            raise DataError(f"--out {path} is the file that is read; choose another name")
+            raise DataError(f"{option} {path} is the file that is read; choose another name")
         if path.exists() and not force:
             raise DataError(f"{path} exists already; --force overwrites it")
 

@@ -69,7 +69,7 @@ def reconstruct(
 
     require_free(out, force, ARRAYS, str(sinogram))
     if picture is not None:
-        require_free(picture, force, IMAGES, str(sinogram))
+        require_free(picture, force, IMAGES, str(sinogram), "--picture")
     if (low is None) != (high is None):
         raise DataError("--low and --high belong together: pass both, or neither for values from 0 upwards")
     readings, stored_angles = _read(sinogram)

@@ -62,7 +62,7 @@ def score(
     if explain is not None:
         if opened.is_table and not is_for_estimator(opened):
             raise DataError("--explain is for images, and for tables of runs of lae with the gaussian likelihood")
-        require_free(explain, force, suffixes_of(opened), data)
+        require_free(explain, force, suffixes_of(opened), data, "--explain")
     rows = opened.read(data, split=split, limit=limit, header=header)
     model, data_module = opened.model(linear=linear), opened.data_module
     if explain is not None:

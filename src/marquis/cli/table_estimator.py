@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def fitted(run: Run) -> LaplacianAutoencoder:
 
 def imputed(run: Run, rows: Rows, samples: int, seed: int) -> ImputedTable:
     """Return rows with their missing entries filled, in their own units; a pandas table if there are categories."""
-    return fitted(run).impute(_table(run, rows.original), samples, random_state=seed)
+    return fitted(run).impute(_table(run, rows.original, rows.new_levels), samples, random_state=seed)
 
 
 def write_imputed(out: Path, rows: Rows, filled: ImputedTable) -> int:
@@ -63,7 +64,7 @@ def write_explanation(out: Path, run: Run, rows: Rows) -> None:
     """Write what every entry adds to the outlier score of its row: a line per row and column."""
     from marquis.cli.outputs import column_names, write_columns
 
-    table = _table(run, rows.original)
+    table = _table(run, rows.original, rows.new_levels)
     explanation = fitted(run).explain(table)
     count, width = explanation.values.shape
     names = np.array(list(table.columns) if run.categories else column_names(rows.names, width))
@@ -72,7 +73,7 @@ def write_explanation(out: Path, run: Run, rows: Rows) -> None:
     write_columns(out, columns | {name: getattr(explanation, part).ravel() for name, part in parts.items()})
 
 
-def _table(run: Run, x: Tensor) -> Any:
+def _table(run: Run, x: Tensor, new_levels: Mapping[str, Mapping[int, str]] | None = None) -> Any:
     """Return rows as the estimator takes them: an array, or a pandas table with the levels of text columns."""
     values = x.double().numpy()
     if not run.categories:
@@ -80,6 +81,10 @@ def _table(run: Run, x: Tensor) -> Any:
     import pandas as pd
 
     assert run.columns is not None
-    columns = collapsed(values, run.columns, run.categories)
-    kinds = {name: pd.CategoricalDtype(list(levels)) for name, levels in run.categories.items()}
+    columns, kinds = collapsed(values, run.columns, run.categories), {}
+    for name, levels in run.categories.items():
+        new = (new_levels or {}).get(name, {})
+        for row, text in new.items():
+            columns[name][row] = text
+        kinds[name] = pd.CategoricalDtype([*levels, *sorted(set(new.values()))])
     return pd.DataFrame(columns).astype(kinds)

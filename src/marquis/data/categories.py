@@ -46,22 +46,49 @@ def find_levels(rows: Iterable[Sequence[str]], names: Sequence[str], path: Path)
     return levels
 
 
-def codes_of(column: Sequence[str | None], name: str, levels: Sequence[str], path: Path) -> np.ndarray:
-    """Return the number of each value's level; NaN where it is missing, or, with a warning, not one of the levels."""
-    places = {level: float(number) for number, level in enumerate(levels)}
+def codes_of(
+    column: Sequence[str | None], name: str, levels: Sequence[str], path: Path
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each value's level, NaN where it is missing, and the levels.
+
+    With a warning, values that are not among the levels are appended to them.
+    """
     texts = [None if value is None or str(value).lower() in MISSING else str(value) for value in column]
-    unknown = sorted({text for text in texts if text is not None and text not in places})
+    unknown = sorted({text for text in texts if text is not None} - set(levels))
     if unknown:
         warnings.warn(
             f"{path}: column {name!r} has levels that were not there in training ({', '.join(unknown[:5])}); they "
-            "count as missing",
+            "count as missing, except that they are kept, and that explanations know them",
             stacklevel=2,
         )
-    return np.array([np.nan if text is None else places.get(text, np.nan) for text in texts])
+    every = (*levels, *unknown)
+    places = {level: float(number) for number, level in enumerate(every)}
+    return np.array([np.nan if text is None else places[text] for text in texts]), every
+
+
+def new_levels(x: np.ndarray, names: Sequence[str], levels: Levels, every: Levels) -> dict[str, dict[int, str]]:
+    """Return the text of values that are not among the levels, by column and row.
+
+    Args:
+        x: Numbers of levels, `[N, d]`.
+        names: Of the columns.
+        levels: Those of training.
+        every: These, and after them the others.
+    """
+    new = {}
+    for name, known in levels.items():
+        codes = x[:, names.index(name)]
+        rows = np.flatnonzero(codes >= len(known))  # False for NaN
+        if len(rows):
+            new[name] = {int(row): every[name][int(codes[row])] for row in rows}
+    return new
 
 
 def expanded(x: np.ndarray, names: tuple[str, ...], levels: Levels) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Replace each column of level numbers by an indicator per level, called `NAME=LEVEL`; missing ones stay NaN."""
+    """Replace each column of level numbers by an indicator per level, called `NAME=LEVEL`.
+
+    Indicators are NaN where the level is missing or another.
+    """
     columns, labels = [], []
     for number, name in enumerate(names):
         known = levels.get(name)
@@ -70,7 +97,7 @@ def expanded(x: np.ndarray, names: tuple[str, ...], levels: Levels) -> tuple[np.
             labels.append(name)
             continue
         codes = x[:, [number]]
-        columns.append(np.where(np.isnan(codes), np.nan, codes == np.arange(len(known))))
+        columns.append(np.where(codes < len(known), codes == np.arange(len(known)), np.nan))  # NaN is not less
         labels += [f"{name}={level}" for level in known]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
@@ -78,10 +105,15 @@ def expanded(x: np.ndarray, names: tuple[str, ...], levels: Levels) -> tuple[np.
     return np.concatenate(columns, 1), tuple(labels)
 
 
+def columns_of_indicators(levels: Levels) -> dict[str, str]:
+    """Return the name of the column that every indicator `NAME=LEVEL` belongs to."""
+    return {f"{name}={level}": name for name, texts in levels.items() for level in texts}
+
+
 def collapsed(x: np.ndarray, names: Sequence[str], levels: Levels) -> dict[str, Any]:
     """Return columns by name, with the most probable level in place of indicators; None where these are missing."""
     places, columns = {name: number for number, name in enumerate(names)}, {}
-    owner = {f"{name}={level}": name for name, texts in levels.items() for level in texts}
+    owner = columns_of_indicators(levels)
     for number, label in enumerate(names):
         name = owner.get(label)
         if name is None:

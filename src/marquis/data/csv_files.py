@@ -71,7 +71,8 @@ def read_csv(
     numbers = np.array(rows)
     for column, values in texts.items():
         assert names is not None
-        numbers[:, column] = codes_of(values, names[column], levels[names[column]], path)
+        numbers[:, column], every = codes_of(values, names[column], levels[names[column]], path)
+        levels = {**levels, names[column]: every}
     return numbers, names, {name: tuple(levels[name]) for name in names or () if name in levels}
 
 

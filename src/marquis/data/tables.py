@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marquis.data.categories import Levels, codes_of, expanded, find_levels
+from marquis.data.categories import Levels, codes_of, expanded, find_levels, new_levels
 from marquis.data.csv_files import read_csv
 from marquis.data.files import read_bytes, read_npy, read_npz
 from marquis.data.header import checked_names
@@ -54,6 +54,7 @@ def load_table(
     y: np.ndarray | None = None
     missing: np.ndarray | None = None
     levels: Levels = {}
+    new: dict[str, dict[int, str]] = {}
     content, suffix = read_bytes(path), path.suffix.lower()
     if suffix == ".npy":
         x = read_npy(content, path)
@@ -76,7 +77,9 @@ def load_table(
         x, y, names, target_names = _take_targets(x, names, target, path)
     if levels:
         assert names is not None
-        levels = {name: levels[name] for name in names if name in levels}
+        every = {name: levels[name] for name in names if name in levels}
+        levels = every if isinstance(categories, bool) else {name: tuple(categories[name]) for name in every}
+        new = new_levels(x, names, levels, every)
         x, names = expanded(x, names, levels)
     if y is not None and y.shape[:1] != x.shape[:1]:
         raise DataError(f"{path}: {len(x)} rows but {len(y) if y.ndim else 'a single number instead of'} targets")
@@ -93,6 +96,9 @@ def load_table(
         source=str(path),
         dtype=dtype,
         categories=levels,
+        new_levels={
+            name: {row: values[old] for row, old in enumerate(rows) if old in values} for name, values in new.items()
+        },
     )
 
 
@@ -125,8 +131,8 @@ def _read_parquet(
                 find_levels([[text or ""] for text in texts], [name], path) if categories is True else categories
             )
             if known and name in known:
-                levels[name] = tuple(known[name])
-                columns.append(codes_of(texts, name, levels[name], path))
+                codes, levels[name] = codes_of(texts, name, known[name], path)
+                columns.append(codes)
                 continue
         numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if not (numeric or pa.types.is_null(kind)):  # null: nothing in it, so that all of it is missing

@@ -35,6 +35,8 @@ class Data:
         dtype: The floating type of `x`.
         files: For a folder of images: the file of each row, as a path from the folder (`"cats/1.png"`).
         categories: Levels of a table's text columns, whose columns of `x` are the indicators `NAME=LEVEL`.
+        new_levels: Text of values that are not among the `categories` that `load` was called with, by column and row;
+            their indicators are missing.
     """
 
     stored: Tensor
@@ -47,6 +49,7 @@ class Data:
     dtype: torch.dtype = field(default=torch.float32)
     files: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    new_levels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse rows and targets of different numbers."""
@@ -82,10 +85,15 @@ class Data:
             if not -len(self) <= row < len(self):
                 raise IndexError(f"row {row} of {self.name}, which has {len(self)} rows")
             picked = slice(row, row + 1 or None)
-        files = self.files
-        if files is not None:
-            files = tuple(files[row] for row in torch.arange(len(self))[picked].tolist())
-        return replace(self, stored=self.stored[picked], y=None if self.y is None else self.y[picked], files=files)
+        files, new = self.files, self.new_levels
+        if files is not None or new:
+            places = torch.arange(len(self))[picked].tolist()
+            files = None if files is None else tuple(files[row] for row in places)
+            new = {
+                name: {row: texts[old] for row, old in enumerate(places) if old in texts} for name, texts in new.items()
+            }
+        y = None if self.y is None else self.y[picked]
+        return replace(self, stored=self.stored[picked], y=y, files=files, new_levels=new)
 
     def random_rows(self, most: AtLeastOne, seed: int) -> Data:
         """Return at most `most` random rows in their order: files and folders are often sorted by class."""

@@ -329,7 +329,7 @@ class Run:
         options |= {"limit": limit, "some": some, "seed": seed, "dtype": dtype}
         data = load(name, split, self.settings.data_dir, **options)
         described = {"scaling": self.scaling, "columns": self.columns, "targets": self.settings.target}
-        rows = rows_of(data, self.spec.shape, **described)
+        rows = rows_of(data, self.spec.shape, **described, categories=self.categories)
         self._check_units(data)
         if not allow_missing and not self.spec.missing and bool(rows.x.isnan().any()):
             raise DataError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marquis.data import Data
+from marquis.data.categories import Levels, columns_of_indicators
 from marquis.errors import DataError
 from marquis.run.scaling import Scaling
 
@@ -29,6 +30,7 @@ class Rows:
         file_names: Names of all columns in the order of the file, with those that training excluded.
         aside: These, as read.
         files: Of images in a folder, the file of each.
+        new_levels: Text of values that were not there in training, by column and row; missing in `x`.
     """
 
     x: Tensor
@@ -39,6 +41,7 @@ class Rows:
     file_names: tuple[str, ...] | None = None
     aside: Mapping[str, Tensor] = field(default_factory=dict)
     files: tuple[str, ...] | None = None
+    new_levels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 def rows_of(
@@ -48,6 +51,7 @@ def rows_of(
     scaling: Scaling | None = None,
     columns: tuple[str, ...] | None = None,
     targets: Sequence[str] = (),
+    categories: Levels | None = None,
 ) -> Rows:
     """Check that data are what a model was trained on, and scale them.
 
@@ -57,6 +61,7 @@ def rows_of(
         scaling: Of the columns.
         columns: Names of the columns in training; a file with names is put into their order.
         targets: Columns that were set apart in training, and are left out where a file has them.
+        categories: Levels of text columns, which have indicators among `columns`.
 
     Raises:
         DataError: Another shape, other columns, or numbers too large for the model.
@@ -64,7 +69,7 @@ def rows_of(
     x, names = data.x, data.feature_names
     aside = {name: x[:, number] for number, name in enumerate(names or ()) if name in targets}
     if columns is not None and names is not None:
-        x, names = _in_order(x, names, columns, targets, data.source)
+        x, names = _in_order(x, names, columns, targets, data.source, columns_of_indicators(categories or {}))
     if tuple(x.shape[1:]) != tuple(shape):
         raise DataError(f"{data.source}: {_in_words(x.shape[1:])}, but the model was trained on {_in_words(shape)}")
     scaled = (x if scaling is None else scaling.scaled(x)).to(torch.float32)  # what models are trained in
@@ -73,16 +78,22 @@ def rows_of(
         row = int(too_large.nonzero()[0])
         raise DataError(f"{data.source}: row {row} has a number too large for the model; mark missing values as NaN")
     table = names or columns, data.feature_names or columns, aside
-    return Rows(scaled, x, data.y, data.source, *table, data.files)
+    return Rows(scaled, x, data.y, data.source, *table, data.files, data.new_levels)
 
 
 def _in_order(
-    x: Tensor, names: tuple[str, ...], columns: tuple[str, ...], targets: Sequence[str], source: str
+    x: Tensor,
+    names: tuple[str, ...],
+    columns: tuple[str, ...],
+    targets: Sequence[str],
+    source: str,
+    indicators: Mapping[str, str],
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the columns in the order of training; refuse missing and unknown ones."""
     missing = [name for name in columns if name not in names]
     extra = [name for name in names if name not in columns and name not in targets]
     if missing or extra:
+        missing = list(dict.fromkeys(indicators.get(name, name) for name in missing))
         lacks = f" lacks {', '.join(missing[:5])}" if missing else ""
         has = f" has {', '.join(extra[:5])}, which was not there in training" if extra else ""
         raise DataError(f"{source}{lacks}{' and' if lacks and has else ''}{has}; its columns must be those of training")
