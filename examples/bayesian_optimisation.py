@@ -1,7 +1,8 @@
 """Bayesian optimisation with a neural network: expected improvement on Branin and Hartmann-6.
 
 Needs `pip install marquis[botorch]`. `python examples/bayesian_optimisation.py` runs ten seeds of three methods (about
-an hour of one idle core) and writes the table and the picture; `--seeds 2 --evaluations 15` is a short look.
+an hour of one idle core) and writes the table and the picture; runs that are in the results file are not repeated.
+`--problem Branin --seeds 2 --evaluations 15 --results short.json --picture short.png` is a short look.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ PROBLEMS: dict[str, tuple[Callable[[], Branin | Hartmann], int]] = {
 }
 """Test functions and evaluations each, the first 2 d of them random; both are maximised."""
 
+METHODS = {"random": "0.5", "Gaussian process": "tab:blue", "Laplace": "tab:orange"}
+"""Methods and their colours."""
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "assets"
+"""Where finished runs are: those in the file are not repeated."""
+
 
 def gaussian_process(x: Tensor, y: Tensor) -> Model:
     """Return BoTorch's default Gaussian process, tuned by its evidence."""
@@ -59,23 +66,24 @@ def run(problem: str, method: str, seed: int, evaluations: int | None = None) ->
         x = torch.cat([x, candidate.detach()])
         y = torch.cat([y, function(low + (high - low) * candidate.detach()).unsqueeze(1)])
     best = y[:, 0].cummax(0).values
-    return (function.optimal_value - best).clamp(min=1e-8).tolist()
+    return [float(f"{regret:.5g}") for regret in (function.optimal_value - best).clamp(min=1e-8).tolist()]
 
 
 def main() -> None:
     """Run all cells that are not in the results file yet, then print the table and draw the picture."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--problem", choices=list(PROBLEMS), action="append", help="by default both")
     parser.add_argument("--evaluations", type=int)
-    parser.add_argument("--results", type=Path, default=Path("bayesian-optimisation.json"))
-    parser.add_argument("--picture", type=Path, default=Path("bayesian-optimisation.png"))
+    parser.add_argument("--results", type=Path, default=FOLDER / "bayesian-optimisation.json")
+    parser.add_argument("--picture", type=Path, default=FOLDER / "bayesian-optimisation.png")
     options = parser.parse_args()
     warnings.simplefilter("ignore", BotorchWarning)
     warnings.filterwarnings("ignore")
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
     for seed in range(options.seeds):
-        for problem in PROBLEMS:
-            for method in ("random", "Gaussian process", "Laplace"):
+        for problem in options.problem or PROBLEMS:
+            for method in METHODS:
                 key = f"{problem}/{method}/{seed}"
                 if key not in results:
                     began = time.perf_counter()
@@ -86,22 +94,26 @@ def main() -> None:
 
 
 def show(results: dict[str, list[float]], picture: Path) -> None:
-    """Print the final regret (mean, standard error, median, quartiles), and draw medians over evaluations."""
+    """Print the final regret (mean, standard error, median, quartiles), and draw medians over evaluations.
+
+    Of every problem the seeds count that all methods have.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
     for axis, problem in zip(axes, PROBLEMS, strict=True):
-        for method, colour in (("random", "0.5"), ("Gaussian process", "tab:blue"), ("Laplace", "tab:orange")):
-            chosen = [regret for key, regret in results.items() if key.startswith(f"{problem}/{method}/")]
-            regrets = torch.tensor(chosen)
+        seeds = [s for s in range(100) if all(f"{problem}/{method}/{s}" in results for method in METHODS)]
+        for method, colour in METHODS.items() if seeds else ():
+            regrets = torch.tensor([results[f"{problem}/{method}/{seed}"] for seed in seeds])
             quartiles = regrets.quantile(torch.tensor([0.25, 0.5, 0.75]), 0)
             evaluations = range(1, regrets.shape[1] + 1)
             axis.plot(evaluations, quartiles[1], color=colour, label=method)
             axis.fill_between(evaluations, quartiles[0], quartiles[2], color=colour, alpha=0.2, linewidth=0)
             low, middle, high = quartiles[:, -1].tolist()
             mean, error = regrets[:, -1].mean(), regrets[:, -1].std() / len(regrets) ** 0.5
-            print(f"| {problem} | {method} | {mean:.3g} ± {error:.2g} | {middle:.3g} | {low:.3g} to {high:.3g} |")
-        axis.set(title=problem, yscale="log", xlabel="evaluations", ylabel="regret")
+            numbers = f"{mean:.3g} ± {error:.2g} | {middle:.3g} | {low:.3g} to {high:.3g}"
+            print(f"| {problem}, {len(seeds)} seeds | {method} | {numbers} |")
+        axis.set(title=f"{problem}, {len(seeds)} seeds", yscale="log", xlabel="evaluations", ylabel="regret")
     axes[0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
