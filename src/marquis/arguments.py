@@ -220,6 +220,16 @@ def as_numbers(name: str, value: Any) -> np.ndarray:
     raise DataError(f"{name} is {describe_value(value)}; an array or a list of numbers is needed.")
 
 
+def require_probabilities(probs: np.ndarray) -> None:
+    """Refuse what is no table `[n, classes]` of probabilities, up to the rounding of half precision."""
+    import numpy as np
+
+    if probs.ndim != 2 or probs.shape[1] == 0:
+        raise DataError(f"probs has shape {probs.shape}, but has to be probabilities [n, classes].")
+    if not np.all(probs >= 0) or np.any(np.abs(probs.sum(1) - 1) > 1e-2):
+        raise DataError("probs must not be negative and add up to 1 in each row: apply softmax to logits first.")
+
+
 def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     """Return the annotation as an object; `Any` where it names something that is not there at run time."""
     if not isinstance(annotation, str):

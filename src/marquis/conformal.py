@@ -18,12 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from marquis.arguments import FromZero, Share, as_numbers, checked, checked_methods
+from marquis.arguments import FromZero, Share, as_numbers, checked, checked_methods, require_probabilities
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.predictive import Prediction
-
-TOLERANCE = 1e-2
-"""By how much a row of probabilities may differ from 1 in sum."""
 
 
 @checked
@@ -121,14 +118,6 @@ class ConformalSets:
         if limit.ndim:
             raise DataError(f"calibration scores {self.scores.shape} need [n].")
         return _adaptive_scores(table, random_state) <= limit
-
-
-def require_probabilities(probs: np.ndarray) -> None:
-    """Refuse what is no table `[n, classes]` of probabilities, up to the rounding of half precision."""
-    if probs.ndim != 2 or probs.shape[1] == 0:
-        raise DataError(f"probs has shape {probs.shape}, but has to be probabilities [n, classes].")
-    if not np.all(probs >= 0) or np.any(np.abs(probs.sum(1) - 1) > TOLERANCE):
-        raise DataError("probs must not be negative and add up to 1 in each row: apply softmax to logits first.")
 
 
 def _adaptive_scores(probs: np.ndarray, random_state: int) -> np.ndarray:

@@ -231,6 +231,7 @@ def data_doors() -> Iterator[Door]:
         lambda: {"stored": X, "y": LABELS, "name": "t", "split": "all"},
         linear=True,  # rows come back as they were given
     )
+    yield door("data.Data.random_rows", table.random_rows, most=5, seed=0)
     yield door("data.RowDataset", lambda data_: len(data.RowDataset(data_)), data_=table)
     scaling = run.Scaling.of(X)
     yield door("run.Scaling.of", run.Scaling.of, x=X, names=None)

@@ -29,6 +29,7 @@ from marquis.errors import (
     MarquisError,
     MemoryBudgetError,
     ModelMismatchError,
+    NumericalError,
     StorageError,
     UnsupportedOperationError,
 )
@@ -435,3 +436,10 @@ def test_more_doors_of_tomography():
     beam = tomography.ParallelBeam(8, 6)
     with pytest.raises(DataError, match="learning_rate is -1"):
         tomography.deep_image_prior(torch.ones(beam.data_shape), beam, tv=1.0, learning_rate=-1.0, progress=False)
+
+
+def test_names_too_long_and_labels_too_large():
+    with pytest.raises(StorageError, match="cannot be read: File name too long"):
+        hub.from_pretrained("x" * 5000, MODEL)
+    with pytest.raises(NumericalError, match="the log-likelihood is -inf"):
+        variational.MAP(nn.Linear(3, 2).double(), "gaussian", num_data=6).step(X.double(), Y.double() * 1e200)

@@ -10,7 +10,7 @@ from marquis import __version__
 from marquis.arguments import checked
 from marquis.errors import DataError, UnsupportedOperationError
 from marquis.functional.call import Model, describe
-from marquis.io.atomic import make_folder, write_text
+from marquis.io.atomic import make_folder, storage_errors, write_text
 from marquis.laplace import Laplace, load
 from marquis.likelihoods import Likelihood
 
@@ -51,8 +51,9 @@ def from_pretrained(folder: str | Path, model: Model, likelihood: str | Likeliho
         ModelMismatchError: It belongs to another network.
     """
     path = Path(folder)
-    if not (path / TENSORS).is_file():
-        raise DataError(f"{path} holds no {TENSORS}; it was not written by save_pretrained.")
+    with storage_errors(path, "read"):
+        if not (path / TENSORS).is_file():
+            raise DataError(f"{path} holds no {TENSORS}; it was not written by save_pretrained.")
     loaded = load(path / TENSORS, model, likelihood)
     if not isinstance(loaded, Laplace):
         raise DataError(f"{path / TENSORS} holds a bare posterior; read it with marquis.load.")

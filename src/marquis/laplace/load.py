@@ -16,6 +16,7 @@ from marquis.distributed import group_is_up, path_of_process
 from marquis.errors import DataError, MarquisError, ModelMismatchError
 from marquis.functional.call import Model
 from marquis.functional.unwrap import named_parameters
+from marquis.io.atomic import storage_errors
 from marquis.io.tensors import load_tensors
 from marquis.laplace.file_format import BROKEN, require_index, require_model, unpack_fitted, unpack_likelihood
 from marquis.laplace.laplace import Laplace
@@ -44,8 +45,9 @@ def load(path: str | Path, model: Model, likelihood: str | Likelihood | Any = No
         ModelMismatchError: the model's parameters differ in name or shape, or its other weights in value.
         NumericalError: the precision is not positive definite.
     """
-    if group_is_up() and path_of_process(path).exists():
-        path = path_of_process(path)
+    with storage_errors(path, "read"):
+        if group_is_up() and path_of_process(path).exists():
+            path = path_of_process(path)
     kind, header, tensors = load_tensors(path, ("laplace", "posterior"))
     try:
         loaded = _posterior(tensors, model) if kind == "posterior" else _laplace(header, tensors, model, likelihood)

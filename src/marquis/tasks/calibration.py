@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marquis.arguments import AtLeastOne, Share, checked_arrays
-from marquis.conformal import require_probabilities
+from marquis.arguments import AtLeastOne, Share, checked_arrays, require_probabilities
 from marquis.errors import DataError
 from marquis.functional.checks import check_finite
 from marquis.notebook import ShownAsText

@@ -11,12 +11,15 @@ of labels sampled from the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from marquis.errors import NumericalError
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,14 @@ class Terms:
     log_likelihood: float
     regulariser: float
     penalty: float
+
+    def __post_init__(self) -> None:
+        """Refuse likelihoods that overflow, of which training would make weights that are NaN."""
+        if not math.isfinite(self.log_likelihood):  # a width of 0 may make the penalty infinite
+            raise NumericalError(
+                f"training diverged: the log-likelihood is {self.log_likelihood}. Lower the learning rate, or look for inputs "
+                "and labels that are far from all others."
+            )
 
     @property
     def objective(self) -> float:
