@@ -331,8 +331,10 @@ def _check_of(annotation: Any, arrays: bool = False, meta: bool = False) -> Chec
     alike = concrete is list or (concrete is tuple and entries[1:] == (Ellipsis,))
     if alike or (concrete in _CONTAINERS and concrete is not collections.abc.Mapping):
         return _container_check(concrete, _check_of(entries[0], arrays, meta) if entries else None, arrays)
-    if concrete is collections.abc.Mapping and entries and getattr(entries[1], "__name__", "") != "Tensor":
-        of_value = _check_of(entries[1], arrays, meta)  # tensors are too many to look at in every call
+    if concrete in (collections.abc.Mapping, dict) and entries:
+        kind = entries[1]
+        plain = getattr(kind, "__name__", "") == "Tensor"  # of many tensors in every call the kind alone
+        of_value = (lambda item: isinstance(item, kind)) if plain else _check_of(kind, arrays, meta)
         if of_value is not None:
             return lambda value: isinstance(value, concrete) and all(map(of_value, value.values()))
     return lambda value: isinstance(value, concrete) and not isinstance(value, type)

@@ -289,7 +289,7 @@ def _tomography() -> Iterator[Door]:
     yield Door("ParallelBeam.adjoint", beam.adjoint, lambda: {"data": data}, linear=True)
     yield Door("tomography.fbp", tomography.fbp, lambda: {"data": data, "measurement": beam})
     yield Door("tomography.total_variation", tomography.total_variation, lambda: {"images": image}, linear=True)
-    yield Door("tomography.psnr", tomography.psnr, lambda: {"image": image, "truth": image + 0.1})
+    yield Door("tomography.psnr", tomography.psnr, lambda: {"image": image, "truth": image + 0.1}, overflows=True)
     yield Door("tomography.simulate", tomography.simulate, lambda: {"image": image, "measurement": beam, "noise": 0.05})
     trained = {**SHORT, "data": data, "measurement": beam}
     yield Door("tomography.deep_image_prior", tomography.deep_image_prior, lambda: dict(trained))

@@ -34,6 +34,7 @@ from marquis.errors import (
     UnsupportedOperationError,
 )
 from marquis.integrations import hub
+from marquis.sklearn import LaplacianAutoencoder
 from marquis.subnetwork.swag import swag_variance
 
 torch.manual_seed(0)
@@ -390,6 +391,10 @@ def test_codes_of_one_width():
         tasks.geometry.geodesic(model, z[0], z[1], points=3, steps=1, through=X)
     with pytest.raises(DataError, match="one code z and several others"):
         tasks.geometry.distances(model, z[:2], z, points=3, steps=1)
+    sampled = tasks.geometry.SampledDecoders(model, 2)
+    for call in (sampled.outputs, sampled.jacobians, sampled.shaped_outputs):
+        with pytest.raises(DataError, match=r"z has shape \[2\].*codes are floating-point \[n, K\]"):
+            list(call(z[0]))
     with pytest.raises(DataError, match="overflows"):
         tasks.generation.near(z.double() * 1e200, 2)
 
@@ -436,6 +441,23 @@ def test_more_doors_of_tomography():
     beam = tomography.ParallelBeam(8, 6)
     with pytest.raises(DataError, match="learning_rate is -1"):
         tomography.deep_image_prior(torch.ones(beam.data_shape), beam, tv=1.0, learning_rate=-1.0, progress=False)
+
+
+def test_mappings_of_tensors_and_numbers_of_points():
+    posterior = mq.Laplace(MODEL, "gaussian").fit([(X, Y)], progress=False).posterior
+    with pytest.raises(DataError, match="mean is a dict"):
+        mq.Posterior(posterior.layout, {"a": 1}, posterior.precision)  # type: ignore[dict-item]
+    session = mq.explorer.Workspace([autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)).eval()], X).session(0)
+    for call in (lambda: session.neighbours([0.0, 0.0], 2, without=6), lambda: session.impute(-1, [0])):
+        with pytest.raises(DataError, match="rows are numbered from 0 to 5"):
+            call()
+
+
+def test_explanations_that_overflow():
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    fitted = LaplacianAutoencoder(max_iter=2).fit(rows)
+    with pytest.raises(DataError, match=r"contributions of 40 rows of X .* overflow"):
+        fitted.explain(rows * 1e200)
 
 
 def test_names_too_long_and_labels_too_large():

@@ -243,7 +243,7 @@ class Session:
         """Return the numbers of the nearest points in code space, nearest first."""
         distance = ((self.codes - self._numbers_of(code)) ** 2).sum(1)
         if without is not None:
-            distance[without] = math.inf
+            distance[self._number(without)] = math.inf
         count = min(count, len(distance) - (without is not None))
         nearest = np.argpartition(distance, count - 1)[:count] if count < len(distance) else np.arange(count)
         return nearest[np.argsort(distance[nearest], kind="stable")]

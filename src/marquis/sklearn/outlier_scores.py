@@ -91,6 +91,7 @@ class OutlierScores:
         predicted = self._entries.alone(x)
         terms = -columns.constant_penalty(table)
         terms[:, columns.units] -= self._terms(x)[0].numpy()
+        require_finite(terms, "contributions")
         expected = columns.rows(predicted.mean.numpy())
         half = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2, dtype=torch.float64)))
         wide = half * columns.deviations(predicted.variance.sqrt().numpy())

@@ -125,14 +125,22 @@ class SampledDecoders:
         """Return the output of one sampled network in evaluation mode."""
         from marquis.variational.base import evaluation_mode
 
+        _require_codes(z)
         with evaluation_mode(self._model), naming_shape(self._model, z, "decoding"):  # type: ignore[arg-type]
             return sampled.decode(z)
 
     def _by_protocol(self, z: Tensor) -> Any:
         """Return the result of the model's `decode`, with the same networks each time."""
+        _require_codes(z)
         with naming_shape(self._model, z, "decoding"):
             result = self._model.decode(z, self._samples, generator=self._same.generator(), keep=True)
         if result.samples is None or result.samples.shape[1] != len(z):
             raise DataError("decode(z, keep=True) must give samples [S, n, ...].")
         self.count = len(result.samples)
         return result
+
+
+def _require_codes(z: Tensor) -> None:
+    """Refuse what is no table of codes."""
+    if z.ndim != 2 or not z.is_floating_point():
+        raise DataError(f"z has shape {list(z.shape)} ({z.dtype}); codes are floating-point [n, K].")

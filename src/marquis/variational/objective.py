@@ -40,8 +40,8 @@ class Terms:
         """Refuse likelihoods that overflow, of which training would make weights that are NaN."""
         if not math.isfinite(self.log_likelihood):  # a width of 0 may make the penalty infinite
             raise NumericalError(
-                f"training diverged: the log-likelihood is {self.log_likelihood}. Lower the learning rate, or look for inputs "
-                "and labels that are far from all others."
+                f"training diverged: the log-likelihood is {self.log_likelihood}. Lower the learning rate, or look for "
+                "inputs and labels that are far from all others."
             )
 
     @property
