@@ -49,6 +49,7 @@ def values(results: dict[str, Any]) -> Mapping[str, Any]:
         "posthoc": posthoc,
         "factored": factored,
         "learnt": averages(rows, "posthoc-exact") if "posthoc-exact" in names else None,
+        "linear": averages(rows, "posthoc-kronecker-linearised") if "posthoc-kronecker-linearised" in names else None,
         "stopped": settings["recipe"]["validation"] > 0,
         "seeds": seeds_of(rows, results["planned"]),
         "online": online,
