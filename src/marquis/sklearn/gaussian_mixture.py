@@ -144,11 +144,14 @@ class GaussianMixture:
         """Return what the components say about rows whose patterns are prepared."""
         which, missing = patterns.of_rows, x.isnan()
         centred = (x[:, None] - self.means).nan_to_num(0.0)
-        weighted = (patterns.precision[which] @ centred[..., None])[..., 0]
+        if len(patterns.precision) == 1:  # complete rows: no matrix for each of them
+            weighted = (centred.transpose(0, 1) @ patterns.precision[0]).transpose(0, 1)
+        else:
+            weighted = (patterns.precision[which] @ centred[..., None])[..., 0]
         count = (~missing).sum(1, keepdim=True)
         distance = (centred * weighted).sum(2)
         log_joint = self.shares.log() - 0.5 * (distance + patterns.log_determinant[which] + count * LOG_TWO_PI)
-        conditional = self.means + (self.covariances @ weighted[..., None])[..., 0]
+        conditional = self.means + (weighted.transpose(0, 1) @ self.covariances).transpose(0, 1)
         alone = patterns.alone[which]
         mean = torch.where(missing[:, None], conditional, x.nan_to_num(0.0)[:, None] - weighted * alone)
         variance = torch.where(missing[:, None], patterns.variance[which], alone)
