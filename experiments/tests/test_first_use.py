@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from marquis_experiments.defaults.first_use import OURS, RIVALS, compared, few_rows
+from marquis_experiments.defaults.first_use import FEW, OURS, RIVALS, compared, few_data, few_rows
 
 
 def rows(ours: list[float], best: list[float]) -> list[dict[str, float]]:
@@ -31,5 +32,12 @@ def test_outcomes(ours, best, outcome):
 
 
 def test_few_rows_are_judged_by_new_ones():
-    found = few_rows(1)
-    assert found["one_row_is_refused"] and 0.5 < found["held"] <= 1
+    held = few_rows(1, 2)
+    assert held["one_row_is_refused"] and all(0.5 < held[kind] <= 1 for kind in FEW)
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_copies_of_five_rows(kind):
+    X, y, new, targets = few_data(kind, np.random.default_rng(0))
+    assert len(np.unique(X, axis=0)) == 5 and len(X) == len(y) == 80 and len(new) == len(targets) == 1000
+    assert len(np.unique(np.column_stack([X, y]), axis=0)) == (80 if kind == "replicates" else 5)

@@ -138,8 +138,8 @@ def image_cell(data: str, kind: str, seed: int, count: int, data_dir: Path) -> d
     far = images_of("mnist", 1000, seed, data_dir)[0]
     laplace = Laplace(network, "categorical").fit(train, progress=False)
 
-    def scores() -> tuple[float, Tensor, Tensor]:
-        parts = [laplace.predict(part) for part in (*new.split(500), *far.split(500))]
+    def scores(link: str | None = None) -> tuple[float, Tensor, Tensor]:
+        parts = [laplace.predict(part, link=link) for part in (*new.split(500), *far.split(500))]
         probs = torch.cat([part.probs for part in parts if part.probs is not None])
         return (
             float(log_loss(labels, probs[: len(new)].double(), labels=range(10))),
@@ -155,12 +155,13 @@ def image_cell(data: str, kind: str, seed: int, count: int, data_dir: Path) -> d
         plain, outside = network(new).softmax(1), network(far).softmax(1)
     alone = float(log_loss(labels, plain.double(), labels=range(10)))
     laplace.tune()
-    evidence = scores()
+    evidence, by_probit = scores(), scores("probit")
     laplace.tune(validation=validation)
     chosen = scores()
     areas = [auroc(plain, outside), auroc(*evidence[1:]), auroc(*chosen[1:])]
     return {
         "alone": alone,
+        "before": by_probit[0] - alone,
         "evidence": evidence[0] - alone,
         "validation": chosen[0] - alone,
         "temperature": laplace.posterior_temperature,
