@@ -253,3 +253,11 @@ class TestMissing:
 def test_public_names_are_described():
     for name in mq.autoencoders.__all__:
         assert getattr(mq.autoencoders, name).__doc__
+
+
+def test_deprecated_names_still_work():
+    model = Autoencoder(*networks())
+    with pytest.warns(DeprecationWarning, match="sampled_models"):
+        assert len(list(model.draws(1))) == 1
+    with pytest.warns(DeprecationWarning, match="model_at"):
+        assert torch.equal(model.draw_at({}).encode(data()), model.encoder(data()))
