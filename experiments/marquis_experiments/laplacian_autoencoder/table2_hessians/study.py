@@ -169,7 +169,7 @@ def scores(autoencoder: BaseAutoencoder, test: Tensor, train: Tensor, samples: i
     errors: list[Tensor] = []
     train_errors: list[Tensor] = []
     with evaluation_mode(autoencoder):
-        for sample in autoencoder.draws(samples, generator):
+        for sample in autoencoder.sampled_models(samples, generator):
             outputs = sample.decode(sample.encode(test)).mean
             moments.add(outputs)
             errors.append(squared(outputs, test))
