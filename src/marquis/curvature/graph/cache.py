@@ -28,6 +28,7 @@ from marquis.curvature.graph.network import Network
 from marquis.curvature.graph.verify import check_separation
 from marquis.functional.call import Model, call, copied_buffers, unfused_layers
 from marquis.functional.checks import all_finite, batch_size, naming_inputs, samples_of
+from marquis.functional.matmul import plain_layers
 from marquis.functional.unwrap import unwrap
 
 
@@ -143,7 +144,7 @@ def _first_samples_of(x: Any) -> tuple[list[Tensor], tuple[Any, ...]]:
 def _difference(network: Network, model: Model, params: Mapping[str, Tensor], x: Any) -> float:
     """Return the largest difference of graph and model on the first samples, relative to the largest output."""
     rows = samples_of(x, 0, _COMPARED) if network.fixed_batch is None else x
-    with torch.no_grad(), unfused_layers:
+    with torch.no_grad(), unfused_layers, plain_layers():
         expected = call(model, params, copied_buffers(model), rows)
         outputs = network.forward(network.bind(params, rows))
     if outputs.shape != expected.shape or not all_finite(expected):
