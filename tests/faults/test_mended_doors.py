@@ -329,8 +329,9 @@ def test_functions_that_return_no_prior_scale():
 def test_sizes_of_networks_and_processes():
     with pytest.raises(DataError, match="outputs is -1"):
         variational.PreactResNet18(outputs=-1)
-    with pytest.raises(DataError, match="layer of more than"):
-        variational.mlp(3, 1, (10**6, 10**6))
+    for make in (lambda: variational.mlp(3, 1, (10**6, 10**6)), lambda: variational.PreactResNet18(width=1e9)):
+        with pytest.raises(DataError, match="layer of more than"):
+            make()
     with pytest.raises(DataError, match="num_workers is -1"):
         mq.data.DataModule("digits", num_workers=-1)
 

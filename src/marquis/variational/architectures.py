@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marquis.arguments import AtLeastOne, checked
+from marquis.arguments import AtLeastOne, Positive, checked
 from marquis.errors import DataError
 
 LARGEST = 2**31
@@ -93,11 +93,14 @@ class PreactResNet18(nn.Module):
     """
 
     @checked
-    def __init__(self, channels: AtLeastOne = 3, outputs: AtLeastOne = 10, width: float = 1.0) -> None:
+    def __init__(self, channels: AtLeastOne = 3, outputs: AtLeastOne = 10, width: Positive = 1.0) -> None:
         super().__init__()
         planes = [round(64 * width) * 2**stage for stage in range(4)]
         if planes[0] < 1:
             raise DataError(f"width={width} leaves no channels; the narrowest is 1/64")
+        whole = 43 * planes[-1] ** 2  # of the blocks together
+        if max(whole, 9 * planes[0] * channels, planes[-1] * outputs) > LARGEST:
+            raise DataError(f"width={width} makes a network or a layer of more than {LARGEST} weights; take less.")
         self.stem = nn.Conv2d(channels, planes[0], 3, 1, 1, bias=False)
         blocks = []
         for stage, after in enumerate(planes):
