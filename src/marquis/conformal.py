@@ -104,7 +104,7 @@ class ConformalSets:
     @classmethod
     def calibrate(cls, probs: ArrayLike, y: ArrayLike, random_state: FromZero = 0) -> ConformalSets:
         """Return sets calibrated on probabilities `[n, classes]` and class numbers `y [n]`."""
-        probs, y = as_numbers("probs", probs), np.asarray(y)
+        probs, y = as_numbers("probs", probs), np.asarray(y.detach().cpu() if isinstance(y, torch.Tensor) else y)
         require_probabilities(probs)
         fits = y.shape == probs.shape[:1] and np.issubdtype(y.dtype, np.integer)
         if not fits or (len(y) and not 0 <= y.min() <= y.max() < probs.shape[1]):

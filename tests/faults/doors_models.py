@@ -64,7 +64,12 @@ def posterior_doors() -> Iterator[Door]:
     yield door("evidence.Statistics.gather", evidence.Statistics.gather, **gathered)
     made = {"curvature": la.fitted.curvature, "mean": problem.mean, "prior": problem.prior, "temperature": 1.0}
     whole = {**made, "likelihood": la.likelihood, "statistics": statistics}
-    yield door("evidence.EvidenceProblem", lambda **a: evidence.log_evidence(evidence.EvidenceProblem(**a)), **whole)
+    yield door(
+        "evidence.EvidenceProblem",
+        lambda **a: evidence.log_evidence(evidence.EvidenceProblem(**a)),
+        **whole,
+        overflows=True,
+    )
     counts = {"n": 4, "observed": 8, "sse": torch.tensor(1.0), "log_likelihood": None}
     yield door("evidence.Statistics", evidence.Statistics, **counts)
 

@@ -455,10 +455,30 @@ def test_mappings_of_tensors_and_numbers_of_points():
 
 
 def test_explanations_that_overflow():
-    rows = np.random.default_rng(0).normal(size=(40, 3))
+    rows = np.random.default_rng(0).normal(scale=0.1, size=(40, 3))
     fitted = LaplacianAutoencoder(max_iter=2).fit(rows)
     with pytest.raises(DataError, match=r"contributions of 40 rows of X .* overflow"):
         fitted.explain(rows * 1e200)
+    for with_std in (False, True):
+        with pytest.raises(DataError, match=r"codes of .* overflow"):
+            fitted.transform(rows / abs(rows).max() * 1.7e308, return_std=with_std)
+
+
+def test_labels_and_rows_with_gradients():
+    probs = np.full((4, 2), 0.5)
+    with pytest.raises(DataError, match="class numbers"):
+        mq.conformal.ConformalSets.calibrate(probs, torch.zeros(4, requires_grad=True))
+    session = mq.explorer.Workspace([autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)).eval()], X).session(0)
+    answer = session.explain(X[0].clone().requires_grad_())
+    np.testing.assert_array_equal(answer["original"], X[0].numpy())
+
+
+def test_data_that_are_ones_and_zeros_and_a_target_without_rows():
+    result = autoencoders.Autoencoder(nn.Linear(3, 2), nn.Linear(2, 3)).eval().reconstruct(X)
+    whole = tasks.ood.of_reconstruction(result, (X > 0).float())
+    torch.testing.assert_close(tasks.ood.of_reconstruction(result, X > 0)["error"], whole["error"])
+    with pytest.raises(DataError, match="y is a single number"):
+        mq.data.Data(X, torch.tensor(1), "t", "all")
 
 
 def test_names_too_long_and_labels_too_large():

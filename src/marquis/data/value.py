@@ -58,6 +58,10 @@ class Data:
                 f"{self.name} (split {self.split!r}): no rows in an array of shape {tuple(self.stored.shape)}; "
                 "at least one row and one column are needed"
             )
+        if self.y is not None and self.y.ndim == 0:
+            raise DataError(
+                f"{self.name} (split {self.split!r}): y is a single number; one target for each row is needed"
+            )
         for values, what in ((self.y, f"targets in {self.source}"), (self.files, "names of files")):
             if values is not None and len(values) != len(self.stored):
                 rows = f"{len(self.stored)} rows but {len(values)} {what}"

@@ -210,7 +210,7 @@ class Session:
         result = self.reconstruct(x, keep=True)
         score, parts = self.contributions(x, result, score)
         mean, code = self.explored.rows(result.mean[0]), result.latent.mean[0].flatten().double().numpy()
-        original = self.points.rows[row] if isinstance(row, int) else np.asarray(row)
+        original = self.points.rows[row] if isinstance(row, int) else self._numbers_of_row(row)
         return {
             "original": original,
             "reconstruction": mean,
@@ -345,8 +345,8 @@ class Session:
     def _numbers_of_row(self, row: Any) -> np.ndarray:
         """Return a row in the units of the data, as the points hold theirs; None (JSON's null) becomes NaN."""
         try:
-            return np.asarray(row, dtype=self.points.rows.dtype)
-        except (TypeError, ValueError) as error:
+            return np.asarray(row.detach() if hasattr(row, "detach") else row, dtype=self.points.rows.dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"a row is {describe_value(row)}; numbers are needed (None: missing).") from error
 
     def _code(self, code: Any) -> Tensor:

@@ -25,7 +25,7 @@ from marquis.sklearn.entry_predictions import EntryModel, Mixture, combined
 from marquis.sklearn.gaussian_fit import HIDDEN, fit_gaussian, hide
 from marquis.sklearn.guarantees import Guarantees
 from marquis.sklearn.imputed_table import ImputedTable, code_std, unfilled, write_imputations
-from marquis.sklearn.input_tables import plain_table
+from marquis.sklearn.input_tables import plain_table, require_finite
 from marquis.sklearn.linear_gaussian import LinearGaussian
 from marquis.sklearn.outlier_scores import OutlierScores
 from marquis.sklearn.parameter_checks import whole
@@ -245,14 +245,14 @@ class LaplacianAutoencoder(
         """
         x = self._inputs(self._validated(X))
         codes = [self.model_.encode(part, int(self.samples), generator=self._draws()) for part in x.split(ROWS)]
-        mean = torch.cat([part.mean for part in codes]).numpy()
+        mean = require_finite(torch.cat([part.mean for part in codes]).numpy(), "codes")
         if not return_std:
             return mean
         std, incomplete = torch.cat([part.std for part in codes]), x.isnan().any(1).nonzero()[:, 0]
         for rows in incomplete.split(ROWS) if len(incomplete) else ():
             std[rows] = code_std(self._entries, x[rows])
         # Of a pair, scikit-learn makes a table of the first only.
-        return mean, _wrap_data_with_container("transform", std.numpy(), X, self)
+        return mean, _wrap_data_with_container("transform", require_finite(std.numpy(), "deviations of codes"), X, self)
 
     @overload
     def inverse_transform(self, Z: Any, return_std: Literal[False] = False) -> np.ndarray: ...

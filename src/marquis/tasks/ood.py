@@ -328,6 +328,7 @@ def of_reconstruction(result: Reconstruction, x: Tensor) -> Scores:
 def _of_batch(result: Reconstruction, x: Tensor) -> Scores:
     """Return the scores of a batch, finite or not."""
     x, latent = as_tensor(x, "x"), getattr(result, "latent", None)
+    x = x if x.is_floating_point() else x.to(result.mean.dtype)
     if latent is None or result.mean.shape != x.shape:
         raise DataError(f"result is {describe_value(result)}; the reconstruction of x {list(x.shape)} is needed.")
     sums = {name: entries.flatten(1).sum(1) for name, entries in entries_of(result, x).items()}
