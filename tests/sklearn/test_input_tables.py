@@ -129,3 +129,16 @@ def test_so_are_those_of_arrays(numbers):
     LaplaceRegressor(rounds=1, hidden_layer_sizes=(3,)).fit(
         passed, numbers[:, 0]
     )  # gives no value back: rounding is nothing
+
+
+def test_columns_that_hold_neither_numbers_nor_levels():
+    numbers = np.arange(20.0)
+    for values, message in (
+        (pd.period_range("2020", periods=20), "'when' holds dates or durations .period"),
+        (pd.interval_range(0, 20), "'when' holds intervals"),
+        (pd.Series([[1]] * 20), "'when' holds values that cannot be levels"),
+    ):
+        table = pd.DataFrame({"when": values, "number": numbers})
+        for estimator in (LaplacianAutoencoder(**SMALL), LaplacianImputer()):
+            with pytest.raises(mq.DataError, match=message):
+                estimator.fit(table)

@@ -128,11 +128,15 @@ def categories_of(X: Any) -> tuple[Category, ...]:
     for number in category_columns(X):
         values = X.iloc[:, number]
         present = values.dropna()
-        try:
-            levels = sorted(present.unique().tolist())
-        except TypeError:
-            levels = list(dict.fromkeys(present.tolist()))
         name = str(X.columns[number])
+        try:
+            distinct = list(dict.fromkeys(present.tolist()))
+        except TypeError as error:
+            raise DataError(f"column {name!r} holds values that cannot be levels ({error}): leave it out.") from error
+        try:
+            levels = sorted(distinct)
+        except TypeError:
+            levels = distinct  # of several types, in the order of the rows
         if not levels:
             raise DataError(f"column {name!r} has no values in the training rows: nothing can be learnt; remove it.")
         if len(levels) > MOST_LEVELS:

@@ -98,9 +98,10 @@ def _refuse_columns(X: Any, exact: bool) -> None:
     """Refuse columns of dates, and of integers that would be changed."""
     for name, column in _columns(X):
         kind = getattr(column.dtype, "kind", "O")
-        if kind in "mM":
+        if kind in "mM" or type(column.dtype).__name__ in ("PeriodDtype", "IntervalDtype"):
+            what = "intervals" if type(column.dtype).__name__ == "IntervalDtype" else "dates or durations"
             raise DataError(
-                f"column {name} holds dates or durations ({column.dtype}): give numbers, for instance days since a "
+                f"column {name} holds {what} ({column.dtype}): give numbers, for instance days since a "
                 "date, with NaN where they are missing."
             )
         if exact and kind in "iuO":
