@@ -167,7 +167,7 @@ def test_dataclasses():
     with pytest.raises(DataError, match="level is nan"):
         Result(0.5).above(float("nan"))
     assert Value(3).count == 3
-    with pytest.raises(DataError, match="count is 'x'"):
+    with pytest.raises(DataError, match="Value: count is 'x'"):  # the class that was called, not its __init__
         Value("x")
 
 

@@ -109,6 +109,8 @@ def checked(
                 by_name[name] = (check if nan else _never_nan(check), expected)
         return by_name
 
+    title = function.__qualname__.removesuffix(".__init__")  # users call the class
+
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:
         bound = dict(zip(positional, arguments, strict=False)) | named
@@ -117,14 +119,14 @@ def checked(
             if not (plain and complete):  # a third of the time, and the message where something is wrong
                 bound = signature.bind(*arguments, **named).arguments
         except TypeError as error:
-            raise DataError(f"{function.__qualname__}: {error}.{_meant(named, list(kinds))}") from None
+            raise DataError(f"{title}: {error}.{_meant(named, list(kinds))}") from None
         places = {_device(value) for value in bound.values()} - {None}
         if "meta" in places and len(places) > 1:
-            raise DataError(f"{function.__qualname__}: some tensors have no entries (device meta) and others have.")
+            raise DataError(f"{title}: some tensors have no entries (device meta) and others have.")
         for name, (check, expected) in checks().items():
             if name in bound and not check(bound[name]):
                 value, remedy = describe_value(bound[name]), _remedy(bound[name], expected)
-                raise DataError(f"{function.__qualname__}: {name} is {value}, but has to be {expected}.{remedy}")
+                raise DataError(f"{title}: {name} is {value}, but has to be {expected}.{remedy}")
         return function(*arguments, **named)
 
     wrapper.is_checked = True  # type: ignore[attr-defined]
