@@ -335,7 +335,7 @@ def _check_of(annotation: Any, arrays: bool = False, meta: bool = False) -> Chec
         return _container_check(concrete, _check_of(entries[0], arrays, meta) if entries else None, arrays)
     if concrete in (collections.abc.Mapping, dict) and entries:
         kind = entries[1]
-        plain = getattr(kind, "__name__", "") == "Tensor"  # of many tensors in every call the kind alone
+        plain = not arrays and getattr(kind, "__name__", "") == "Tensor"  # of many tensors in every call the kind alone
         of_value = (lambda item: isinstance(item, kind)) if plain else _check_of(kind, arrays, meta)
         if of_value is not None:
             return lambda value: isinstance(value, concrete) and all(map(of_value, value.values()))
