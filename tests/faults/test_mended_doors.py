@@ -484,3 +484,17 @@ def test_names_too_long_and_labels_too_large():
         hub.from_pretrained("x" * 5000, MODEL)
     with pytest.raises(NumericalError, match="the log-likelihood is -inf"):
         variational.MAP(nn.Linear(3, 2).double(), "gaussian", num_data=6).step(X.double(), Y.double() * 1e200)
+
+
+def test_infinite_labels_rates_and_single_numbers():
+    logits = torch.zeros(3, 2)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        mq.Categorical().log_prob(logits, torch.full((3,), math.inf))
+    assert mq.Categorical().log_prob(logits, torch.tensor([0.0, 1.0, 1.0])).isfinite().all()
+    with pytest.raises(DataError, match="lr is inf"):
+        run.TrainingSettings("ae", "digits", lr=math.inf)
+    with pytest.raises(DataError, match=r"\[rows, columns\]"):
+        run.Scaling.of(torch.tensor(1.0))
+    batches = [(X, torch.zeros(len(X), 2))]
+    with pytest.raises(DataError, match="lr is -1"):
+        swag_variance(nn.Linear(3, 2), batches, mq.Gaussian(), ["weight"], lr=-1.0)

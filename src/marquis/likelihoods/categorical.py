@@ -10,7 +10,7 @@ from marquis.errors import DataError, UnsupportedOperationError
 from marquis.likelihoods.averages import softmax_average
 from marquis.likelihoods.base import Likelihood, Predictive
 from marquis.likelihoods.pointwise import DimensionLikelihood
-from marquis.likelihoods.tools import describe
+from marquis.likelihoods.tools import any_not_finite, describe
 
 
 class Categorical(DimensionLikelihood):
@@ -106,6 +106,8 @@ class Categorical(DimensionLikelihood):
 
     def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
         dim = self._class_dim(f)
+        if y.is_floating_point() and any_not_finite(y):
+            raise DataError(f"{self}: labels are class numbers, and some are NaN or infinite.")
         return f.log_softmax(dim).gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
 
     def _gradient(self, f: Tensor, y: Tensor) -> Tensor:

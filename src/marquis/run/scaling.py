@@ -33,8 +33,10 @@ class Scaling:
         """Compute the scaling of training rows `[N, d]`; missing entries are left out.
 
         Raises:
-            DataError: A column has no values, or values whose deviation no double can hold.
+            DataError: These are no rows, or a column has no values, or values whose deviation no double can hold.
         """
+        if x.dim() != 2:
+            raise DataError(f"training rows have the shape [rows, columns], got {list(x.shape)}")
         present = ~x.isnan()
         count = present.sum(0)
         if not bool((count > 0).all()):

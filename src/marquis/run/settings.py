@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from marquis.arguments import checked_methods
+from marquis.arguments import Positive, checked_methods
 from marquis.choices import choose
 from marquis.errors import DataError
 from marquis.online.settings import NEW_NAMES
@@ -76,7 +76,7 @@ class TrainingSettings:
     epochs: int = option(100, "Maximum number of epochs.")
     patience: int = option(8, "Number of epochs without improvement after which training stops.")
     batch_size: int | None = option(None, "Batch size.", shown="128; smaller for fewer than 1280 rows")
-    lr: float = option(1e-3, "Learning rate.")
+    lr: Positive = option(1e-3, "Learning rate.")  # noqa: RUF009 (a number)
     seed: int = option(0, "Random seed.")
     limit: int | None = option(None, "Maximum number of training rows: the first ones.")
     data_dir: str | None = option(None, "Directory to search for data first.", shown="$MARQUIS_DATA")

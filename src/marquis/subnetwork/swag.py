@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marquis.arguments import checked
+from marquis.arguments import Positive, checked
 from marquis.errors import DataError, ModelMismatchError, NumericalError, UnsupportedOperationError
 from marquis.functional.call import Model, run
 from marquis.functional.checks import batch_size, naming_inputs, require_derivative
@@ -38,7 +38,7 @@ def swag_moments(
     names: Sequence[str],
     *,
     epochs: int = 40,
-    lr: float = 0.01,
+    lr: Positive = 0.01,
     momentum: float = 0.9,
     weight_decay: float = 3e-4,
     generator: torch.Generator | None = None,
