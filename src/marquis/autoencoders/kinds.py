@@ -129,11 +129,8 @@ class ModelSpec:
     def from_json(cls, entries: Mapping[str, Any]) -> ModelSpec:
         """Return the description that `as_json` wrote, also in earlier versions."""
         try:
-            options, shape, kind = (
-                dict(entries["options"]),
-                tuple(int(size) for size in entries["shape"]),
-                entries["kind"],
-            )
+            kind, options = entries["kind"], dict(entries["options"])
+            shape = tuple(int(size) for size in entries["shape"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no description that as_json wrote ({type(error).__name__}: {error}).") from error
         if kind == "lae":
